@@ -1,0 +1,7 @@
+"""`python -m sparring` is `spar`."""
+
+import sys
+
+from sparring.cli import main
+
+sys.exit(main())

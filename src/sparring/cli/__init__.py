@@ -1,0 +1,89 @@
+"""`spar …`: one file per command. Nothing heavy is imported before a command is chosen."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+COMMANDS = {  # in the order of `spar --help`; a command's file is imported only when it is called
+    "demo": "everything on this machine: gateway, store, training, dashboard, games in the browser",
+    "serve": "gateway, dashboard and inference",
+    "collect": "mock players: play and upload",
+    "train": "learn a game, from simulation, from the store, or both",
+    "evaluate": "how well a model plays: returns, or wins against another",
+    "play": "play against a model, in the terminal or the browser",
+    "models": "list · show · pull · push · verify · promote · rollback",
+    "data": "stats · quality · export · import · erase",
+    "games": "list · check",
+    "keys": "create · list · revoke",
+    "replay": "one recorded episode again, bit for bit",
+    "init": "a first spar.toml and game spec",
+    "backup": "the data folder, whole, into one file",
+    "restore": "a backup into an empty data folder",
+    "doctor": "what is there, what is missing, and the command that fixes it",
+    "bench": "every claim in the docs, as a command",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; its exit code. 1: it failed and said why, 2: the call was wrong."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["--version"]:
+        from sparring import __version__
+
+        print(f"spar {__version__}")
+        return 0
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] not in COMMANDS:
+        return _unknown(words[0])
+    return _run(words[0], words[1:])
+
+
+def _run(name: str, words: list[str]) -> int:
+    from sparring.cli.output import Output, report
+    from sparring.config import load
+    from sparring.errors import SparringError
+
+    command = importlib.import_module(f"sparring.cli.{name}")
+    parser = argparse.ArgumentParser(f"spar {name}", description=command.__doc__, allow_abbrev=False)
+    command.arguments(parser)
+    _common(parser)
+    args = parser.parse_args(words)
+    output = Output(json=args.json)
+    try:
+        overrides = (*args.set, *([f"data={args.data}"] if args.data else []))
+        args.config = load(args.config_file, overrides)
+        result = command.run(args, output)
+    except SparringError as error:
+        return report(error, output)
+    except KeyboardInterrupt:
+        output.say("stopped")
+        return 130
+    except BrokenPipeError:
+        return 0
+    return output.finish(result)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    shared = parser.add_argument_group("on every command")
+    shared.add_argument("--config", dest="config_file", type=Path, metavar="FILE", help="instead of ./spar.toml")
+    shared.add_argument("--data", metavar="DIR", help="the data folder")
+    shared.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of spar.toml")
+    shared.add_argument("--json", action="store_true", help="one JSON object as the last line of standard output")
+
+
+def _overview() -> str:
+    rows = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    lead = "usage: spar COMMAND …\n\nBots for games that learn from the people who play."
+    return f"{lead}\n\n{rows}\n\nspar COMMAND --help says more."
+
+
+def _unknown(name: str) -> int:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean `spar {near[0]}`?" if near else "`spar --help` lists them."
+    print(f"spar: there is no command {name!r}; {hint}", file=sys.stderr)
+    return 2

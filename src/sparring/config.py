@@ -1,0 +1,176 @@
+"""One file, `spar.toml`, chooses the parts: frozen dataclasses are its declaration, defaults, types and docs.
+
+Unknown keys are refused with a suggestion; `--set section.key=value` overrides. Each field's
+comment is its line in docs/settings.md, which is generated from here.
+"""
+
+import difflib
+import tomllib
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from sparring.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """The only door: HTTP and WebSocket."""
+
+    host: str = "127.0.0.1"  # address to bind; anything but loopback needs keys and TLS
+    port: int = 8700  # 0 picks a free one
+    tls_cert: str = ""  # PEM file; "self-signed" makes a pair in the data folder and prints its fingerprint
+    tls_key: str = ""  # PEM file of the certificate's private key
+    max_upload_bytes: int = 4 << 20  # of one request's body, refused before it is read
+    requests_per_s: float = 2_000.0  # per key, or per address without one; more answers 429
+    burst_requests: int = 4_000  # that may come at once before requests_per_s holds
+    player_steps_per_day: int = 5_000_000  # one player's quota; more answers 429
+    token_lifetime_s: float = 86_400.0  # of a player token, unless asked for less
+
+
+@dataclass(frozen=True, slots=True)
+class CollectConfig:
+    """How much play is asked for."""
+
+    budget_steps_per_s: float = 100_000.0  # all players together; above it the sample rate falls
+    window_s: float = 10.0  # over which the offered rate is measured
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Experience, kept."""
+
+    url: str = "sqlite:///{data}/experience.db"  # {data} is the data folder
+    keep_days: float = 0.0  # older chunks are removed; 0 keeps all
+    keep_bytes: int = 0  # the oldest chunks are removed above this; 0 keeps all
+    group_chunks: int = 64  # at most this many in one commit
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryConfig:
+    """Models by content."""
+
+    url: str = "file:///{data}/models"  # {data} is the data folder
+    champion_days: float = 7.0  # a champion's manifest expires after this; serve signs again in time
+    gate_episodes: int = 200  # played by the promotion gate
+    rollout_share: float = 1.0  # of clients that get a new champion at once
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """What a learner samples."""
+
+    capacity_steps: int = 100_000  # the oldest are removed above this
+    min_steps: int = 1_000  # nothing is sampled before this many have arrived
+    samples_per_insert: float = 8.0  # steps learned from per step inserted
+    slack_samples: float = 10_000.0  # how far the two may drift before one side waits
+    store_share: float = 0.25  # of each batch from the store, with --from mix
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """A run."""
+
+    envs: int = 16  # games played at once by one actor
+    checkpoint_every_s: float = 30.0  # a killed run loses at most this
+    publish_every_s: float = 60.0  # a model is published and stands for promotion this often
+    log_every_s: float = 1.0  # a line of metrics
+    opponents: int = 8  # past selves kept to play against, in games with several seats
+    opponent_share: float = 0.3  # of games played against a past self
+    torch_threads: int = 0  # 0 leaves it to torch
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything in spar.toml."""
+
+    data: str = "data"  # the data folder, relative to the config file
+    games: tuple[str, ...] = ()  # TOML specs or ids of games beside the built-in ones
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def store_url(self) -> str:
+        return self.store.url.replace("{data}", self.data)
+
+    @property
+    def registry_url(self) -> str:
+        return self.registry.url.replace("{data}", self.data)
+
+
+def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Config:
+    """The config in `path` (by default ./spar.toml where there is one), then `overrides` ("section.key=value")."""
+    file = path or Path("spar.toml")
+    if path is not None and not file.exists():
+        raise ConfigError("there is no such file", where=str(file), do="Run `spar init`, or drop --config")
+    table: dict[str, Any] = {}
+    if file.exists():
+        try:
+            table = tomllib.loads(file.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"it is not TOML: {error}", where=str(file), do="Mend that line") from None
+    for text in overrides:
+        _override(table, text)
+    config: Config = read(Config, table, str(file) if file.exists() else "--set")
+    return replace(config, data=str((file.parent / config.data).resolve()))
+
+
+def read(cls: type, table: dict[str, Any], where: str) -> Any:
+    """Build the frozen dataclass `cls` from a TOML table, or say which key is wrong and where."""
+    kinds, values = get_type_hints(cls), {}
+    for key, value in table.items():
+        if key not in kinds:
+            near = difflib.get_close_matches(key, kinds, n=1)
+            do = f"Did you mean {near[0]!r}?" if near else f"The keys here are {', '.join(kinds)}"
+            raise ConfigError(f"unknown key {key!r}", where=where, do=do.rstrip("?") if near else do)
+        values[key] = _value(kinds[key], key, value, where)
+    return cls(**values)
+
+
+def _value(kind: Any, key: str, value: Any, where: str) -> Any:
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{key} = {value!r}", where=where, do=f"Write a table: [{key}]")
+        return read(kind, value, f"{where} [{key}]")  # type: ignore[arg-type]
+    if kind == tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{key} = {value!r}", where=where, do="Write a list of strings")
+        return tuple(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(
+            f"{key} = {value!r} should be {kind.__name__}, not {type(value).__name__}", where=where, do="Mend the value"
+        )
+    return value
+
+
+def _override(table: dict[str, Any], text: str) -> None:
+    path, sign, raw = text.partition("=")
+    if not sign:
+        raise ConfigError(f"{text!r} has no value", where="--set", do="Write --set section.key=value")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw  # a bare word is a string
+    *sections, key = path.strip().split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+    table[key] = value
+
+
+def settings(cls: type = Config, prefix: str = "") -> list[tuple[str, str, Any]]:
+    """Every key as (path, type, default), in the order of declaration."""
+    rows: list[tuple[str, str, Any]] = []
+    kinds = get_type_hints(cls)
+    for item in fields(cls):
+        kind = kinds[item.name]
+        if is_dataclass(kind):
+            rows += settings(kind, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+        else:
+            rows.append((prefix + item.name, str(getattr(kind, "__name__", kind)), item.default))
+    return rows

@@ -1,0 +1,94 @@
+"""Every error that a person may meet, as one tree.
+
+SparringError
+├── ConfigError          a key or value of spar.toml, --set or a flag
+├── Missing              a thing that was named is not there: game, model, run, episode, package
+├── Refused              a request that will never be granted as it is
+│   ├── ChunkRefused     a chunk that breaks its game's spec; says field, value, limit
+│   ├── Conflict         the same key with other content; the first stays
+│   ├── NotYours         another uploader opened this seat, or the key lacks the scope
+│   └── Gone             the player was erased
+├── WireError            bytes that are not what they claim to be
+├── ModelDamaged         a model, manifest or signature that does not verify
+├── Unreachable          a server did not answer; try again later
+├── StoreFailed          the disk or database would not keep what was given
+└── TrainingStopped      a run that cannot go on: NaN, starved, or a checkpoint that does not fit
+"""
+
+from typing import Any
+
+
+class SparringError(Exception):
+    """Says what was wrong, where, and what to do about it."""
+
+    def __init__(self, wrong: str, *, where: str, do: str) -> None:
+        super().__init__(f"{where}: {wrong}. {do}.")
+        self.wrong, self.where, self.do = wrong, where, do
+
+
+class ConfigError(SparringError):
+    """A key or value of spar.toml, --set or a flag."""
+
+
+class Missing(SparringError):
+    """A thing that was named is not there."""
+
+
+class WireError(SparringError):
+    """Bytes that are not what they claim to be."""
+
+
+class ModelDamaged(SparringError):
+    """A model, manifest or signature that does not verify."""
+
+
+class Unreachable(SparringError):
+    """A server did not answer; the same call may succeed later."""
+
+
+class StoreFailed(SparringError):
+    """The disk or database would not keep what was given."""
+
+
+class TrainingStopped(SparringError):
+    """A run that cannot go on."""
+
+
+class Refused(SparringError):
+    """A request that will never be granted as it is. `code` is stable and machine-readable."""
+
+    code = "refused"
+    status = 422
+
+    def __init__(
+        self, wrong: str, *, where: str, do: str, field: str = "", value: Any = None, limit: Any = None
+    ) -> None:
+        super().__init__(wrong, where=where, do=do)
+        self.field, self.value, self.limit = field, value, limit
+
+
+class ChunkRefused(Refused):
+    """A chunk that breaks its game's spec."""
+
+    code = "chunk"
+
+
+class Conflict(Refused):
+    """The same key with other content, or steps that overlap what is stored; the first stays."""
+
+    code = "conflict"
+    status = 409
+
+
+class NotYours(Refused):
+    """Another uploader opened this seat, or the caller's key lacks the scope."""
+
+    code = "forbidden"
+    status = 403
+
+
+class Gone(Refused):
+    """The player was erased; nothing more is kept of them."""
+
+    code = "gone"
+    status = 410

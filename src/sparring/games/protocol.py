@@ -1,0 +1,57 @@
+"""Games, n at once: what every game offers, and what is seen of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sparring.games.spec import GameSpec
+from sparring.wire.chunk import Array
+
+RUNNING, TERMINATED, TRUNCATED = 0, 1, 2  # an ending, as a number; truncated means cut short: bootstrap
+ENDINGS = ("running", "terminated", "truncated")
+
+Columns = dict[str, Array]  # leaf name → [n, *shape]
+Actions = Sequence[Array]  # one array [n, *action shape] per seat; rows of seats that do not act are ignored
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What n games show after a reset or a step. Arrays belong to the caller: a game never writes into them again."""
+
+    to_act: Array  # bool [n, seats]; false for every seat of a game that is over
+    observation: tuple[Columns, ...]  # per seat; the last observation of a seat that has ended
+    legal: tuple[Array | None, ...]  # per seat: bool [n, choices], or None where every action always is
+    reward: Array  # float32 [n, seats], earned since the previous view
+    ending: Array  # uint8 [n, seats]: RUNNING, TERMINATED, TRUNCATED
+    outcome: Array  # float32 [n, seats]: the score, once a game is over; 0 before
+    tick: Array  # int64 [n], the game's clock
+
+    @property
+    def over(self) -> Array:
+        """bool [n]: every seat has ended, the game waits for its reset."""
+        return np.asarray((self.ending != RUNNING).all(axis=1))
+
+
+class Game(Protocol):
+    """n games of one kind, stepped together. A single game is n = 1."""
+
+    spec: GameSpec
+    n: int
+
+    def reset(self, seeds: Array, which: Array) -> View:
+        """Start anew those games where `which` (bool [n]) is true, from `seeds` (uint64 [n])."""
+        ...
+
+    def step(self, actions: Actions) -> View:
+        """Every running game goes on by one decision; a finished one stands still, with reward 0."""
+        ...
+
+    def save(self) -> bytes:
+        """All n games, exactly (where `spec.resimulates`)."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Back to what `save` gave; the next step gives the same View bit for bit."""
+        ...

@@ -1,0 +1,137 @@
+"""What a game is: its seats, what each sees and does, and what it may earn.
+
+A spec is data. A game that exists only in its players' clients is a spec in TOML and nothing else.
+"""
+
+import hashlib
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from sparring.errors import ConfigError
+from sparring.wire.champion import canonical
+from sparring.wire.chunk import DTYPES, MAX_DIMENSIONS
+from sparring.wire.ids import GameId
+
+Kind = Literal["image", "vector", "entities", "discrete", "multi-discrete", "box"]
+DISCRETE = ("discrete", "multi-discrete")
+
+
+class Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One named array of fixed shape and dtype.
+
+    discrete: shape (), values below choices[0]; multi-discrete: shape (k,), entry i below choices[i].
+    entities: shape (most, features), with a leaf "<name>/count" beside it that says how many are there.
+    low and high are inclusive; None means unbounded (but finite, always).
+    """
+
+    name: str  # "observation/board", "action"
+    kind: Kind
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    choices: tuple[int, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def masks(self) -> int:
+        """How many entries a legal mask has: one per choice; 0 where a mask makes no sense."""
+        return sum(self.choices)
+
+
+class SeatSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One place at the table. Seats of one team share their interest; by default each is alone."""
+
+    name: str
+    team: int = 0
+    observation: tuple[Leaf, ...]
+    action: Leaf
+    reward_bounds: tuple[float, float]  # of one step
+
+    def leaf(self, name: str) -> Leaf:
+        """The observation leaf of that full name."""
+        return next(leaf for leaf in self.observation if leaf.name == name)
+
+
+class GameSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Everything that makes two games' data exchangeable or not."""
+
+    id: GameId
+    version: str = "1"
+    turns: Literal["alternating", "simultaneous"]
+    seats: tuple[SeatSpec, ...]
+    max_ticks: int
+    resimulates: bool = False  # save, restore and step give the same transition again
+    frame_stack: int = 1  # single frames travel; stacks of this many are made on reading
+
+    @property
+    def hash(self) -> str:
+        """Of all that gives the numbers their meaning; the version is not in it, so a patch that keeps
+        the spaces keeps its models."""
+        return hashlib.sha256(canonical(msgspec.structs.replace(self, version=""))).hexdigest()
+
+
+def discrete(n: int, name: str = "action") -> Leaf:
+    """A choice among n."""
+    return Leaf(name=name, kind="discrete", dtype="int32", choices=(n,))
+
+
+def vector(name: str, size: int, low: float | None = None, high: float | None = None) -> Leaf:
+    """float32 [size]."""
+    return Leaf(name=name, kind="vector", shape=(size,), low=low, high=high)
+
+
+def parse(text: str, where: str = "game spec") -> GameSpec:
+    """The spec in a TOML text, checked."""
+    try:
+        return checked(msgspec.convert(tomllib.loads(text), GameSpec), where)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(str(error), where=where, do="See docs/games.md for a whole example") from None
+
+
+def read(path: Path) -> GameSpec:
+    """The spec in a TOML file, checked."""
+    return parse(path.read_text(), str(path))
+
+
+def checked(spec: GameSpec, where: str) -> GameSpec:
+    """The same spec, or a ConfigError that names the first thing that cannot be."""
+
+    def wrong(text: str, do: str) -> ConfigError:
+        return ConfigError(text, where=where, do=do)
+
+    if not spec.seats or spec.max_ticks < 1 or spec.frame_stack < 1:
+        raise wrong("a game has at least one seat, one tick and a frame_stack of one", "Fill them in")
+    for seat in spec.seats:
+        low, high = seat.reward_bounds
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise wrong(f"seat {seat.name!r} has reward_bounds {seat.reward_bounds}", "Give finite low and high")
+        names = [leaf.name for leaf in (*seat.observation, seat.action)]
+        if len(set(names)) != len(names) or seat.action.name != "action" or not seat.observation:
+            raise wrong(f"seat {seat.name!r} has leaves {names}", 'Name each once; the action is called "action"')
+        for leaf in (*seat.observation, seat.action):
+            _check_leaf(leaf, wrong)
+    return spec
+
+
+def _check_leaf(leaf: Leaf, wrong: Any) -> None:
+    if leaf.name != "action" and not leaf.name.startswith("observation/"):
+        raise wrong(f"leaf {leaf.name!r}", 'Begin its name with "observation/"')
+    if leaf.dtype not in DTYPES:
+        raise wrong(f"leaf {leaf.name!r} has dtype {leaf.dtype!r}", f"Use one of {', '.join(DTYPES)}")
+    if len(leaf.shape) >= MAX_DIMENSIONS or any(size < 1 for size in leaf.shape):
+        raise wrong(f"leaf {leaf.name!r} has shape {leaf.shape}", "Give each axis at least one entry")
+    if leaf.kind in DISCRETE:
+        entries = math.prod(leaf.shape)
+        if not leaf.choices or min(leaf.choices) < 1 or (leaf.kind == "discrete") != (leaf.shape == ()):
+            raise wrong(f"leaf {leaf.name!r} has choices {leaf.choices}", "discrete: shape (), choices (n,)")
+        if leaf.kind == "multi-discrete" and len(leaf.choices) != entries:
+            raise wrong(f"leaf {leaf.name!r} has {entries} entries", f"Give {entries} choices")
+        if not np.issubdtype(np.dtype(leaf.dtype), np.integer):
+            raise wrong(f"leaf {leaf.name!r} has dtype {leaf.dtype!r}", "Use an integer dtype for choices")
+    elif leaf.choices:
+        raise wrong(f"leaf {leaf.name!r} has choices", "Only discrete and multi-discrete leaves have them")

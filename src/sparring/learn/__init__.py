@@ -1,0 +1,1 @@
+"""The pyramid: operators → networks → policies → algorithms, and the topologies that wire them."""

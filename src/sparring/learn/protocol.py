@@ -1,0 +1,79 @@
+"""All the platform knows of an algorithm: what it begins with, what it is fed, what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sparring.games.spec import GameSpec
+from sparring.wire.chunk import Array
+from sparring.wire.network import NetworkSpec
+
+Weights = dict[str, Array]  # parameter name → float32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a learner is fed. Leading axes: [batch] for transitions, [time, batch] for trajectories.
+
+    Transitions: `next_observation` is what the seat saw `n_steps` decisions later, `reward` their
+    discounted sum. Trajectories: `next_observation` has one row per sequence, the view after its last step.
+    A missing column is None, never zeros.
+    """
+
+    observation: Mapping[str, Array]
+    action: Array
+    reward: Array  # float32
+    ending: Array  # uint8: RUNNING, TERMINATED, TRUNCATED after this step (of the last, in an n-step one)
+    next_observation: Mapping[str, Array]
+    legal: Array | None = None
+    next_legal: Array | None = None
+    behaviour_logp: Array | None = None
+    value: Array | None = None  # what the actor's own value head said, trajectories only
+    truncation_value: Array | None = None  # [time, batch]: value of the view at which a step was cut short
+    n_steps: Array | None = None
+    weight: Array | None = None  # importance of each sample; None: all the same
+    mask: Array | None = None  # False: padding
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The explicit result of one update; the caller goes on with `learner` and nothing else."""
+
+    learner: "Learner"
+    priorities: Array | None = None  # float32 [batch]; None says "replay is uniform"
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Learner(Protocol):
+    """What an algorithm learns with: network, optimiser, counters. Goes into bytes and back whole."""
+
+    network: NetworkSpec
+    updates: int
+
+    def weights(self) -> Weights:
+        """A copy of the acting network's parameters, by the names of `wire/network.py`."""
+        ...
+
+    def save(self) -> bytes:
+        """Everything needed to go on as if nothing had happened, without a pickle."""
+        ...
+
+    def load(self, state: bytes) -> None:
+        """Back to what `save` gave."""
+        ...
+
+
+class Algorithm(Protocol):
+    """One file each. `feeds` says what it is fed; `policy` how its outputs choose (see wire/model.py)."""
+
+    name: str
+    feeds: str  # "transitions" from a replay table, or "trajectories" fresh from the actors
+    policy: str
+
+    def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
+        """A fresh learner for a seat of `game`; ConfigError where its spaces do not suit the algorithm."""
+        ...
+
+    def update(self, learner: Learner, batch: Batch) -> Update:
+        """Learn from the batch, which is never changed."""
+        ...

@@ -1,0 +1,1 @@
+"""Models by content: one protocol, one file per backend, chosen by URL."""

@@ -1,0 +1,62 @@
+"""What every registry offers: models published whole, fetched exactly, and one signed champion."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from sparring.wire.champion import Signed
+from sparring.wire.ids import GameId, ModelId
+from sparring.wire.model import Card, Model
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a model may become champion: what it scored beside the one it replaces, in the same games."""
+
+    episodes: int
+    mean: float
+    sd: float
+    incumbent: ModelId | None = None
+    incumbent_mean: float | None = None
+    incumbent_sd: float | None = None
+    wins: int | None = None  # against the incumbent, in games with opponents
+    draws: int | None = None
+    losses: int | None = None
+    by: str = "gate"  # "gate", or "operator" where a person promoted it by hand
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model in a list, with what its evaluation said and whether it reigns."""
+
+    card: Card
+    evidence: Evidence | None
+    champion: bool
+
+
+class Registry(Protocol):
+    """A context manager. Readers see a model whole or not at all."""
+
+    def publish(self, model: Model) -> ModelId:
+        """Keep the model under its id; atomic, and harmless when repeated."""
+        ...
+
+    def fetch(self, model: ModelId) -> Model:
+        """Those exact bytes, verified; Missing or ModelDamaged otherwise. Never another instead."""
+        ...
+
+    def models(self, game: GameId) -> list[Listed]:
+        """Every model of the game, oldest first."""
+        ...
+
+    def champion(self, game: GameId, version: str, seat: int | None = None) -> Signed | None:
+        """The signed manifest for that version and seat, signed anew near its expiry; None where none reigns."""
+        ...
+
+    def promote(self, game: GameId, model: ModelId, evidence: Evidence) -> Signed:
+        """Make the model champion of its version with the next counter. Going back is a promotion too."""
+        ...
+
+    def file(self, model: ModelId, name: str) -> bytes:
+        """One file of a model, "card.json" among them, verified."""
+        ...

@@ -1,0 +1,1 @@
+"""Experience, kept: one protocol, one file per backend, chosen by URL."""

@@ -1,0 +1,137 @@
+"""What every store offers: chunks kept once, found again, and forgotten on request."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from numpy.random import Generator
+
+from sparring.wire.chunk import Chunk, Source
+from sparring.wire.ids import EpisodeId, GameId, PlayerId
+
+Verdict = Literal["new", "had", "conflict", "forbidden", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What became of one chunk. `reason` is a sentence for every verdict that is not a success."""
+
+    verdict: Verdict
+    reason: str = ""
+    field: str = ""
+    value: str = ""
+    limit: str = ""
+
+
+Appended = list[Kept]  # one for each chunk, in the order given
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which chunks. An empty tuple means all; times are Unix milliseconds of receipt, until excluded."""
+
+    game: GameId
+    versions: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+    actors: tuple[str, ...] = ()  # exact, or a prefix that ends in ":" such as "model:"
+    players: tuple[PlayerId, ...] = ()
+    episodes: tuple[EpisodeId, ...] = ()
+    seats: tuple[int, ...] = ()
+    since_ms: int = 0
+    until_ms: int = 1 << 62
+    complete: bool = False  # only seats recorded from their first step to their end without a gap
+
+
+@dataclass(frozen=True, slots=True)
+class SeatRecord:
+    """What one seat did in one episode, from its chunks."""
+
+    seat: int
+    actor: str  # of its last chunk
+    player: PlayerId | None
+    uploader: str
+    steps: int
+    reward: float  # sum over all its steps
+    ending: str
+    outcome: float | None
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One episode with the seats that were recorded."""
+
+    game: GameId
+    version: str
+    spec: str
+    episode: EpisodeId
+    seed: int | None
+    source: Source
+    sample_rate: float
+    ticks: int
+    received_at_ms: int  # of its last chunk
+    seats: tuple[SeatRecord, ...]
+
+    @property
+    def complete(self) -> bool:
+        return all(seat.complete for seat in self.seats)
+
+
+@dataclass(frozen=True, slots=True)
+class GameStats:
+    """Counts of what is kept for one game."""
+
+    game: GameId
+    chunks: int = 0
+    steps: int = 0
+    episodes: int = 0
+    incomplete_episodes: int = 0
+    players: int = 0
+    encoded_bytes: int = 0
+    first_received_ms: int | None = None
+    last_received_ms: int | None = None
+    steps_by_source: dict[str, int] = field(default_factory=dict)
+    steps_by_version: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What is gone with a player. The times say which models may have seen it."""
+
+    chunks: int
+    steps: int
+    episodes: int
+    first_received_ms: int | None
+    last_received_ms: int | None
+
+
+class Store(Protocol):
+    """A context manager. Safe to call from several threads."""
+
+    def append(self, chunks: Sequence[Chunk]) -> Appended:
+        """Keep the chunks; durable on return. Each is judged alone: a refused one leaves no trace."""
+        ...
+
+    def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
+        """Newest last."""
+        ...
+
+    def read(self, query: Query, *, part: int = 0, of: int = 1) -> Iterator[Chunk]:
+        """Chunks in the order of receipt; `of` readers with different `part` share them out by episode."""
+        ...
+
+    def sample(self, query: Query, steps: int, rng: Generator) -> list[Chunk]:
+        """Chunks drawn uniformly with replacement until they hold at least `steps`; empty where there are none."""
+        ...
+
+    def stats(self, game: GameId) -> GameStats:
+        """Counts, without reading any body."""
+        ...
+
+    def erase(self, game: GameId, player: PlayerId) -> Erased:
+        """Remove every byte of that player's seats and refuse them from now on. Repeating it is harmless."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was begun and let go of the file."""
+        ...

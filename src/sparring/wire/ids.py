@@ -1,0 +1,43 @@
+"""Names of things, and the two rules that follow from an episode's name alone."""
+
+import hashlib
+import secrets
+import time
+import uuid
+from typing import NewType
+
+GameId = NewType("GameId", str)
+EpisodeId = NewType("EpisodeId", str)  # UUIDv7, canonical lower-case text
+PlayerId = NewType("PlayerId", str)  # a pseudonym: 32 hex digits, never a name
+ModelId = NewType("ModelId", str)  # SHA-256 of a model's manifest, 64 hex digits
+
+_NIL = "00000000-0000-0000-0000-000000000000"
+
+
+def new_episode(now_ms: int | None = None) -> EpisodeId:
+    """A fresh UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then chance."""
+    stamp = int(time.time() * 1000) if now_ms is None else now_ms
+    value = (stamp & (1 << 48) - 1) << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
+    return EpisodeId(str(uuid.UUID(int=value)))
+
+
+def is_episode(text: str) -> bool:
+    """Whether `text` is a canonical UUIDv7."""
+    if len(text) != len(_NIL) or text[14] != "7" or text[19] not in "89ab":
+        return False
+    return all(c in "0123456789abcdef" if n != "-" else c == "-" for c, n in zip(text, _NIL, strict=True))
+
+
+def opened_at_ms(episode: EpisodeId) -> int:
+    """When the episode was opened, in Unix milliseconds, by the clock of whoever opened it."""
+    return int(episode[:8] + episode[9:13], 16)
+
+
+def asked_for(episode: EpisodeId, sample_rate: float) -> bool:
+    """Whether an episode opened under `sample_rate` is to be uploaded.
+
+    The same answer everywhere and for every seat, so matches stay whole: the first 8 bytes of
+    SHA-256 over the canonical text, as a fraction of 2^64.
+    """
+    digest = hashlib.sha256(episode.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < sample_rate * 2.0**64
