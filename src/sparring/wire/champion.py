@@ -58,9 +58,9 @@ def verify(signed: Signed, trust: str) -> Champion:
     if signed.key != trust:
         raise _bad(f"signed by {signed.key}, not by the trusted {trust}", "Check connect(trust=…)")
     try:
-        payload = base64.b64decode(signed.payload, validate=True)
-        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(trust.removeprefix("ed25519:"), validate=True))
-        public.verify(base64.b64decode(signed.signature, validate=True), payload)
+        payload = _raw(signed.payload)
+        public = Ed25519PublicKey.from_public_bytes(_raw(trust.removeprefix("ed25519:")))
+        public.verify(_raw(signed.signature), payload)
         return msgspec.json.decode(payload, type=Champion)
     except InvalidSignature:
         raise _bad("the signature does not fit the manifest", "Fetch it again; if it persists, do not use it") from None
@@ -83,6 +83,13 @@ def canonical(value: object) -> bytes:
 
 def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
+
+
+def _raw(text: str) -> bytes:
+    raw = base64.b64decode(text, validate=True)
+    if _text(raw) != text:  # base64 has several spellings of one value; a manifest has one
+        raise ValueError("its base64 is not canonical")
+    return raw
 
 
 def _bad(wrong: str, do: str) -> ModelDamaged:

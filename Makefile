@@ -1,0 +1,53 @@
+# Seven verbs. `make demo` and `make test` do all the set-up that a fresh machine needs.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := serve,train,export,games,dev
+UV := $(shell command -v uv || echo $(VENV)/bin/uv)
+UV_PIN := uv==0.13.7
+# PyPI's Linux wheel of torch is the CUDA build. Where a CPU build can be reached: make setup TORCH=cpu
+TORCH ?=
+export UV_LINK_MODE ?= hardlink
+
+.PHONY: setup demo test check bench docs clean constraints fuzz
+
+setup: $(VENV)/.ready  ## .venv with pinned dependencies
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Sparring needs Python 3.11 or newer; call make PYTHON=python3.11 …"; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@command -v uv >/dev/null || [ -x $(BIN)/uv ] || $(BIN)/python -m pip install -q --disable-pip-version-check "$(UV_PIN)"
+	@echo "installing pinned dependencies into $(VENV) (the first time takes a minute or two) …"
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install -q -c constraints.txt $(if $(TORCH),--torch-backend $(TORCH)) -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: setup  ## everything on this machine, games in the browser
+	@$(BIN)/spar demo
+
+test: setup  ## all that runs without external servers; under 10 minutes on 2 cores
+	$(BIN)/pytest -q
+
+check: setup  ## format, lint, types, shape; under a minute
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/shape
+
+bench: setup  ## every claim in the docs, quick form; `spar bench NAME` for one in full
+	$(BIN)/spar bench all --quick
+
+docs: setup  ## the generated pages: settings, commands
+	$(BIN)/python -m sparring.cli.reference
+
+fuzz: setup  ## a million mutated chunks and messages
+	FUZZ_INPUTS=1000000 $(BIN)/pytest -q tests/wire/test_fuzz.py --timeout 3600
+
+constraints:  ## resolve constraints.txt anew
+	@{ echo '# Exact versions with hashes of everything any extra needs. Written by `make constraints`.'; \
+	  $(UV) pip compile pyproject.toml --all-extras --generate-hashes --no-emit-index-url --no-header -q --python-version 3.11; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:  ## all that was made, but not the data folder
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
