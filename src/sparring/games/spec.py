@@ -42,6 +42,15 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """How many entries a legal mask has: one per choice; 0 where a mask makes no sense."""
         return sum(self.choices)
 
+    def stacked(self, frames: int) -> tuple[int, ...]:
+        """The shape of `frames` of it in a row, oldest first: joined along the first of three axes (the
+        channels of an image), along a new first axis otherwise; one frame stays as it is."""
+        if frames == 1:
+            return self.shape
+        if len(self.shape) == 3:
+            return (frames * self.shape[0], *self.shape[1:])
+        return (frames, *self.shape)
+
 
 class SeatSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One place at the table. Seats of one team share their interest; by default each is alone."""

@@ -1,8 +1,11 @@
 """A network as data: what torch builds, NumPy and JavaScript run, ONNX exports and a card carries.
 
-Each observation leaf is scaled and, unless it is an image, flattened; images pass their own
-`image` layers first; everything is joined and passes the `trunk`; each head is one dense layer on
-the trunk's output. Parameters are named by place: "image/0/weight", "trunk/1/bias", "logits/weight".
+Each observation leaf is scaled. Leaves marked `image` are joined along their channels and pass the
+`image` layers (convolutions, then dense ones); their features, flattened as [channels, height, width],
+come first, then every other leaf, flattened, in the order of `inputs`. All that passes the `trunk`; each
+head is one dense layer on the trunk's output. Parameters are named by place: "image/0/weight",
+"trunk/1/bias", "value_trunk/0/weight", "logits/weight"; a dueling head has "logits/value/weight" and
+"logits/value/bias" (one unit) beside its advantages.
 """
 
 from typing import Literal
@@ -39,7 +42,9 @@ class Input(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     shift: float = 0.0
     scale: float = 1.0
-    one_hot: int = 0  # > 0: integers below it become that many zeros and a one
+    one_hot: int = 0  # > 0: each integer below it becomes one_hot numbers, a one among zeros; not scaled
+    dtype: str = "float32"  # of the raw leaf, as it comes from the game
+    image: bool = False  # [channels, height, width], or [height, width] as one channel
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -1,0 +1,177 @@
+"""Networks that learn: a NetworkSpec as a torch module, and the spec that suits a seat by default."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparring.games.spec import DISCRETE, Leaf, SeatSpec
+from sparring.learn.layout import fit, flats, images, parameters, trunk_of, width
+from sparring.learn.protocol import Weights
+from sparring.wire.network import Activation, Conv, Dense, Head, Input, Layer, NetworkSpec
+
+_POLICY_HEADS = ("logits", "mean", "log_std")
+_ORDER_ONE = 10.0  # floats bounded by this are left as they are
+
+
+class Network(nn.Module):
+    """The spec in torch. Equal seeds give equal parameters; convolutions run in channels_last."""
+
+    def __init__(self, spec: NetworkSpec, seed: int | torch.Generator) -> None:
+        super().__init__()
+        self.spec = spec
+        draw = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        for name, shape in parameters(spec).items():
+            value = torch.zeros(shape)
+            if name.endswith("/weight"):
+                nn.init.orthogonal_(value, _gain(name, spec), generator=draw)
+            if len(shape) == 4:
+                value = value.contiguous(memory_format=torch.channels_last)
+            self.register_parameter(name, nn.Parameter(value))
+
+    def forward(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Heads by name: [n, units], and "value" as [n]. `observation`: leaf name → [n, *shape] of any dtype."""
+        x = self._joined(observation)
+        trunks = {"trunk": self._stack("trunk", self.spec.trunk, x)}
+        if self.spec.separate_value:
+            trunks["value_trunk"] = self._stack("value_trunk", self.spec.trunk, x)
+        return {head.name: self._head(head, trunks[trunk_of(self.spec, head)]) for head in self.spec.heads}
+
+    def weights(self) -> Weights:
+        """A copy of every parameter, float32."""
+        return {
+            name: np.array(value.detach().cpu().numpy(), np.float32, order="C")
+            for name, value in self.named_parameters()
+        }
+
+    def set_weights(self, weights: Weights) -> None:
+        """Take over `weights` (copied); ModelDamaged where they are not this network's."""
+        fit(self.spec, weights)
+        with torch.no_grad():
+            for name, value in self.named_parameters():
+                value.copy_(torch.tensor(weights[name]))
+
+    def _joined(self, observation: Mapping[str, Tensor]) -> Tensor:
+        parts = []
+        if pictures := images(self.spec):
+            frames = [_scaled(leaf, observation[leaf.name]) for leaf in pictures]
+            frames = [frame if frame.dim() == 4 else frame.unsqueeze(1) for frame in frames]
+            x = frames[0] if len(frames) == 1 else torch.cat(frames, 1)
+            x = x.contiguous(memory_format=torch.channels_last)
+            parts.append(self._stack("image", self.spec.image, x).flatten(1))
+        parts += [_scaled(leaf, observation[leaf.name]).reshape(-1, width(leaf)) for leaf in flats(self.spec)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _stack(self, place: str, layers: tuple[Layer, ...], x: Tensor) -> Tensor:
+        for i, layer in enumerate(layers):
+            weight, bias = self._pair(f"{place}/{i}")
+            if isinstance(layer, Conv):
+                x = functional.conv2d(x, weight, bias, layer.stride, layer.padding)
+            else:
+                x = functional.linear(x.flatten(1), weight, bias)
+            x = _activated(layer.activation, x)
+        return x
+
+    def _head(self, head: Head, x: Tensor) -> Tensor:
+        out = functional.linear(x, *self._pair(head.name))
+        if head.dueling:
+            out = functional.linear(x, *self._pair(f"{head.name}/value")) + out - out.mean(1, keepdim=True)
+        return out.squeeze(1) if head.name == "value" and head.units == 1 else out
+
+    def _pair(self, place: str) -> tuple[Tensor, Tensor]:
+        # Looked up at each call, so that torch.func.functional_call can put others in their place.
+        found: tuple[Tensor, Tensor] = getattr(self, f"{place}/weight"), getattr(self, f"{place}/bias")
+        return found
+
+
+def default_network(
+    seat: SeatSpec,
+    *,
+    hidden: tuple[int, ...] = (64, 64),
+    activation: Activation = "tanh",
+    heads: tuple[Head, ...] = (),
+    separate_value: bool = False,
+    frame_stack: int = 1,
+) -> NetworkSpec:
+    """The network that suits what `seat` sees and does; convolutions where it sees images.
+
+    Without `heads`: logits (one per choice) or mean and log_std (one per number), then value.
+    """
+    size = next((leaf.stacked(frame_stack)[-2:] for leaf in seat.observation if _is_image(leaf, frame_stack)), None)
+    return NetworkSpec(
+        inputs=tuple(_input(leaf, frame_stack, size) for leaf in seat.observation),
+        heads=heads or default_heads(seat.action),
+        trunk=tuple(Dense(units, activation) for units in hidden),
+        image=_image_layers(min(size)) if size else (),
+        separate_value=separate_value,
+    )
+
+
+def default_heads(action: Leaf) -> tuple[Head, ...]:
+    """What chooses among `action`'s values, and "value"."""
+    value = Head("value", 1)
+    if action.kind in DISCRETE:
+        return Head("logits", action.masks), value
+    numbers = math.prod(action.shape)
+    return Head("mean", numbers), Head("log_std", numbers), value
+
+
+def _is_image(leaf: Leaf, frame_stack: int) -> bool:
+    return leaf.kind == "image" and len(leaf.stacked(frame_stack)) in (2, 3)
+
+
+def _input(leaf: Leaf, frame_stack: int, size: tuple[int, ...] | None) -> Input:
+    shape = leaf.stacked(frame_stack)
+    if leaf.kind in DISCRETE:
+        return Input(leaf.name, shape, one_hot=max(leaf.choices), dtype=leaf.dtype)
+    shift, scale = _scaling(leaf)
+    # Only images of one size can be joined along their channels; any other is flattened.
+    image = _is_image(leaf, frame_stack) and shape[-2:] == size
+    return Input(leaf.name, shape, shift, scale, dtype=leaf.dtype, image=image)
+
+
+def _scaling(leaf: Leaf) -> tuple[float, float]:
+    low, high = leaf.low, leaf.high
+    if leaf.kind == "image" and leaf.dtype == "uint8" and (low is None or high is None):
+        low, high = 0.0, 255.0
+    if low is None or high is None or high <= low or high - low > 1e6:
+        return 0.0, 1.0
+    if leaf.kind == "image":
+        return low, 1.0 / (high - low)
+    # Bounds are seldom reached: shrinking numbers of order one by them would only weaken the signal.
+    if max(abs(low), abs(high)) <= _ORDER_ONE:
+        return 0.0, 1.0
+    return (low + high) / 2, 2.0 / (high - low)
+
+
+def _image_layers(side: int) -> tuple[Layer, ...]:
+    if side >= 36:  # Mnih et al. 2015
+        return Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3, 1)
+    if side >= 16:
+        return Conv(32, 4, 2), Conv(64, 3, 2)
+    return Conv(32, 3, 1, 1), Conv(64, 3, 1, 1)  # boards: every cell counts
+
+
+def _gain(name: str, spec: NetworkSpec) -> float:
+    place = name.removesuffix("/weight")
+    if place in _POLICY_HEADS:
+        return 0.01  # a new policy is nearly uniform, and new action values are nearly equal
+    return 1.0 if any(place.split("/")[0] == head.name for head in spec.heads) else math.sqrt(2)
+
+
+def _scaled(leaf: Input, raw: Tensor) -> Tensor:
+    if leaf.one_hot:
+        return (raw.long().unsqueeze(-1) == torch.arange(leaf.one_hot, device=raw.device)).float()
+    x = raw.float()
+    if leaf.shift != 0.0:
+        x = x - leaf.shift
+    return x if leaf.scale == 1.0 else x * leaf.scale
+
+
+def _activated(activation: Activation, x: Tensor) -> Tensor:
+    if activation == "relu":
+        return functional.relu(x)
+    return torch.tanh(x) if activation == "tanh" else x

@@ -1,0 +1,69 @@
+"""Networks and observations drawn at random, small and of every kind."""
+
+import numpy as np
+
+from sparring.wire.network import Conv, Dense, Head, Input, NetworkSpec
+
+ACTIVATIONS = ("relu", "tanh", "none")
+
+
+def draw_network(rng, *, logits=None):
+    """A small network: dense or convolutional, with one-hot, scaled, dueling and separate parts by chance."""
+    inputs = [_draw_flat(rng, i) for i in range(int(rng.integers(0, 3)))]
+    image = ()
+    if not inputs or rng.random() < 0.5:
+        high, wide = int(rng.integers(5, 12)), int(rng.integers(5, 12))
+        for i in range(int(rng.integers(1, 3))):
+            shape = (high, wide) if rng.random() < 0.3 else (int(rng.integers(1, 4)), high, wide)
+            scaled = rng.random() < 0.5
+            leaf = Input(f"observation/p{i}", shape, 0.0, 1 / 255, dtype="uint8", image=True)
+            leaf = leaf if scaled else Input(f"observation/p{i}", shape, image=True)
+            inputs.insert(int(rng.integers(0, len(inputs) + 1)), leaf)
+        image = _draw_image(rng)
+    trunk = tuple(_draw_dense(rng) for _ in range(int(rng.integers(0, 3))))
+    heads = [Head("logits", logits or int(rng.integers(2, 7)), bool(rng.random() < 0.4))]
+    if logits is None and rng.random() < 0.3:
+        heads = [Head("mean", 2), Head("log_std", 2)]
+    if rng.random() < 0.7:
+        heads.append(Head("value", 1))
+    separate = bool(rng.random() < 0.4)
+    return NetworkSpec(tuple(inputs), tuple(heads), trunk, image, separate)
+
+
+def draw_observation(spec, n, rng):
+    """n rows of what the network's inputs take."""
+    return {leaf.name: _draw_rows(leaf, n, rng) for leaf in spec.inputs}
+
+
+def _draw_rows(leaf, n, rng):
+    shape = (n, *leaf.shape)
+    if leaf.one_hot:
+        return rng.integers(0, leaf.one_hot, shape).astype(leaf.dtype)
+    if np.dtype(leaf.dtype).kind in "iu":
+        return rng.integers(0, 100, shape).astype(leaf.dtype)
+    return rng.normal(leaf.shift, 1 / leaf.scale, shape).astype(leaf.dtype)
+
+
+def _draw_flat(rng, i):
+    name, shape = f"observation/x{i}", tuple(int(side) for side in rng.integers(1, 6, int(rng.integers(0, 3))))
+    kind = rng.integers(0, 4)
+    if kind == 0:
+        return Input(name, shape, one_hot=int(rng.integers(1, 6)), dtype=str(rng.choice(["int8", "int32", "int64"])))
+    if kind == 1:
+        return Input(name, shape, float(rng.normal(0, 10)), float(rng.random() + 0.01), dtype="float64")
+    if kind == 2:
+        return Input(name, shape, 50.0, 0.02, dtype=str(rng.choice(["uint8", "int8", "int16"])))
+    return Input(name, shape)
+
+
+def _draw_image(rng):
+    layers = []
+    for _ in range(int(rng.integers(0, 3))):
+        layers.append(Conv(int(rng.integers(1, 6)), 3, int(rng.integers(1, 3)), 1, str(rng.choice(ACTIVATIONS))))
+    if rng.random() < 0.3:
+        layers.append(_draw_dense(rng))
+    return tuple(layers)
+
+
+def _draw_dense(rng):
+    return Dense(int(rng.integers(1, 33)), str(rng.choice(ACTIVATIONS)))
