@@ -125,8 +125,8 @@ def read(cls: type, table: dict[str, Any], where: str) -> Any:
     for key, value in table.items():
         if key not in kinds:
             near = difflib.get_close_matches(key, kinds, n=1)
-            do = f"Did you mean {near[0]!r}?" if near else f"The keys here are {', '.join(kinds)}"
-            raise ConfigError(f"unknown key {key!r}", where=where, do=do.rstrip("?") if near else do)
+            do = f"Did you mean {near[0]!r}" if near else f"The keys here are {', '.join(kinds)}"
+            raise ConfigError(f"unknown key {key!r}", where=where, do=do)
         values[key] = _value(kinds[key], key, value, where)
     return cls(**values)
 
@@ -160,6 +160,8 @@ def _override(table: dict[str, Any], text: str) -> None:
     *sections, key = path.strip().split(".")
     for section in sections:
         table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{section} = {table!r} is no section", where="--set", do="Name a section, then a key")
     table[key] = value
 
 

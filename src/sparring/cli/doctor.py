@@ -1,0 +1,118 @@
+"""What is there, what is missing, and the command that fixes it.
+
+Looks at Python, the optional packages, the data folder, the store, the registry, the gateway's port and the
+programs that tests and pages use. Changes nothing. The exit code is 1 when something that is needed is broken.
+"""
+
+import argparse
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparring.cli.output import Output
+from sparring.config import Config
+from sparring.errors import SparringError
+
+EXTRAS = {  # extra → (a package that it brings, what cannot be done without it)
+    "serve": ("starlette", "the gateway and the pages"),
+    "train": ("torch", "training"),
+    "games": ("gymnasium", "gym:, pz: and spiel: games"),
+    "export": ("pyarrow", "spar data export and import"),
+}
+PROGRAMS = {"chromium": "browser tests", "strace": "fault-injection tests"}
+LOW_DISK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `fix` is the command for what is missing; `needed` marks what must work."""
+
+    what: str
+    ok: bool
+    found: str
+    fix: str = ""
+    needed: bool = False
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """No flags of its own."""
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Look at everything, say what was found."""
+    findings = list(examine(args.config))
+    for one in findings:
+        mark = "ok " if one.ok else "BAD" if one.needed else "-- "
+        output.say(f"{mark} {one.what:<22} {one.found}" + (f"\n    fix: {one.fix}" if one.fix and not one.ok else ""))
+    broken = [one.what for one in findings if one.needed and not one.ok]
+    output.say("all that is needed works" if not broken else f"broken: {', '.join(broken)}")
+    listed = [{"what": f.what, "ok": f.ok, "found": f.found, "fix": f.fix, "needed": f.needed} for f in findings]
+    return {"findings": listed, "broken": broken, "exit_code": 1 if broken else 0}
+
+
+def examine(config: Config) -> Iterator[Finding]:
+    """Every finding, the cheap ones first."""
+    version = platform.python_version()
+    yield Finding("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer", needed=True)
+    for extra, (package, purpose) in EXTRAS.items():
+        there = importlib.util.find_spec(package) is not None
+        yield Finding(f"extra [{extra}]", there, purpose, f"pip install 'sparring[{extra}]'")
+    for program, purpose in PROGRAMS.items():
+        path = shutil.which(program)
+        yield Finding(program, path is not None, path or purpose, f"apt-get install {program}")
+    yield _folder(Path(config.data))
+    yield _store(config)
+    yield _registry(config)
+    yield _port(config)
+
+
+def _folder(folder: Path) -> Finding:
+    home = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(home).free
+    if not os.access(home, os.W_OK):
+        return Finding("data folder", False, f"{folder} cannot be written", f"chown it, or --data DIR: {home}", True)
+    enough = free > LOW_DISK_BYTES
+    return Finding("data folder", enough, f"{folder}, {free >> 20:,} MiB free", "free some disk space", needed=True)
+
+
+def _store(config: Config) -> Finding:
+    from sparring.store import open_store
+
+    file = Path(config.store_url.removeprefix("sqlite://"))
+    if config.store_url.startswith("sqlite:") and not file.exists():
+        return Finding("store", True, f"{config.store_url}, not yet made")
+    try:
+        open_store(config.store_url).close()
+    except SparringError as error:
+        return Finding("store", False, error.wrong, error.do, needed=True)
+    return Finding("store", True, config.store_url)
+
+
+def _registry(config: Config) -> Finding:
+    from sparring.registry import open_registry
+
+    folder = Path(config.registry_url.removeprefix("file://"))
+    if config.registry_url.startswith("file:") and not folder.exists():
+        return Finding("registry", True, f"{config.registry_url}, not yet made")
+    try:
+        open_registry(config.registry_url)
+    except SparringError as error:
+        return Finding("registry", False, error.wrong, error.do, needed=True)
+    return Finding("registry", True, config.registry_url)
+
+
+def _port(config: Config) -> Finding:
+    address = (config.gateway.host, config.gateway.port)
+    with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as probe:
+        probe.settimeout(1)
+        taken = address[1] != 0 and probe.connect_ex(address) == 0
+    if taken:
+        return Finding("gateway", True, f"something answers on {address[0]}:{address[1]} (a running `spar serve`?)")
+    return Finding("gateway", True, f"{address[0]}:{address[1]} is free")

@@ -1,0 +1,49 @@
+"""The documentation is part of the program: commands, links and decisions are what the code and folder say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sparring.cli import COMMANDS
+from sparring.cli.reference import commands_page
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+def test_the_page_of_commands_is_what_the_code_says() -> None:
+    assert (ROOT / "docs" / "commands.md").read_text() == commands_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_file_with_a_docstring(command: str) -> None:
+    file = ROOT / "src" / "sparring" / "cli" / f"{command}.py"
+    assert file.exists(), f"`spar {command}` is listed and has no file"
+    assert file.read_text().startswith('"""'), f"{file.name} has no docstring: it is the command's help"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not re.match(r"https?://|mailto:", target):
+            assert (page.parent / target).exists(), f"{page.name}: {target} is not there"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda page: page.stem)
+def test_a_decision_is_short(page: Path) -> None:
+    assert page.read_text().count("\n") <= 30, f"{page.name}: ten lines say a decision, thirty are the limit"
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    seen: set[Path] = set()
+    todo = [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        todo += [(page.parent / link).resolve() for link in links if "://" not in link]
+    lost = [page for page in PAGES if page.resolve() not in seen and page.parent.name != "decisions"]
+    assert not lost, f"no link leads from the README to {[str(page.relative_to(ROOT)) for page in lost]}"
