@@ -1,0 +1,119 @@
+"""Which games there are: the built-in ones, those of other libraries by id, and specs in TOML."""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from sparring.config import Config
+from sparring.errors import ConfigError, Missing
+from sparring.games import cartpole, connect_four, duel
+from sparring.games.protocol import Game
+from sparring.games.spec import GameSpec, checked, read
+from sparring.wire.ids import GameId
+
+_BUILT_IN: dict[str, tuple[GameSpec, Callable[[int], Game]]] = {
+    "cartpole": (cartpole.SPEC, cartpole.CartPole),
+    "connect-four": (connect_four.SPEC, connect_four.ConnectFour),
+    "duel": (duel.SPEC, duel.Duel),
+}
+_ADAPTERS = {  # imported only when an id names them
+    "gym": "sparring.games.gymnasium",
+    "pz": "sparring.games.pettingzoo",
+    "spiel": "sparring.games.openspiel",
+}
+BUILT_IN = tuple(_BUILT_IN)
+
+
+def spec_of(game_id: str) -> GameSpec:
+    """The spec of the game of that id, or Missing. Built-in games answer at once; others are opened for it."""
+    if game_id in _BUILT_IN:
+        return _BUILT_IN[game_id][0]
+    return open_game(game_id).spec
+
+
+def open_game(game_id: str, n: int = 1) -> Game:
+    """n games of that id, none of them started, or Missing."""
+    if n < 1:
+        raise ConfigError(f"n = {n}", where=f"game {game_id!r}", do="Open at least one game")
+    if game_id in _BUILT_IN:
+        return _BUILT_IN[game_id][1](n)
+    scheme, colon, rest = game_id.partition(":")
+    if not colon or not rest:
+        raise _unknown(game_id)
+    if scheme in _ADAPTERS:
+        opened: Game = importlib.import_module(_ADAPTERS[scheme]).open_game(rest, n)
+        return opened
+    return _from_function(game_id, scheme, rest, n)
+
+
+class Catalogue:
+    """The games that one gateway, run or command knows, each in one or several versions."""
+
+    def __init__(self, entries: tuple[str, ...], folder: Path) -> None:
+        """`entries` are ids, or paths of TOML specs relative to `folder`; a later spec of one id is a newer version."""
+        self._specs: dict[GameId, dict[str, GameSpec]] = {}
+        for spec, _ in _BUILT_IN.values():
+            self._add(spec, spec.id)
+        for entry in entries:
+            self._add(_entry(entry, folder), entry)
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Catalogue":
+        """The catalogue of `config.games`; its paths are relative to the folder that holds the data folder."""
+        return cls(config.games, Path(config.data).parent)
+
+    def spec(self, game: str, version: str) -> GameSpec | None:
+        """That version of that game, where it is known."""
+        return self._specs.get(GameId(game), {}).get(version)
+
+    def newest(self, game: str) -> GameSpec | None:
+        """The version named last."""
+        versions = self._specs.get(GameId(game))
+        return next(reversed(versions.values())) if versions else None
+
+    def games(self) -> list[GameSpec]:
+        """Every version of every game, built-in ones first."""
+        return [spec for versions in self._specs.values() for spec in versions.values()]
+
+    def _add(self, spec: GameSpec, entry: str) -> None:
+        versions = self._specs.setdefault(spec.id, {})
+        known = versions.get(spec.version)
+        if known is not None and known != spec:
+            raise ConfigError(
+                f"{spec.id} has version {spec.version!r} already, and it differs",
+                where=f"game {entry!r}",
+                do="Give the newer spec another version",
+            )
+        versions[spec.version] = spec
+
+
+def _entry(entry: str, folder: Path) -> GameSpec:
+    if not entry.endswith(".toml"):
+        return spec_of(entry)
+    path = folder / entry
+    if not path.is_file():
+        raise Missing("there is no such spec", where=str(path), do="Mend the path in `games` of spar.toml")
+    return read(path)
+
+
+def _from_function(game_id: str, module: str, function: str, n: int) -> Game:
+    """What `function(n)` of `module` gives; its spec is checked, since a person wrote it."""
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise _unknown(game_id) from None
+    make = getattr(loaded, function, None)
+    if not callable(make):
+        raise Missing(f"{module} has no function {function!r}", where=f"game {game_id!r}", do="Name one that is there")
+    made: Game = make(n)
+    checked(made.spec, game_id)
+    return made
+
+
+def _unknown(game_id: str) -> Missing:
+    near = difflib.get_close_matches(game_id, BUILT_IN, n=1)
+    do = "Use one of " + ", ".join(BUILT_IN) + ", gym:ID, pz:MODULE, spiel:NAME or module:function"
+    return Missing("there is no such game", where=f"game {game_id!r}", do=f"Did you mean {near[0]!r}" if near else do)
