@@ -15,7 +15,8 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 def draw(seeds: Array, k: Array | int) -> Array:
     """uint64 [n]: the k-th number of each seed (uint64 [n]); k counts from 0, one for all or one for each."""
-    z = seeds + (np.asarray(k).astype(np.uint64) + np.uint64(1)) * _GOLDEN  # wraps at 2^64, as meant
+    count = np.atleast_1d(np.asarray(k, np.uint64)) + np.uint64(1)  # an array: a scalar would warn where it wraps
+    z = seeds + count * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     return np.asarray(z ^ (z >> np.uint64(31)))
