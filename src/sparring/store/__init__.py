@@ -1,1 +1,21 @@
 """Experience, kept: one protocol, one file per backend, chosen by URL."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sparring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sparring.store.protocol import Store
+
+BACKENDS = {"sqlite": "sparring.store.sqlite"}  # scheme → module with `open_url(url, **settings) -> Store`
+
+
+def open_store(url: str, **settings: Any) -> "Store":
+    """The store at `url`, opened and checked. `settings` are the backend's own (docs/store.md)."""
+    scheme = url.partition("://")[0]
+    if scheme not in BACKENDS:
+        known = ", ".join(f"{name}://" for name in BACKENDS)
+        raise ConfigError(f"no store speaks {url!r}", where="[store] url", do=f"Use one of {known}")
+    store: Store = importlib.import_module(BACKENDS[scheme]).open_url(url, **settings)
+    return store
