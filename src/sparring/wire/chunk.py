@@ -11,6 +11,7 @@ arrays are read-only views of that one buffer.
 import hashlib
 import math
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -105,6 +106,16 @@ class Chunk:
         return digest.digest()
 
 
+class _Contexts(threading.local):
+    """zstd's working memory, made once per thread: making it costs as much as inflating a small chunk."""
+
+    def __init__(self) -> None:
+        # The window is bounded: a small frame may otherwise ask for gigabytes of it.
+        self.inflater = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        self.deflater = zstandard.ZstdCompressor(level=1)
+
+
+_mine = _Contexts()
 _encode_header = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(Header).decode
 
@@ -216,8 +227,7 @@ def _inflate(body: bytes, total: int) -> bytes:
         claimed = zstandard.get_frame_parameters(body)
         if claimed.content_size != total:
             raise _bad(f"its frame claims {claimed.content_size} bytes, its columns {total}", "Write the frame's size")
-        # The window is bounded too: a small frame may otherwise ask for gigabytes of it.
-        return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(body, max_output_size=total)
+        return _mine.inflater.decompress(body, max_output_size=total)
     except zstandard.ZstdError as error:
         raise _bad(f"the body does not inflate: {error}", "Send one zstd frame") from None
 
@@ -227,7 +237,7 @@ def _compress(columns: Mapping[str, Array]) -> bytes:
     for array in columns.values():
         raw = np.ascontiguousarray(array).tobytes()
         parts += [raw, b"\0" * (_padded(len(raw)) - len(raw))]
-    return zstandard.ZstdCompressor(level=1).compress(b"".join(parts))
+    return _mine.deflater.compress(b"".join(parts))
 
 
 def _describe(chunk: Chunk) -> tuple[Column, ...]:
