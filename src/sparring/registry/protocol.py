@@ -1,6 +1,7 @@
 """What every registry offers: models published whole, fetched exactly, and one signed champion."""
 
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Protocol
 
 import msgspec
@@ -22,7 +23,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     wins: int | None = None  # against the incumbent, in games with opponents
     draws: int | None = None
     losses: int | None = None
-    by: str = "gate"  # "gate", or "operator" where a person promoted it by hand
+    by: str = "gate"  # "gate"; "operator" where a person promoted it by hand; "rollback"
+    reason: str = ""  # the operator's, in their words
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,17 @@ class Listed:
 
 class Registry(Protocol):
     """A context manager. Readers see a model whole or not at all."""
+
+    def __enter__(self) -> "Registry": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def trust(self) -> str:
+        """The name of the key that signs champions here: what `connect(trust=…)` takes."""
+        ...
 
     def publish(self, model: Model) -> ModelId:
         """Keep the model under its id; atomic, and harmless when repeated."""
@@ -53,7 +66,7 @@ class Registry(Protocol):
         """The signed manifest for that version and seat, signed anew near its expiry; None where none reigns."""
         ...
 
-    def promote(self, game: GameId, model: ModelId, evidence: Evidence) -> Signed:
+    def promote(self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None) -> Signed:
         """Make the model champion of its version with the next counter. Going back is a promotion too."""
         ...
 

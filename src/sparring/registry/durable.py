@@ -1,0 +1,157 @@
+"""Files that are there whole or not at all, also after kill -9 and a power cut; names that stay in their folder."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from sparring.errors import ModelDamaged, Refused, StoreFailed
+
+UNFINISHED = ".tmp-"  # begins the name of whatever is still being written
+MAX_NAME_BYTES = 200
+
+
+def folder_name(text: str, what: str) -> str:
+    """`text` as the name of one folder: percent-encoded, dots too, so that no text leads anywhere else."""
+    try:
+        encoded = quote(text, safe="").replace(".", "%2E")
+    except UnicodeEncodeError:
+        encoded = ""
+    if not 0 < len(encoded) <= MAX_NAME_BYTES or any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise Refused(
+            f"{what} {text[:40]!r} cannot name a folder",
+            where="registry",
+            do=f"Use 1 to {MAX_NAME_BYTES} plain characters",
+            field=what,
+            limit=MAX_NAME_BYTES,
+        )
+    return encoded
+
+
+def original_name(folder: str) -> str:
+    """The text behind a `folder_name`."""
+    return unquote(folder)
+
+
+def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """A new file, on disk on return; its folder is not yet synced."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """What was created or renamed in `folder` is on disk on return."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folders(path: Path, root: Path) -> None:
+    """`path` and every folder between it and `root`, each one's entry on disk on return."""
+    path.mkdir(parents=True, exist_ok=True)
+    while path != root:
+        path = path.parent
+        sync(path)
+
+
+def append_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """`path` with `content`, whole and durable; FileExistsError where it exists, which is never changed."""
+    draft = path.parent / _unfinished()
+    try:
+        write_new(draft, content, mode)
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """`path` with `content`, whole and durable, instead of whatever was there."""
+    draft = path.parent / _unfinished()
+    try:
+        write_new(draft, content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def publish_folder(path: Path, files: Mapping[str, bytes]) -> bool:
+    """The folder `path` with `files`, whole and durable. False where a folder with content is there already."""
+    draft = path.parent / _unfinished()
+    draft.mkdir()
+    try:
+        for name, content in files.items():
+            write_new(draft / name, content)
+        sync(draft)
+        try:
+            draft.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+            return False
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        sync(path.parent)  # also when another published it: its rename may not be on disk yet
+    return True
+
+
+def read_inside(folder: Path, name: str, max_bytes: int) -> bytes:
+    """A plain file directly in `folder`; FileNotFoundError, or ModelDamaged for a link, device or giant."""
+    try:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError:
+        raise _odd(folder, "is not a plain folder") from None
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise _odd(folder / name, "is not a plain file") from None
+    finally:
+        os.close(at)
+    with os.fdopen(fd, "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
+            raise _odd(folder / name, f"is not a plain file of at most {max_bytes} bytes")
+        return file.read()
+
+
+def sweep(folder: Path, older_than_s: float, now_s: float) -> None:
+    """Remove what a killed writer left behind."""
+    for entry in folder.glob(f"{UNFINISHED}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if now_s - entry.lstat().st_mtime > older_than_s:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+@contextlib.contextmanager
+def kept(where: Path) -> Iterator[None]:
+    """Turns what the disk refuses into StoreFailed; a full disk or a failed fsync is never taken for success."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StoreFailed(
+            f"the disk would not keep it: {error.strerror or error}",
+            where=str(where),
+            do="Free space or mend the disk, then do it again; what was there before is untouched",
+        ) from error
+
+
+def _unfinished() -> str:
+    return f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def _odd(path: Path, wrong: str) -> ModelDamaged:
+    return ModelDamaged(f"it {wrong}", where=str(path), do="Remove it, and publish the model again")
