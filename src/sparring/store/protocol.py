@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from types import TracebackType
+from typing import Literal, Protocol, Self
 
 from numpy.random import Generator
 
@@ -105,8 +106,23 @@ class Erased:
     last_received_ms: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What retention removed."""
+
+    episodes: int
+    chunks: int
+    steps: int
+
+
 class Store(Protocol):
     """A context manager. Safe to call from several threads."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close."""
+        ...
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """Keep the chunks; durable on return. Each is judged alone: a refused one leaves no trace."""
@@ -121,7 +137,7 @@ class Store(Protocol):
         ...
 
     def sample(self, query: Query, steps: int, rng: Generator) -> list[Chunk]:
-        """Chunks drawn uniformly with replacement until they hold at least `steps`; empty where there are none."""
+        """Chunks drawn with replacement, every step equally likely, until they hold at least `steps`; or none."""
         ...
 
     def stats(self, game: GameId) -> GameStats:
@@ -130,6 +146,14 @@ class Store(Protocol):
 
     def erase(self, game: GameId, player: PlayerId) -> Erased:
         """Remove every byte of that player's seats and refuse them from now on. Repeating it is harmless."""
+        ...
+
+    def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
+        """Remove whole episodes, oldest first: all last received before `before_ms`, then down to `max_bytes`."""
+        ...
+
+    def games(self) -> list[GameId]:
+        """Every game that has chunks, in order of name."""
         ...
 
     def close(self) -> None:

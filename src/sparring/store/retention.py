@@ -1,19 +1,11 @@
 """Keeping no more than was asked for: whole episodes go, the oldest first, and the file shrinks."""
 
 import sqlite3
-from dataclasses import dataclass
+
+from sparring.store.protocol import Trimmed
 
 BATCH_EPISODES = 256  # removed in one transaction, so that uploads wait for no more than that
 DAY_MS = 86_400_000
-
-
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """What retention removed."""
-
-    episodes: int
-    chunks: int
-    steps: int
 
 
 def cutoff_ms(keep_days: float, now_ms: int) -> int:

@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from numpy.random import Generator
 
 from sparring.errors import ConfigError, StoreFailed, WireError
-from sparring.store import erasure, retention, schema, summary
+from sparring.store import erasure, mending, retention, schema, summary
 from sparring.store.draws import Draws
 from sparring.store.faults import failed, is_disk_failure
-from sparring.store.protocol import Appended, EpisodeRecord, Erased, GameStats, Kept, Query
+from sparring.store.protocol import Appended, EpisodeRecord, Erased, GameStats, Kept, Query, Trimmed
 from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, digest, judge, prepare
 from sparring.store.selection import where
 from sparring.wire.chunk import Chunk, Key, decode_parts
@@ -63,12 +63,14 @@ class SqliteStore:
         self._db = schema.prepare(path, busy_timeout_s, check=check)
         try:
             with self.writing() as db:
+                if check:
+                    self.damaged |= mending.mend(db, str(path))
                 erasure.finish(db, str(path))
         except BaseException:
             self._db.close()
             raise
 
-    def __enter__(self) -> "SqliteStore":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -138,16 +140,14 @@ class SqliteStore:
         with self.writing() as db:
             return erasure.erase(db, self.path, game, player)
 
-    def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> retention.Trimmed:
+    def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
         """Remove whole episodes, oldest first: all received before `before_ms`, then down to `max_bytes`."""
         with self.writing() as db:
             return retention.trim(db, before_ms=before_ms, max_bytes=max_bytes)
 
     def verify(self) -> dict[Key, str]:
         """Read every chunk of every game; the damaged ones by key, with what is wrong."""
-        with self.reading() as db:
-            games = [GameId(game) for (game,) in db.execute("SELECT DISTINCT game FROM chunks")]
-        for game in games:
+        for game in self.games():
             for _ in self.read(Query(game)):
                 pass  # reading is the check
         return dict(self.damaged)
