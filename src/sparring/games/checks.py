@@ -1,0 +1,225 @@
+"""What one chunk alone can show to be wrong, held against its game's spec.
+
+The gateway asks this of every chunk before it is kept, some thousand times a second on each core: what
+follows from the spec is worked out once, and each column is reduced twice, to its smallest and
+largest value, which NaN and infinity cannot pass either.
+"""
+
+import difflib
+import functools
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import ChunkRefused
+from sparring.games.spec import DISCRETE, GameSpec, Leaf, SeatSpec
+from sparring.wire.chunk import MAX_COLUMNS, MAX_STEPS, Array, Chunk, Header
+from sparring.wire.ids import is_episode
+
+REWARD_SLACK = 1e-6  # a bound such as 0.1 has no exact float32
+LOGP_SLACK = 1e-5  # log 1 = 0, give or take the rounding of a softmax
+_ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check(chunk: Chunk, spec: GameSpec) -> None:
+    """Return, or raise ChunkRefused with the first field that breaks the spec, its value and the limit."""
+    plan = _plan(spec)
+    head = chunk.header
+    _check_header(head, spec, plan.hash)
+    seat = plan.seats[head.seat]
+    _check_names(chunk, seat)
+    columns, steps = chunk.columns, head.steps
+    for expected in seat.each_step:
+        expected.check(columns[expected.name], (steps, *expected.shape))
+    for expected in seat.optional:
+        if expected.name in columns:
+            expected.check(columns[expected.name], (steps, *expected.shape))
+    for expected in seat.final:
+        if expected.name in columns:
+            expected.check(columns[expected.name], expected.shape)
+    _check_ticks(columns["tick"], head, spec.max_ticks)
+    if "legal" in columns:
+        _check_legal(columns["legal"], columns["action"], seat.choices)
+    for leaf, count, most in seat.entities:
+        if (largest := int(columns[count].max())) > most:
+            raise _refused(count, largest, most, f"{leaf} holds at most {most}", "Send no more entities than fit")
+    for name in columns.keys() - seat.known:
+        _check_state(name, columns[name])
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """One column as the spec wants it. Bounds are None where the dtype itself keeps them."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    low: float | None
+    high: float | None
+    choices: Array | None = None  # of a multi-discrete leaf, one limit for each entry
+
+    def check(self, array: Array, shape: tuple[int, ...]) -> None:
+        if array.dtype != self.dtype:
+            raise _refused(self.name, array.dtype.name, self.dtype.name, "the dtype differs", "Send the spec's dtype")
+        if array.shape != shape:
+            raise _refused(self.name, list(array.shape), list(shape), "the shape differs", "Send the spec's shape")
+        if self.choices is not None and (array >= self.choices).any():
+            raise self._beyond(array[array >= self.choices][0], self.choices.tolist())
+        if self.low is not None and self.high is not None:
+            low, high = array.min(), array.max()  # NaN spreads into both, and fails the comparison
+            if not (self.low <= low and high <= self.high):
+                limit = [_plain(self.low), _plain(self.high)]
+                raise self._beyond(low if not self.low <= low else high, limit)
+
+    def _beyond(self, value: Any, limit: Any) -> ChunkRefused:
+        if not math.isfinite(value):
+            return _refused(self.name, str(value), "finite numbers", "it holds no number", "Leave the column out")
+        return _refused(self.name, value.item(), limit, "a value is out of bounds", "Send what the spec allows")
+
+
+@dataclass(frozen=True, slots=True)
+class _SeatPlan:
+    each_step: tuple[_Expected, ...]
+    optional: tuple[_Expected, ...]
+    final: tuple[_Expected, ...]
+    required: frozenset[str]
+    known: frozenset[str]
+    choices: tuple[int, ...]  # of the action
+    entities: tuple[tuple[str, str, int], ...]  # leaf, its count, the most that it holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    hash: str
+    seats: tuple[_SeatPlan, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(spec: GameSpec) -> _Plan:
+    return _Plan(spec.hash, tuple(_seat_plan(seat) for seat in spec.seats))
+
+
+def _seat_plan(seat: SeatSpec) -> _SeatPlan:
+    low, high = seat.reward_bounds
+    each_step = (
+        *(_expected(leaf) for leaf in (*seat.observation, seat.action)),
+        _Expected("reward", np.dtype(np.float32), (), low - REWARD_SLACK, high + REWARD_SLACK),
+        _Expected("tick", np.dtype(np.int64), (), None, None),
+    )
+    largest = float(np.finfo(np.float32).max)
+    most_logp = LOGP_SLACK if seat.action.kind in DISCRETE else largest
+    optional = [_Expected("behaviour_logp", np.dtype(np.float32), (), -largest, most_logp)]
+    if seat.action.masks:
+        optional.append(_Expected("legal", np.dtype(np.uint8), (seat.action.masks,), 0, 1))
+    final = tuple(_expected(leaf, f"final_{leaf.name}") for leaf in seat.observation)
+    required = frozenset(column.name for column in each_step)
+    return _SeatPlan(
+        each_step,
+        tuple(optional),
+        final,
+        required,
+        required | {column.name for column in (*optional, *final)},
+        seat.action.choices,
+        tuple((leaf.name, f"{leaf.name}/count", leaf.shape[0]) for leaf in seat.observation if leaf.kind == "entities"),
+    )
+
+
+def _expected(leaf: Leaf, name: str = "") -> _Expected:
+    dtype = np.dtype(leaf.dtype)
+    if leaf.kind in DISCRETE:
+        choices = np.array(leaf.choices).reshape(leaf.shape) if leaf.shape else None
+        return _Expected(name or leaf.name, dtype, leaf.shape, 0, max(leaf.choices) - 1, choices)
+    limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    low, high = float(limits.min), float(limits.max)
+    if dtype.kind in "iu" and (leaf.low is None or leaf.low <= low) and (leaf.high is None or leaf.high >= high):
+        return _Expected(name or leaf.name, dtype, leaf.shape, None, None)
+    # A bound such as 0.1 is judged as its own dtype rounds it, whichever way that goes.
+    low = low if leaf.low is None else min(leaf.low, float(dtype.type(leaf.low)))
+    high = high if leaf.high is None else max(leaf.high, float(dtype.type(leaf.high)))
+    return _Expected(name or leaf.name, dtype, leaf.shape, low, high)
+
+
+def _check_header(head: Header, spec: GameSpec, spec_hash: str) -> None:
+    if head.game != spec.id:
+        raise _refused("game", head.game, spec.id, "it is of another game", "Send it to its own game")
+    if head.version != spec.version:
+        raise _refused("version", head.version, spec.version, "it is of another version", "Send the spec's version")
+    if head.spec != spec_hash:
+        raise _refused("spec", head.spec, spec_hash, "it follows another spec", "Fetch the game's spec again")
+    if not 0 <= head.seat < len(spec.seats):
+        raise _refused("seat", head.seat, len(spec.seats) - 1, "there is no such seat", "Count seats from 0")
+    if not 1 <= head.steps <= MAX_STEPS:
+        raise _refused("steps", head.steps, MAX_STEPS, "a chunk has 1 to 512 steps", "Cut the episode into chunks")
+    if not 0 <= head.first_step < 1 << 53:
+        raise _refused("first_step", head.first_step, 0, "it is no count", "Count the seat's decisions from 0")
+    if not is_episode(head.episode):
+        raise _refused("episode", head.episode, "UUIDv7", "it is no episode's name", "Send a UUIDv7 in lower case")
+    if not _ACTOR.fullmatch(head.actor):
+        limit = "person, model:SHA-256 or script:NAME"
+        raise _refused("actor", head.actor, limit, "nobody acts under that name", "Say who chose the actions")
+    if not 0.0 < head.sample_rate <= 1.0:
+        raise _refused("sample_rate", head.sample_rate, "(0, 1]", "it is no share", "Send the rate at the start")
+    if head.seed is not None and not 0 <= head.seed < 1 << 64:
+        raise _refused("seed", head.seed, "uint64", "a seed has 64 bits", "Send one from 0 to 2^64 - 1")
+    if head.outcome is not None and (head.ending == "running" or not math.isfinite(head.outcome)):
+        limit = "a finite number on the last chunk"
+        raise _refused("outcome", str(head.outcome), limit, f"the episode is {head.ending}", "Send it with the end")
+
+
+def _check_names(chunk: Chunk, seat: _SeatPlan) -> None:
+    names = chunk.columns.keys()
+    if missing := seat.required - names:
+        raise _refused(min(missing), None, sorted(seat.required), "the column is missing", "Send every column")
+    for name in names - seat.known:
+        if not name.startswith("state/"):
+            near = difflib.get_close_matches(name, seat.known, n=1)
+            do = f"Did you mean {near[0]!r}" if near else "Send the spec's columns alone"
+            raise _refused(name, None, sorted(seat.known), "there is no such column", do)
+    if len(names) > MAX_COLUMNS:
+        raise _refused("columns", len(names), MAX_COLUMNS, "there are too many", "Send the spec's columns alone")
+    final = [expected.name for expected in seat.final if expected.name in names]
+    if len(final) < len(seat.final) and (final or chunk.header.ending != "running"):
+        absent = next(expected.name for expected in seat.final if expected.name not in names)
+        wanted = [expected.name for expected in seat.final]
+        do = "Send what the seat saw last, whole" if final else "Send what the seat saw at the end"
+        raise _refused(absent, None, wanted, f"it is missing and the episode is {chunk.header.ending}", do)
+
+
+def _check_ticks(tick: Array, head: Header, max_ticks: int) -> None:
+    first, last = int(tick[0]), int(tick[-1])
+    if not (tick[1:] > tick[:-1]).all():
+        row = int((tick[1:] <= tick[:-1]).argmax()) + 1
+        before = int(tick[row - 1])
+        raise _refused("tick", int(tick[row]), before, f"step {row} does not come after the one before", "Let it rise")
+    if first < head.first_step:
+        do = "Send the game's clock, which rises by at least one with each decision"
+        raise _refused("tick", first, head.first_step, f"step {head.first_step} cannot come so early", do)
+    if last > max_ticks:
+        raise _refused("tick", last, max_ticks, "the game ends before", "Raise max_ticks in the spec, or end the game")
+
+
+def _check_legal(legal: Array, action: Array, choices: tuple[int, ...]) -> None:
+    starts = np.cumsum((0, *choices[:-1]))
+    chosen = action.reshape(len(action), len(choices)) + starts
+    taken = np.take_along_axis(legal, chosen, axis=1)
+    if not taken.all():
+        row = int((taken == 0).any(axis=1).argmax())
+        limit = np.flatnonzero(legal[row]).tolist()
+        raise _refused("action", action[row].tolist(), limit, f"the action of step {row} is not legal", "Mend the mask")
+
+
+def _check_state(name: str, array: Array) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise _refused(name, "NaN or inf", "finite numbers", "it holds no number", "Leave the column out")
+
+
+def _plain(number: float) -> float | int:
+    return int(number) if float(number).is_integer() and abs(number) < 1 << 53 else number
+
+
+def _refused(field: str, value: Any, limit: Any, wrong: str, do: str) -> ChunkRefused:
+    said = "" if value is None else f" ({value!r}, the limit is {limit!r})"
+    return ChunkRefused(f"{wrong}{said}", where=f"chunk, {field}", do=do, field=field, value=value, limit=limit)
