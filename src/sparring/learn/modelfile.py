@@ -1,0 +1,164 @@
+"""Weights and graph as a model's files, and back: strict, since a file may come from a stranger.
+
+A safetensors file is a u64 length, a JSON header and raw numbers. Reading checks the header against the
+network's own parameters before any number is touched: exactly these names, float32, these shapes, in
+consecutive places that fill the file.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from sparring.errors import ConfigError, ModelDamaged
+from sparring.games.spec import GameSpec, SeatSpec
+from sparring.learn.forward import Forward
+from sparring.learn.layout import fit, parameters
+from sparring.learn.protocol import Weights
+from sparring.wire.chunk import Array
+from sparring.wire.model import ONNX, WEIGHTS, Card, Lineage, Model
+from sparring.wire.network import Input, NetworkSpec
+
+MAX_HEADER_BYTES = 256 << 10
+MAX_TENSORS = 1_024
+TOLERANCE = 1e-5  # of the largest output, or of 1
+_LENGTH = struct.Struct("<Q")
+
+
+class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def make_model(  # the model's every part, each once
+    game: GameSpec, network: NetworkSpec, weights: Weights, policy: str, lineage: Lineage, now_ms: int
+) -> Model:
+    """The network as a model of `game`; ModelDamaged where its ONNX graph and its weights do not agree,
+    or a number is not finite; ConfigError where no seat sees what the network takes."""
+    from sparring.learn.onnx_graph import to_onnx
+
+    if not any(_suits(network, seat, game.frame_stack) for seat in game.seats):
+        raise ConfigError(f"no seat of {game.id} suits the network's inputs", where="model", do="Use default_network")
+    files = {WEIGHTS: write_weights(network, weights), ONNX: to_onnx(network, weights)}
+    check_agreement(network, weights, files[ONNX])
+    card = Card(
+        game=game.id,
+        version=game.version,
+        spec=game.hash,
+        network=network,
+        policy=policy,
+        lineage=lineage,
+        created_at_ms=now_ms,
+        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    )
+    return Model(card, files)
+
+
+def write_weights(network: NetworkSpec, weights: Weights) -> bytes:
+    """The weights as safetensors; equal weights give equal bytes."""
+    from safetensors.numpy import save
+
+    fit(network, weights)
+    content: bytes = save({name: np.ascontiguousarray(weights[name]) for name in parameters(network)})
+    return content
+
+
+def read_weights(model: Model) -> Weights:
+    """The model's weights, copied; ModelDamaged unless they are exactly its network's and finite."""
+    if WEIGHTS not in model.files:
+        raise _damaged(f"it has no {WEIGHTS}")
+    return parse_weights(model.card.network, model.files[WEIGHTS])
+
+
+def parse_weights(network: NetworkSpec, content: bytes) -> Weights:
+    """The weights in a safetensors file, if they are exactly `network`'s; ModelDamaged otherwise."""
+    header, start = _header(content)
+    shapes = parameters(network)
+    if stray := sorted(set(shapes) ^ set(header)):
+        raise _damaged(f"{stray[0][:80]!r} is missing or not of this network")
+    place, weights = 0, {}
+    for name, tensor in sorted(header.items(), key=lambda item: item[1].data_offsets):
+        first, last = tensor.data_offsets
+        if tensor.dtype != "F32" or tensor.shape != shapes[name]:
+            raise _damaged(f"{name} is {tensor.dtype} {tensor.shape}, not F32 {shapes[name]}")
+        if first != place or last - first != 4 * math.prod(tensor.shape) or last > len(content) - start:
+            raise _damaged(f"{name} lies at {first} to {last}, not at {place}")
+        numbers = np.frombuffer(content, "<f4", math.prod(tensor.shape), start + first)
+        weights[name], place = numbers.reshape(tensor.shape).astype(np.float32), last
+    if place != len(content) - start:
+        raise _damaged(f"{len(content) - start - place} bytes follow the last number")
+    fit(network, weights, WEIGHTS)
+    return {name: weights[name] for name in shapes}
+
+
+def check_agreement(network: NetworkSpec, weights: Weights, onnx: bytes) -> float:
+    """The largest difference between ONNX Runtime and the weights in 16 drawn rows; ModelDamaged above TOLERANCE."""
+    import onnxruntime
+
+    rng = np.random.default_rng(0)
+    rows = {leaf.name: _drawn(leaf, 16, rng) for leaf in network.inputs}
+    ours = Forward(network, weights)(rows)
+    given: dict[str, Array] = dict(rows)
+    if "logits" in ours:
+        given["legal"] = np.ones(ours["logits"].shape, np.uint8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        theirs = session.run(list(ours), given)
+    except Exception as error:  # noqa: BLE001  (the runtime's errors share no base class but this)
+        raise ModelDamaged(f"ONNX Runtime refuses it: {error}", where=ONNX, do="Do not use it") from None
+    worst = max(_difference(mine, other) for mine, other in zip(ours.values(), theirs, strict=True))
+    if not worst <= TOLERANCE:  # a NaN is not
+        raise ModelDamaged(f"it differs from the weights by {worst:.2g}", where=ONNX, do="Do not use it")
+    return worst
+
+
+def _header(content: bytes) -> tuple[Mapping[str, _Tensor], int]:
+    if len(content) < _LENGTH.size:
+        raise _damaged(f"{len(content)} bytes are too few")
+    (size,) = _LENGTH.unpack_from(content)
+    if size > min(MAX_HEADER_BYTES, len(content) - _LENGTH.size):
+        raise _damaged(f"its header claims {size} bytes, the limit is {MAX_HEADER_BYTES} and the file's end")
+    text = content[_LENGTH.size : _LENGTH.size + size]
+    # Each tensor's entry has this key: counting it is cheap, decoding a hundred thousand entries is not.
+    if (count := text.count(b'"data_offsets"')) > MAX_TENSORS:
+        raise _damaged(f"{count} tensors, the limit is {MAX_TENSORS}")
+    try:
+        return msgspec.json.decode(text, type=dict[str, _Tensor]), _LENGTH.size + size
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(f"its header does not read: {error}") from None
+
+
+def _suits(network: NetworkSpec, seat: SeatSpec, frame_stack: int) -> bool:
+    seen = {leaf.name: (leaf.stacked(frame_stack), leaf.dtype) for leaf in seat.observation}
+    choices = next((head.units for head in network.heads if head.name == "logits"), seat.action.masks)
+    return choices == seat.action.masks and all(
+        seen.get(leaf.name) == (leaf.shape, leaf.dtype) for leaf in network.inputs
+    )
+
+
+def _drawn(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
+    shape = (rows, *leaf.shape)
+    if leaf.one_hot:
+        return rng.integers(0, min(leaf.one_hot, 127), shape).astype(leaf.dtype)
+    x = leaf.shift + rng.normal(size=shape) / (leaf.scale or 1.0)
+    if np.dtype(leaf.dtype).kind in "iu":
+        limits = np.iinfo(leaf.dtype)
+        x = np.clip(np.rint(x), max(limits.min, -(2**31)), min(limits.max, 2**31))
+    return np.asarray(x.astype(leaf.dtype))
+
+
+def _difference(mine: Array, other: Array) -> float:
+    if mine.shape != other.shape:
+        return math.inf
+    return float(np.abs(mine - other).max(initial=0) / max(1.0, float(np.abs(mine).max(initial=0))))
+
+
+def _damaged(wrong: str) -> ModelDamaged:
+    return ModelDamaged(wrong, where=WEIGHTS, do="Fetch the model again; if it persists, do not use it")
