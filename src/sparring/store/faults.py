@@ -9,7 +9,8 @@ from sparring.errors import StoreFailed
 # By primary result code (sqlite.org/rescode.html): what is wrong, what to do.
 _SENTENCES = {
     sqlite3.SQLITE_FULL: ("the disk is full", "Free some space, or set store.keep_bytes; nothing of it was kept"),
-    sqlite3.SQLITE_IOERR: ("the disk failed", "Look at the disk, then start again; nothing of it was kept"),
+    # A failed fsync leaves it open what the disk has: all of an append or nothing, never a part.
+    sqlite3.SQLITE_IOERR: ("the disk failed", "Look at the disk, start again and send it again: twice is harmless"),
     sqlite3.SQLITE_READONLY: ("the file may not be written", "Make it and its folder writable"),
     sqlite3.SQLITE_BUSY: ("another process holds the file", "Wait for it to finish, or stop it"),
     sqlite3.SQLITE_LOCKED: ("another connection holds the file", "Wait for it to finish"),
