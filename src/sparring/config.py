@@ -8,7 +8,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sparring.errors import ConfigError
 
@@ -136,10 +136,17 @@ def _value(kind: Any, key: str, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise ConfigError(f"{key} = {value!r}", where=where, do=f"Write a table: [{key}]")
         return read(kind, value, f"{where} [{key}]")  # type: ignore[arg-type]
-    if kind == tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"{key} = {value!r}", where=where, do="Write a list of strings")
+    if get_origin(kind) is tuple:
+        item_kind, *_ = get_args(kind)
+        if not isinstance(value, list) or not all(type(item) is item_kind for item in value):
+            word = "strings" if item_kind is str else "whole numbers"
+            raise ConfigError(f"{key} = {value!r}", where=where, do=f"Write a list of {word}")
         return tuple(value)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            known = ", ".join(map(repr, get_args(kind)))
+            raise ConfigError(f"{key} = {value!r}", where=where, do=f"Use one of {known}")
+        return value
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

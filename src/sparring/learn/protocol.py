@@ -33,6 +33,7 @@ class Batch:
     n_steps: Array | None = None
     weight: Array | None = None  # importance of each sample; None: all the same
     mask: Array | None = None  # False: padding
+    records: "Batch | None" = None  # transitions from the store, beside trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Algorithm(Protocol):
     name: str
     feeds: str  # "transitions" from a replay table, or "trajectories" fresh from the actors
     policy: str
+    settings: type  # the frozen dataclass that `config` is one of; what feeds it is in learn/feeding.py
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         """A fresh learner for a seat of `game`; ConfigError where its spaces do not suit the algorithm."""
@@ -76,4 +78,8 @@ class Algorithm(Protocol):
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """Learn from the batch, which is never changed."""
+        ...
+
+    def exploration(self, learner: Learner, env_steps: int) -> float:
+        """ε of a greedy policy once that many steps were played; 0 where the policy samples."""
         ...

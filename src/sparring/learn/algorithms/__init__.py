@@ -1,0 +1,42 @@
+"""One file per algorithm, chosen by name or as `module:name` of your own."""
+
+import difflib
+import importlib
+from typing import Any
+
+from sparring.config import read
+from sparring.errors import ConfigError, Missing
+from sparring.learn.protocol import Algorithm
+
+ALGORITHMS = {
+    "dqn": "sparring.learn.algorithms.dqn:Dqn",
+    "ppo": "sparring.learn.algorithms.ppo:Ppo",
+}
+VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name")
+
+
+def open_algorithm(name: str) -> Algorithm:
+    """The algorithm of that name, or at `module:name`; Missing with a suggestion otherwise."""
+    if name not in ALGORITHMS and ":" not in name:
+        near = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(ALGORITHMS)}, or give module:name"
+        raise Missing(f"there is no algorithm {name!r}", where="--algo", do=do)
+    module, _, attribute = ALGORITHMS.get(name, name).partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Missing(f"{name!r} does not import: {error}", where="--algo", do="Check the module and name") from None
+    algorithm: Algorithm = found() if isinstance(found, type) else found
+    if lacking := [verb for verb in VERBS if not hasattr(algorithm, verb)]:
+        raise ConfigError(
+            f"{name!r} has no {', '.join(lacking)}", where="--algo", do="Offer what learn/protocol.py lists"
+        )
+    return algorithm
+
+
+def settings_of(algorithm: Algorithm, *tables: dict[str, Any]) -> Any:
+    """The algorithm's settings: its defaults, then each table in turn; ConfigError names a key that it has not."""
+    merged: dict[str, Any] = {}
+    for table in tables:
+        merged |= table
+    return read(algorithm.settings, merged, f"[{algorithm.name}]")

@@ -1,0 +1,256 @@
+"""An actor: n games of one kind, played at once by the newest weights, and by past selves where there are seats.
+
+A stream is one seat of one game; stream = seat · n + game. At each decision of a stream its step is opened; what its
+player earns from then on, also while others move, belongs to that step; at its next decision or its end the step is
+closed and handed on. Only what the learning policy did is handed on. There is no loop over games.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
+from sparring.learn import policies
+from sparring.learn.forward import Forward
+from sparring.learn.opponents import SELF, PastSelves
+from sparring.learn.protocol import Batch
+from sparring.learn.rollout import Rollout
+from sparring.replay.steps import Steps
+from sparring.wire.chunk import Array
+from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+
+@dataclass(slots=True)
+class _Open:
+    """The step that each stream has begun; rows of streams that have none hold nothing of meaning."""
+
+    begun: Array  # bool [streams]
+    observation: Columns
+    legal: Array | None
+    action: Array
+    logp: Array
+    value: Array | None  # None: the network has no value head
+    reward: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Games that ended: what the learning policy earned in each seat that it held."""
+
+    returns: Array  # float32 [k]
+    against_past: Array  # bool [k]: the other seats were a past self's
+
+
+class Actor:
+    """Plays on for ever: a game that is over starts anew."""
+
+    def __init__(self, game: Game, forward: Forward, policy: str, rng: Generator, past: PastSelves) -> None:
+        self._game, self._forward, self._policy, self._rng, self._past = game, forward, policy, rng, past
+        self._seat, seats = game.spec.seats[0], len(game.spec.seats)
+        self._seats, self.streams = seats, seats * game.n
+        self._who = np.full(self.streams, SELF, np.int64)  # who plays each stream
+        self._return = np.zeros(self.streams, np.float32)
+        self.env_steps = 0  # ticks of all games together
+        self.episodes = 0
+        self._ended: list[tuple[Array, Array]] = []
+        self._view = self._begin(np.ones(game.n, bool))
+        self.masks = self._view.legal[0] is not None
+        self._open = _Open(
+            begun=np.zeros(self.streams, bool),
+            observation={leaf: column.copy() for leaf, column in self._seen(self._view).items()},
+            legal=self._legal(self._view),
+            action=np.zeros(self.streams, self._seat.action.dtype),
+            logp=np.zeros(self.streams, np.float32),
+            value=np.zeros(self.streams, np.float32) if _values(forward) else None,
+            reward=np.zeros(self.streams, np.float32),
+        )
+
+    def use(self, forward: Forward) -> None:
+        """Play with these weights from the next decision on."""
+        self._forward = forward
+
+    def step(self, epsilon: float = 0.0) -> Steps:
+        """Every game goes on by one decision; the steps that this closed."""
+        self._decide(epsilon)
+        n, action = self._game.n, self._open.action
+        view = self._game.step([action[seat * n : (seat + 1) * n] for seat in range(self._seats)])
+        self.env_steps += n
+        steps = self._close(view)
+        over = view.over
+        if over.any():
+            self._note(over)
+            view = self._begin(over)
+        self._view = view
+        return steps
+
+    def rollout(self, ticks: int) -> Batch:
+        """Trajectories of `ticks` decisions of every game."""
+        rollout = Rollout(self._seat, ticks, self.streams, masks=self.masks)
+        for _ in range(ticks):
+            steps = self.step()
+            if len(steps):
+                rollout.write(steps, self._truncation_value(steps))
+        begun = self._open.begun
+        now, then = self._seen(self._view), self._open.observation
+        # A stream that waits for others has already decided: what it saw then follows its last closed step.
+        return rollout.batch({leaf: np.where(_like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now})
+
+    def ended(self) -> Episodes:
+        """The games that ended since this was last asked."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
+        return Episodes(np.concatenate([one for one, _ in ended]), np.concatenate([past for _, past in ended]))
+
+    def save(self) -> Tree:
+        """Everything but the weights. Games that cannot be saved start anew when this is loaded."""
+        opened, view = self._open, self._view
+        return {
+            "rng": rng_state(self._rng),
+            "game": self._game.save() if self._game.spec.resimulates else None,
+            "who": self._who,
+            "return": self._return,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "past": self._past.save(),
+            "view": {name: getattr(view, name) for name in _VIEW},
+            "open": {name: getattr(opened, name) for name in _Open.__slots__},
+        }
+
+    def load(self, state: Tree) -> None:
+        """Back to what `save` gave."""
+        set_rng_state(self._rng, state["rng"])
+        self.env_steps, self.episodes = state["env_steps"], state["episodes"]
+        self._past.load(state["past"])
+        if state["game"] is None:
+            return
+        self._game.restore(state["game"])
+        self._who, self._return = state["who"].copy(), state["return"].copy()
+        saved = state["view"]
+        self._view = View(**{**saved, "observation": tuple(saved["observation"]), "legal": tuple(saved["legal"])})
+        held: Tree = {name: value if value is None else _copied(value) for name, value in state["open"].items()}
+        self._open = _Open(**held)
+
+    def _decide(self, epsilon: float) -> None:
+        """Open a step for each stream that is to act."""
+        acting = _by_stream(self._view.to_act)
+        seen, legal = self._seen(self._view), self._legal(self._view)
+        rows = np.flatnonzero(acting)
+        if len(rows) == self.streams and not self._past.forwards:
+            choice, value = self._choose(self._forward, seen, legal, epsilon)
+            zeros = np.zeros(self.streams, np.float32)
+            self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros)
+            return
+        opened = self._open
+        opened.begun = opened.begun | acting
+        opened.reward[rows] = 0.0
+        for leaf, column in seen.items():
+            opened.observation[leaf][rows] = column[rows]
+        if legal is not None and opened.legal is not None:
+            opened.legal[rows] = legal[rows]
+        who = self._who[rows]
+        for player in np.unique(who) if self._past.forwards else (SELF,):
+            mine = rows[who == player]
+            forward = self._forward if player == SELF else self._past.forwards[player]
+            part = {leaf: column[mine] for leaf, column in seen.items()}
+            choice, value = self._choose(forward, part, None if legal is None else legal[mine], epsilon)
+            opened.action[mine], opened.logp[mine] = choice.action, choice.logp
+            if opened.value is not None:
+                opened.value[mine] = value
+
+    def _choose(
+        self, forward: Forward, seen: Columns, legal: Array | None, epsilon: float
+    ) -> tuple[policies.Choice, Array | None]:
+        out = forward(seen)
+        if self._policy == "greedy":
+            return policies.best(out["logits"], legal, self._rng, epsilon), out.get("value")
+        return policies.sample(out["logits"], legal, self._rng), out.get("value")
+
+    def _close(self, view: View) -> Steps:
+        """The steps that `view` completes: those of streams that are to act again, or have ended."""
+        opened, earned, ending = self._open, _by_stream(view.reward), _by_stream(view.ending)
+        opened.reward = opened.reward + earned
+        self._return += earned
+        closing = opened.begun & (_by_stream(view.to_act) | (ending != RUNNING))
+        opened.begun = opened.begun & ~closing
+        rows = np.flatnonzero(closing & (self._who == SELF))
+        ending = ending[rows]
+        final = np.flatnonzero(ending)
+        seen = self._seen(view) if len(final) else {}
+        legal = self._legal(view) if len(final) else None
+        return Steps(
+            stream=rows,
+            observation={leaf: column[rows] for leaf, column in opened.observation.items()},
+            action=opened.action[rows],
+            reward=opened.reward[rows],
+            ending=ending,
+            legal=None if opened.legal is None else opened.legal[rows],
+            behaviour_logp=opened.logp[rows],
+            value=None if opened.value is None else opened.value[rows],
+            final=final,
+            final_observation={leaf: column[rows[final]] for leaf, column in seen.items()},
+            final_legal=None if legal is None else legal[rows[final]],
+        )
+
+    def _truncation_value(self, steps: Steps) -> Array | None:
+        cut = steps.ending == TRUNCATED
+        if not cut.any():
+            return None
+        value = np.zeros(len(steps), np.float32)
+        value[steps.final] = self._forward(dict(steps.final_observation))["value"]
+        return np.asarray(value * cut)
+
+    def _note(self, over: Array) -> None:
+        """Remember what the learning policy earned in games that are over."""
+        seats = np.tile(over, self._seats)
+        mine = self._who == SELF
+        alone = mine.reshape(self._seats, -1).all(axis=0)
+        self._ended.append((self._return[seats & mine].copy(), np.tile(~alone, self._seats)[seats & mine]))
+        self.episodes += int(over.sum())
+        self._return[seats] = 0.0
+
+    def _begin(self, which: Array) -> View:
+        """Start those games, and draw who plays them."""
+        n = self._game.n
+        seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
+        if self._seats > 1 and self._past.forwards:
+            rival = self._past.draw(n, self._rng)
+            own_seat = self._rng.integers(0, self._seats, n)
+            drawn = np.where(np.arange(self._seats)[:, None] == own_seat, SELF, rival).reshape(-1)
+            self._who = np.where(np.tile(which, self._seats), drawn, self._who)
+        return self._game.reset(seeds, which)
+
+    def _seen(self, view: View) -> Columns:
+        return view.observation[0] if self._seats == 1 else _joined(view.observation)
+
+    def _legal(self, view: View) -> Array | None:
+        masks = [mask for mask in view.legal if mask is not None]
+        if len(masks) < self._seats:
+            return None
+        joined: Array = np.concatenate(masks)
+        return joined
+
+
+_VIEW = ("to_act", "observation", "legal", "reward", "ending", "outcome", "tick")
+
+
+def _by_stream(column: Array) -> Array:
+    """[n, seats] as [streams]."""
+    return column.T.reshape(-1)
+
+
+def _joined(by_seat: tuple[Columns, ...]) -> Columns:
+    return {leaf: np.concatenate([columns[leaf] for columns in by_seat]) for leaf in by_seat[0]}
+
+
+def _like(mask: Array, column: Array) -> Array:
+    return mask.reshape(-1, *(1,) * (column.ndim - 1))
+
+
+def _values(forward: Forward) -> bool:
+    return any(head.name == "value" for head in forward.spec.heads)
+
+
+def _copied(value: Tree) -> Tree:
+    return {name: column.copy() for name, column in value.items()} if isinstance(value, dict) else value.copy()

@@ -1,0 +1,153 @@
+"""DQN (Mnih et al. 2015) with double targets (van Hasselt et al. 2016), dueling heads (Wang et al. 2016)
+and n-step returns (Hessel et al. 2018). Page: docs/algorithms/dqn.md
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparring.errors import ConfigError
+from sparring.games.protocol import TERMINATED
+from sparring.games.spec import GameSpec
+from sparring.learn.feeding import flattened, one_seat
+from sparring.learn.networks import Network, default_network
+from sparring.learn.operators import huber
+from sparring.learn.protocol import Batch, Learner, Update, Weights
+from sparring.learn.torch_state import (
+    load_module,
+    load_optimiser,
+    save_module,
+    save_optimiser,
+    tensor,
+    tensors,
+)
+from sparring.wire.network import Activation, Head
+from sparring.wire.tree import pack, unpack
+
+ILLEGAL = -1e9
+
+
+@dataclass(frozen=True, slots=True)
+class DqnConfig:
+    """What can be set with --algo-set."""
+
+    learning_rate: float = 5e-4
+    discount: float = 0.99
+    n_steps: int = 3  # decisions that one target looks ahead
+    batch_steps: int = 128
+    target_every_updates: int = 200  # the target network is a copy this old at most
+    double: bool = True  # the online network chooses the next action, the target network values it
+    dueling: bool = True
+    max_gradient_norm: float = 10.0
+    epsilon_first: float = 1.0
+    epsilon_last: float = 0.05
+    epsilon_steps: int = 10_000  # over which ε falls from the first to the last
+    hidden_units: tuple[int, ...] = (128, 128)
+    activation: Activation = "relu"
+    convolutions: bool = True  # where it sees images; False flattens them
+
+    def __post_init__(self) -> None:
+        if min(self.n_steps, self.batch_steps, self.target_every_updates) < 1 or not 0 <= self.discount <= 1:
+            raise ConfigError(
+                f"n_steps = {self.n_steps}, batch_steps = {self.batch_steps}, "
+                f"target_every_updates = {self.target_every_updates}, discount = {self.discount}",
+                where="[dqn]",
+                do="Count from 1, and discount between 0 and 1",
+            )
+
+
+class DqnLearner:
+    """Online network, target network, optimiser."""
+
+    def __init__(self, game: GameSpec, config: DqnConfig, seed: int) -> None:
+        seat = one_seat(game, "dqn")
+        self.config = config
+        spec = default_network(
+            seat,
+            hidden=config.hidden_units,
+            activation=config.activation,
+            heads=(Head("logits", seat.action.masks, dueling=config.dueling),),
+        )
+        self.network = spec if config.convolutions else flattened(spec)
+        self.online, self.target = Network(self.network, seed), Network(self.network, seed)
+        self.optimiser = torch.optim.Adam(self.online.parameters(), lr=config.learning_rate, fused=True)
+        self.updates = 0
+
+    def weights(self) -> Weights:
+        return self.online.weights()
+
+    def save(self) -> bytes:
+        return pack(
+            {
+                "online": save_module(self.online),
+                "target": save_module(self.target),
+                "optimiser": save_optimiser(self.optimiser),
+                "updates": self.updates,
+            }
+        )
+
+    def load(self, state: bytes) -> None:
+        tree = unpack(state)
+        load_module(self.online, tree["online"])
+        load_module(self.target, tree["target"])
+        load_optimiser(self.optimiser, tree["optimiser"])
+        self.updates = tree["updates"]
+
+
+def td_errors(online: Network, target: Network, batch: Batch, config: DqnConfig) -> Tensor:
+    """δ = R + γᵐ Q⁻(s', argmax_a' Q(s', a')) − Q(s, a), over m = batch.n_steps decisions, legal a' only.
+
+    After a true end only R counts; a cut episode goes on with the value of where it was cut.
+    """
+    with torch.no_grad():
+        seen = tensors(batch.next_observation)
+        next_values = target(seen)["logits"]
+        choosing = online(seen)["logits"] if config.double else next_values
+        if batch.next_legal is not None:
+            choosing = choosing.masked_fill(~tensor(batch.next_legal).bool(), ILLEGAL)
+        value = next_values.gather(1, choosing.argmax(1, keepdim=True)).squeeze(1)
+        goes_on = tensor(batch.ending) != TERMINATED
+        spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
+        goal = tensor(batch.reward) + config.discount**spans * value * goes_on
+    action = tensor(batch.action).long().unsqueeze(1)
+    chosen: Tensor = online(tensors(batch.observation))["logits"].gather(1, action).squeeze(1)
+    errors: Tensor = goal - chosen
+    return errors
+
+
+class Dqn:
+    """Fed with transitions from a replay table."""
+
+    name = "dqn"
+    feeds = "transitions"
+    policy = "greedy"
+    settings = DqnConfig
+
+    def begin(self, game: GameSpec, config: DqnConfig, seed: int) -> DqnLearner:
+        return DqnLearner(game, config, seed)
+
+    def update(self, learner: Learner, batch: Batch) -> Update:
+        """One step of Adam on the Huber loss of the TD errors, whose sizes are the priorities."""
+        assert isinstance(learner, DqnLearner)
+        config = learner.config
+        delta = td_errors(learner.online, learner.target, batch, config)
+        losses = huber(delta)
+        loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
+        learner.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(learner.online.parameters(), config.max_gradient_norm)
+        learner.optimiser.step()
+        learner.updates += 1
+        if learner.updates % config.target_every_updates == 0:
+            learner.target.load_state_dict(learner.online.state_dict())
+        size = delta.detach().abs()
+        metrics = {"loss": loss.item(), "td_error": size.mean().item(), "gradient_norm": norm.item()}
+        return Update(learner, size.numpy(), metrics)
+
+    def exploration(self, learner: Learner, env_steps: int) -> float:
+        """ε falls in a straight line, then stays."""
+        assert isinstance(learner, DqnLearner)
+        config = learner.config
+        gone = min(1.0, env_steps / max(1, config.epsilon_steps))
+        return config.epsilon_first + gone * (config.epsilon_last - config.epsilon_first)

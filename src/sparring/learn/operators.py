@@ -1,0 +1,82 @@
+"""The mathematics that several algorithms share, as pure functions. Each has its equation and a slow twin in its test.
+
+Shapes are [time, batch]. A true end (TERMINATED) is worth nothing afterwards; a cut one (TRUNCATED) is worth the
+value of the view at which it was cut: that difference is what most wrong implementations have in common.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparring.games.protocol import RUNNING, TERMINATED
+from sparring.wire.chunk import Array
+
+
+def next_values(
+    value: Array, ending: Array, bootstrap: Array, truncation_value: Array | None, mask: Array | None
+) -> Array:
+    """v'_t: what follows step t. 0 after a true end, V(cut view) after a cut one, else V(s_{t+1}).
+
+    `bootstrap` [batch] values the view after each sequence's last step; steps where `mask` is false are
+    padding at the end of a sequence, so the last true one is followed by the bootstrap.
+    """
+    following = np.concatenate([value[1:], bootstrap[None]]).astype(np.float32)
+    if mask is not None:
+        following = np.where(_last(mask), bootstrap[None], following * mask)
+    cut = np.zeros_like(value) if truncation_value is None else truncation_value
+    return np.where(ending == RUNNING, following, np.where(ending == TERMINATED, 0.0, cut)).astype(np.float32)
+
+
+def gae(reward: Array, value: Array, following: Array, ending: Array, discount: float, trace_decay: float) -> Array:
+    """Generalised advantages (Schulman et al. 2016): A_t = δ_t + γλ A_{t+1} within an episode.
+
+    δ_t = r_t + γ v'_t − v_t. `following` is v' from `next_values`. Padding never reaches a true step, as long as
+    its reward, value and following are 0.
+    """
+    delta = reward + discount * following - value
+    carry = np.where(ending == RUNNING, np.float32(discount * trace_decay), np.float32(0.0))
+    return _backwards(delta.astype(np.float32), carry)
+
+
+def discounted_returns(
+    reward: Array, following: Array, ending: Array, discount: float, mask: Array | None = None
+) -> Array:
+    """G_t = r_t + γ G_{t+1} within an episode; a sequence's last step and a cut one go on with γ v'_t.
+
+    The n-step return of A3C, n being what is left of the sequence.
+    """
+    stops = (ending != RUNNING) | _last(np.ones(reward.shape, bool) if mask is None else mask)
+    first = reward + discount * following * stops
+    return _backwards(first.astype(np.float32), np.where(stops, np.float32(0.0), np.float32(discount)))
+
+
+def _last(mask: Array) -> Array:
+    """True at the last true step of each sequence."""
+    return np.asarray(mask & ~np.concatenate([mask[1:], np.zeros_like(mask[:1])]))
+
+
+def _backwards(start: Array, carry: Array) -> Array:
+    """x_t = start_t + carry_t x_{t+1}, from the last row to the first."""
+    result = np.empty_like(start)
+    tail = np.zeros_like(start[0])
+    for t in range(len(start) - 1, -1, -1):
+        tail = start[t] + carry[t] * tail
+        result[t] = tail
+    return result
+
+
+def huber(error: Tensor, threshold: float = 1.0) -> Tensor:
+    """½e² where |e| ≤ threshold, threshold·(|e| − ½ threshold) beyond: its gradient is clipped at ±threshold."""
+    size = error.abs()
+    return torch.where(size <= threshold, 0.5 * error * error, threshold * (size - 0.5 * threshold))
+
+
+def explained_variance(predicted: Array, target: Array) -> float:
+    """1 − Var(target − predicted) / Var(target): 1 is perfect, 0 no better than a constant."""
+    variance = float(np.var(target))
+    return 0.0 if variance == 0.0 else 1.0 - float(np.var(target - predicted)) / variance
+
+
+def normalised(advantage: Tensor) -> Tensor:
+    """(A − mean) / deviation: the scale of a game's rewards no longer sets the step."""
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)

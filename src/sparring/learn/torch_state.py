@@ -1,0 +1,57 @@
+"""Torch modules and optimisers as trees of arrays, so that a learner goes into bytes and back without a pickle."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparring.errors import TrainingStopped
+from sparring.wire.chunk import Array
+from sparring.wire.tree import Tree
+
+
+def tensors(columns: Mapping[str, Array]) -> dict[str, Tensor]:
+    """Columns as tensors, without a copy where the arrays can be written to."""
+    return {name: tensor(column) for name, column in columns.items()}
+
+
+def tensor(column: Array) -> Tensor:
+    """An array as a tensor. One that may not be written to is copied, as torch knows no such thing."""
+    return torch.from_numpy(column if column.flags.writeable else column.copy())
+
+
+def save_module(module: nn.Module) -> Tree:
+    """Every parameter by its name."""
+    return {name: _array(value) for name, value in module.state_dict().items()}
+
+
+def load_module(module: nn.Module, state: Tree) -> None:
+    """Back to what `save_module` gave; TrainingStopped where another network was saved."""
+    own = module.state_dict()
+    if {name: tuple(value.shape) for name, value in own.items()} != {name: a.shape for name, a in state.items()}:
+        raise TrainingStopped(
+            "the saved network has other layers", where="checkpoint", do="Resume with the run's own settings"
+        )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(torch.from_numpy(state[name].copy()))
+
+
+def save_optimiser(optimiser: torch.optim.Optimizer) -> Tree:
+    """What the optimiser remembers of each parameter, in the parameters' order."""
+    state = optimiser.state_dict()["state"]
+    return [{name: _array(value) for name, value in state[i].items()} for i in sorted(state)]
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, state: Tree) -> None:
+    """Back to what `save_optimiser` gave; the settings are the optimiser's own."""
+    own = optimiser.state_dict()
+    own["state"] = {
+        i: {name: torch.from_numpy(value.copy()) for name, value in one.items()} for i, one in enumerate(state)
+    }
+    optimiser.load_state_dict(own)
+
+
+def _array(value: Tensor) -> Array:
+    return np.array(value.detach().cpu().numpy(), order="C")

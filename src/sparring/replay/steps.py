@@ -1,0 +1,30 @@
+"""Steps on their way from whoever played them to whoever learns from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparring.wire.chunk import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps whose reward is known by now: at most one of each stream, or consecutive ones of a single stream.
+
+    A stream is a seat of a game that an actor plays, or one chunk of the store, numbered from 0. `final` says
+    which of these steps ended or have their successor elsewhere; `final_observation` what was seen after each.
+    """
+
+    stream: Array  # int64 [m]
+    observation: Mapping[str, Array]  # [m, …]
+    action: Array
+    reward: Array  # float32 [m]
+    ending: Array  # uint8 [m]
+    legal: Array | None
+    behaviour_logp: Array | None
+    value: Array | None
+    final: Array  # int64 [k]
+    final_observation: Mapping[str, Array]  # [k, …]
+    final_legal: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.reward)

@@ -1,0 +1,95 @@
+"""Each operator against a slow loop that reads like its equation."""
+
+import numpy as np
+import pytest
+import torch
+
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.learn.operators import discounted_returns, explained_variance, gae, huber, next_values, normalised
+
+
+def trajectories(seed, time=17, batch=5):
+    rng = np.random.default_rng(seed)
+    length = rng.integers(1, time + 1, batch)
+    mask = np.arange(time)[:, None] < length
+    ending = rng.choice([RUNNING, TERMINATED, TRUNCATED], (time, batch), p=[0.8, 0.1, 0.1]).astype(np.uint8) * mask
+    numbers = rng.normal(size=(4, time, batch)).astype(np.float32) * mask
+    reward, value, cut, _ = numbers
+    bootstrap = rng.normal(size=batch).astype(np.float32)
+    return reward, value, cut, ending, bootstrap, mask, length
+
+
+def slow_next_value(t, b, value, cut, ending, bootstrap, length):
+    if ending[t, b] == TERMINATED:
+        return 0.0
+    if ending[t, b] == TRUNCATED:
+        return cut[t, b]
+    return bootstrap[b] if t == length[b] - 1 else value[t + 1, b]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_advantages_are_those_of_a_slow_loop(seed):
+    reward, value, cut, ending, bootstrap, mask, length = trajectories(seed)
+    following = next_values(value, ending, bootstrap, cut, mask)
+    fast = gae(reward, value, following, ending, 0.97, 0.9)
+    for b in range(len(bootstrap)):
+        for t in range(length[b]):
+            slow, weight = 0.0, 1.0
+            for k in range(t, length[b]):
+                after = slow_next_value(k, b, value, cut, ending, bootstrap, length)
+                slow += weight * (reward[k, b] + 0.97 * after - value[k, b])
+                weight *= 0.97 * 0.9
+                if ending[k, b] != RUNNING:
+                    break
+            assert fast[t, b] == pytest.approx(slow, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_returns_are_those_of_a_slow_loop(seed):
+    reward, value, cut, ending, bootstrap, mask, length = trajectories(seed)
+    following = next_values(value, ending, bootstrap, cut, mask)
+    fast = discounted_returns(reward, following, ending, 0.97, mask)
+    for b in range(len(bootstrap)):
+        for t in range(length[b]):
+            slow, weight = 0.0, 1.0
+            for k in range(t, length[b]):
+                slow += weight * reward[k, b]
+                weight *= 0.97
+                if ending[k, b] != RUNNING or k == length[b] - 1:
+                    slow += weight * slow_next_value(k, b, value, cut, ending, bootstrap, length)
+                    break
+            assert fast[t, b] == pytest.approx(slow, abs=1e-4)
+
+
+def test_returns_without_padding_bootstrap_at_the_last_step():
+    one = np.ones((3, 1), np.float32)
+    running = np.zeros((3, 1), np.uint8)
+    following = next_values(one, running, np.array([8.0], np.float32), None, None)
+    assert discounted_returns(one, following, running, 0.5)[:, 0].tolist() == [2.75, 3.5, 5.0]
+
+
+def test_a_cut_episode_goes_on_with_its_value_and_an_ended_one_does_not():
+    value = np.zeros((1, 3), np.float32)
+    ending = np.array([[RUNNING, TERMINATED, TRUNCATED]], np.uint8)
+    following = next_values(value, ending, np.full(3, 5.0, np.float32), np.full((1, 3), 7.0, np.float32), None)
+    assert following.tolist() == [[5.0, 0.0, 7.0]]
+
+
+def test_huber_is_a_parabola_and_then_a_line():
+    errors = torch.linspace(-4, 4, 33)
+    expected = [0.5 * e * e if abs(e) <= 1.5 else 1.5 * (abs(e) - 0.75) for e in errors.tolist()]
+    assert huber(errors, 1.5).tolist() == pytest.approx(expected)
+    assert torch.allclose(huber(errors), torch.nn.functional.smooth_l1_loss(errors, torch.zeros(33), reduction="none"))
+
+
+def test_explained_variance_is_one_when_perfect_and_zero_for_a_constant():
+    target = np.arange(10.0)
+    assert explained_variance(target, target) == 1.0
+    assert explained_variance(np.zeros(10), target) == 0.0
+    assert explained_variance(np.zeros(10), np.ones(10)) == 0.0
+
+
+def test_normalised_advantages_have_mean_zero_and_deviation_one():
+    shifted = normalised(torch.tensor([3.0, 5.0, 7.0]))
+    assert shifted.mean().item() == pytest.approx(0, abs=1e-6)
+    assert shifted.std(correction=0).item() == pytest.approx(1, abs=1e-6)
