@@ -1,0 +1,86 @@
+"""`spar` as a person calls it: help, mistakes, doctor, init. Real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparring.cli import COMMANDS
+
+SPAR = [sys.executable, "-m", "sparring"]
+
+
+def spar(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SPAR, *words], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    found = spar("--help", cwd=tmp_path)
+    assert found.returncode == 0
+    assert all(f"\n  {name} " in found.stdout for name in COMMANDS)
+    code = "import sys; from sparring.cli import main; main(['--help']); print([m for m in sys.modules])"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+    assert not any(f"'{heavy}'" in modules for heavy in ("numpy", "torch", "starlette", "httpx", "msgspec", "rich"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
+    found = spar(command, "--help", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert "--json" in found.stdout
+    assert "Traceback" not in found.stderr
+
+
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    found = spar("trian", cwd=tmp_path)
+    assert (found.returncode, found.stderr) == (2, "spar: there is no command 'trian'; did you mean `spar train`?\n")
+
+
+def test_a_wrong_setting_is_a_sentence_and_an_object(tmp_path: Path) -> None:
+    found = spar("doctor", "--set", "gateway.prot=3", "--json", cwd=tmp_path)
+    assert found.returncode == 1
+    assert found.stderr == "spar: --set [gateway]: unknown key 'prot'. Did you mean 'port'.\n"
+    assert json.loads(found.stdout) == {
+        "error": "unknown key 'prot'", "where": "--set [gateway]", "do": "Did you mean 'port'",
+    }  # fmt: skip
+
+
+def test_doctor_finds_nothing_broken_here_and_says_what_is(tmp_path: Path) -> None:
+    found = spar("doctor", "--json", "--set", "gateway.port=0", cwd=tmp_path)
+    said = json.loads(found.stdout.splitlines()[-1])
+    assert (found.returncode, said["broken"]) == (0, [])
+    assert {"python", "store", "registry", "data folder", "extra [train]"} <= {one["what"] for one in said["findings"]}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "experience.db").write_bytes(b"this is no database" * 500)
+    broken = spar("doctor", "--json", "--set", "gateway.port=0", cwd=tmp_path)
+    said = json.loads(broken.stdout.splitlines()[-1])
+    assert (broken.returncode, said["broken"]) == (1, ["store"])
+    assert "Traceback" not in broken.stderr
+
+
+def test_init_writes_a_spec_that_passes_every_check_and_never_over_a_file(tmp_path: Path) -> None:
+    found = spar("init", "tank-duel", "--features", "6", "--actions", "5", "--json", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout.splitlines()[-1])["steps_checked"] == 4
+    listed = spar("games", "list", "--json", cwd=tmp_path)
+    assert "tank-duel" in listed.stdout
+    again = spar("init", "tank-duel", cwd=tmp_path)
+    assert again.returncode == 1
+    assert again.stderr == (
+        "spar: spar init: spar.toml, games/tank-duel.toml, record.py is there already. Choose another --folder.\n"
+    )
+    compiled = subprocess.run([sys.executable, "-m", "py_compile", "record.py"], cwd=tmp_path, timeout=60)
+    assert compiled.returncode == 0
+
+
+def test_output_that_nobody_reads_ends_without_a_traceback(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        found = subprocess.run(
+            [*SPAR, "doctor", "--set", "gateway.port=0"], cwd=tmp_path, stdout=pipe, stderr=subprocess.PIPE, timeout=60
+        )
+    assert b"Traceback" not in found.stderr
