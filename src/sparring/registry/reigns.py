@@ -8,6 +8,7 @@ client that is served by "all" today and by its seat's own champion tomorrow nev
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ import msgspec
 from sparring.errors import ModelDamaged
 from sparring.registry.durable import append_file, folder_name, kept, make_folders, original_name, read_inside
 from sparring.registry.protocol import Evidence
-from sparring.wire.champion import Champion, Signed, verify
+from sparring.wire.champion import Champion, Signed, canonical, verify
 from sparring.wire.ids import GameId, ModelId
 
 MAX_RECORD_BYTES = 64 << 10
@@ -35,6 +36,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["promotion", "rollback", "renewal"]
     signed: Signed
     evidence: Evidence
+    hash: str = ""  # SHA-256 over the other three: the signature covers only the manifest
+
+    def digest(self) -> str:
+        """What `hash` must be."""
+        return hashlib.sha256(canonical((self.kind, self.signed, self.evidence))).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +126,22 @@ class Reigns:
         lane = self._lane(champion.game, champion.version, champion.seat)
         with kept(lane):
             make_folders(lane, self.root.parent)
-            append_file(lane / f"{champion.counter:06}.json", msgspec.json.encode(record))
+            whole = msgspec.structs.replace(record, hash=record.digest())
+            path = lane / f"{champion.counter:06}.json"
+            append_file(path, msgspec.json.encode(whole))
+        self._known[path] = Reign(champion, whole)
 
     def _read(self, lane: Path, number: int, trust: str) -> Reign:
         path = lane / f"{number:06}.json"
         if path in self._known:
             return self._known[path]
+        text = read_inside(lane, path.name, MAX_RECORD_BYTES)
         try:
-            record = msgspec.json.decode(read_inside(lane, path.name, MAX_RECORD_BYTES), type=Record)
+            record = msgspec.json.decode(text, type=Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _damaged(path, f"it does not read: {error}") from None
+        if record.hash != record.digest() or msgspec.json.encode(record) != text:
+            raise _damaged(path, "it does not hash to what it says")
         champion = verify(record.signed, trust)
         seat = "all" if champion.seat is None else str(champion.seat)
         if champion.counter != number or self._lane(champion.game, champion.version, champion.seat) != lane:
