@@ -1,0 +1,273 @@
+"""A game's connection: opens episodes, and owns the threads that record, send and look for models."""
+
+import atexit
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import msgspec
+import numpy as np
+
+from sparring.client.episode import Episode, Opened
+from sparring.client.gateway import Gateway
+from sparring.client.lane import About, Budget, Lane
+from sparring.client.layout import Layout, refused
+from sparring.client.locks import locked, write_whole
+from sparring.client.many import Group
+from sparring.client.models import Models
+from sparring.client.recorder import Recorder
+from sparring.client.runner import CHANCE, Decision, Runner, by_chance
+from sparring.client.server_act import ServerAct
+from sparring.client.settings import Settings, SettingsKeys, read_settings
+from sparring.client.specs import spec_for
+from sparring.client.spool import Spool
+from sparring.client.statistics import Counters, Statistics
+from sparring.client.upload import Sender
+from sparring.errors import Refused, Unreachable
+from sparring.games.spec import GameSpec, SeatSpec
+from sparring.wire.chunk import Array, Source
+from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_episode, new_episode
+
+REMEMBERED_RATES = 4096  # of episodes opened lately, so that their other seats get the same
+
+log = logging.getLogger("sparring.client")
+_ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def connect(url: str, game: str, player: str | None = None, **settings: Unpack[SettingsKeys]) -> "Connection":
+    """A connection to the gateway at `url` for one game and, where it is known, one player.
+
+    Returns without waiting for the gateway, unless the game's spec must be fetched from it. See docs/client.md
+    for every setting; an unknown one is refused. Close it, or use it as a block.
+    """
+    return Connection(url, game, player, read_settings(dict(settings)))
+
+
+class Connection:
+    """Made by `connect`. Episodes may be recorded from several threads, each episode from one at a time."""
+
+    def __init__(self, url: str, game: str, player: str | None, settings: Settings) -> None:
+        self._settings, self._player, self._counters = settings, player, Counters()
+        token, ca = settings.token, settings.ca
+        self._gateway = Gateway(url, game, token, settings.timeout_s, ca)
+        folder = settings.root / _name(self._gateway.url, game)
+        self.spec: GameSpec = spec_for(game, settings.spec, self._gateway, folder / "spec.json")
+        self._hash = self.spec.hash
+        self._layouts = [Layout(self.spec, seat) for seat in range(len(self.spec.seats))]
+        self._rng = np.random.default_rng(settings.seed)
+        self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
+        self._groups: dict[str, Group] = {}
+        self._open: dict[int, Episode] = {}
+        self._budget = Budget(settings.memory_bytes)
+        self._spool = Spool(folder / "spool" / _name(player or ""), settings.spool_bytes, self._counters)
+        self._sender = Sender(self._gateway, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s)
+        self._recorder = Recorder(self._spool, self._counters, settings.flush_every_s, self._sender.wake)
+        client = _client_id(settings.root)
+        self._models = Models(self._gateway, folder, self.spec, client, settings.trust, self._counters)
+        self._server = None
+        if settings.act == "server":
+            self._server = ServerAct(self._gateway.url, game, token, settings.act_timeout_s, ca)
+        else:
+            self._models.start(settings.poll_every_s, self._rng.spawn(1)[0])
+        self._said_chance = self._closed = False
+        atexit.register(self.close)
+
+    def episode(
+        self,
+        seat: int = 0,
+        *,
+        episode: str | None = None,
+        seed: int | None = None,
+        actor: str = "person",
+        source: Source = "play",
+        sample_rate: float | None = None,
+    ) -> Episode:
+        """Open an episode, or with `episode` one more seat of it.
+
+        `seed` is what the game was started from, where it can be run again. `sample_rate` is needed only for an
+        episode that another process opened: the rate is the opener's, for all seats.
+        """
+        opened, layout = self._settle(seat, episode, actor, sample_rate), self.layout(seat)
+        runner = self._models.runner(seat)
+        lane = None
+        self._counters.add(episodes=1)
+        if self._sender.gone or not asked_for(opened.id, opened.sample_rate):
+            self._counters.add(episodes_not_asked=1)
+        else:
+            player = None if self._player is None else PlayerId(self._player)
+            version, spec = self.spec.version, self._hash
+            about = About(self.spec.id, version, spec, opened.id, seat, player, source, opened.sample_rate, seed)
+            lane = Lane(about, layout, self._budget, self._recorder.wake)
+            self._recorder.watch(lane)
+        made = Episode(self, layout, lane, runner, opened)
+        self._open[id(made)] = made
+        return made
+
+    def record_many(
+        self,
+        columns: dict[str, Array],
+        *,
+        seat: int = 0,
+        actor: str = "person",
+        source: Source = "play",
+        group: str = "",
+    ) -> None:
+        """Many steps of n games at once, each column [steps, n, …]; see docs/client.md and `many.Group.record`."""
+        self.layout(seat)
+        self._groups.setdefault(group, Group(self, group)).record(columns, seat=seat, actor=actor, source=source)
+
+    def decide(
+        self, index: int, seat: SeatSpec, runner: Runner | None, observation: dict[str, Array], legal: Array | None
+    ) -> Decision:
+        """The action for one observation, by whoever acts here; used by Episode.act."""
+        strength = self._settings.strength
+        if self._server is not None:
+            try:
+                return self._server.decide(index, seat, observation, legal, strength)
+            except Unreachable as error:
+                self._counters.add(act_fallbacks=1)
+                self._tell_chance(str(error))
+                return by_chance(seat, legal, self._rng)
+        if runner is None:
+            self._tell_chance(f"there is no champion of {self.spec.id} {self.spec.version} yet")
+            return by_chance(seat, legal, self._rng)
+        return runner.decide(seat, observation, legal, self._rng, strength)
+
+    def ended(self, episode: Episode, lane: Lane | None) -> None:
+        """Called by an episode when it is over."""
+        self._open.pop(id(episode), None)
+        if lane is not None and lane.dropped_steps:
+            self._counters.add(dropped_steps=lane.dropped_steps)
+
+    def now_ms(self) -> int:
+        """The gateway's clock as far as it is known, from which episodes are named."""
+        return self._gateway.now_ms()
+
+    @property
+    def model(self) -> ModelId | None:
+        """The model that a new episode of the first seat acts with."""
+        runner = self._models.runner(0)
+        return runner.id if runner is not None else None
+
+    @property
+    def sample_rate(self) -> float:
+        """The share of episodes that the gateway asks for now."""
+        return self._gateway.sample_rate
+
+    def wait_for_model(self, timeout_s: float = 10.0) -> ModelId | None:
+        """Ask for the champion now and wait for the answer; the model held then."""
+        self._models.wait(timeout_s)
+        return self.model
+
+    def renew(self, token: str | None) -> None:
+        """Use another token from now on, and try again at once."""
+        self._gateway.renew(token)
+        if self._server is not None:
+            self._server.renew(token)
+        self._sender.hurry()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Send all that is recorded (of running episodes all but the last two steps); whether it arrived in time."""
+        deadline_s = time.monotonic() + timeout_s
+        if not self._recorder.flush(timeout_s):
+            return False
+        self._sender.hurry()
+        while self._spool.waiting[0]:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def statistics(self) -> Statistics:
+        """What was done so far."""
+        chunks, size = self._spool.waiting
+        return replace(
+            self._counters.read(),
+            waiting_chunks=chunks,
+            waiting_bytes=size,
+            memory_bytes=self._budget.taken_bytes,
+            sample_rate=self.sample_rate,
+            model=self.model,
+        )
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End open episodes as truncated, send what can be sent in time, and leave the rest spooled."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        limit_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
+        for episode in tuple(self._open.values()):
+            episode.leave()
+        self.flush(limit_s)
+        self._recorder.stop(limit_s)
+        self._sender.stop(0.0)
+        self._models.stop(0.0)
+        self._gateway.close()  # cuts off a request that is still under way
+        self._sender.stop(self._settings.timeout_s)
+        self._models.stop(self._settings.timeout_s)
+        if self._server is not None:
+            self._server.close()
+        self._spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _settle(self, seat: int, episode: str | None, actor: str, sample_rate: float | None) -> Opened:
+        if self._closed:
+            raise Refused("the connection is closed", where="episode", do="Open episodes before close()")
+        if not _ACTOR.fullmatch(actor):
+            raise refused("actor", f"{actor!r} is no actor", actor, "person, script:NAME or model:SHA-256")
+        if episode is None:
+            name = new_episode(self.now_ms())
+        elif is_episode(episode):
+            name = EpisodeId(episode)
+        else:
+            raise refused("episode", f"{episode!r} is no episode", episode, "a UUIDv7 in lower case")
+        rate = self._rates.get(name, self.sample_rate) if sample_rate is None else sample_rate
+        self._rates[name] = rate
+        while len(self._rates) > REMEMBERED_RATES:
+            self._rates.popitem(last=False)
+        return Opened(name, seat, rate, actor)
+
+    def layout(self, seat: int) -> Layout:
+        """The columns of that seat."""
+        if not 0 <= seat < len(self._layouts):
+            raise refused("seat", f"there is no seat {seat}", seat, len(self._layouts) - 1)
+        return self._layouts[seat]
+
+    def _tell_chance(self, why: str) -> None:
+        """Once in a row: a game that asks sixty times a second must not log as often."""
+        self._counters.say(why)
+        if not self._said_chance:
+            self._said_chance = True
+            log.warning("%s: act() draws a legal action by chance, recorded as %s", why, CHANCE)
+
+
+def _name(*parts: str) -> str:
+    """A folder name for any text: readable names could hold what a file system forbids."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def _client_id(root: Path) -> str:
+    """A random name that stays this machine's, for roll-outs by share of clients; it goes nowhere."""
+    path = root / "client.json"
+    with locked(root / "client.lock"):
+        try:
+            return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["client"])
+        except (FileNotFoundError, KeyError, msgspec.DecodeError):
+            fresh = secrets.token_hex(16)
+            write_whole(path, msgspec.json.encode({"format": 1, "client": fresh}))
+            return fresh

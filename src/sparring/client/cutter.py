@@ -1,0 +1,123 @@
+"""Steps become chunks. Decides without I/O: a lane in, chunks out.
+
+The last two steps of a running lane are held back: the last may still earn, and if the episode is left
+without an end the last one falls away and the one before it must carry the ending.
+"""
+
+import msgspec
+import numpy as np
+
+from sparring.client.lane import Block, Lane
+from sparring.client.layout import FINITE_AT_ONCE, refused
+from sparring.errors import ChunkRefused
+from sparring.wire.chunk import MAX_ENCODED_BYTES, Array, Chunk, Header, encode
+
+HELD_BACK = 2
+
+
+def cut(lane: Lane, *, due: bool) -> list[Chunk]:
+    """What of `lane` can become chunks now: full blocks, all of it once it is over, and all of it when `due`."""
+    over = lane.over  # read before the blocks: whatever was written before it was set is then seen
+    blocks = lane.blocks[:]
+    if not blocks:
+        return []
+    last = blocks[-1]
+    limit = _limit(lane, last, over)
+    chunks, done = [], 0
+    for block in blocks:
+        sealed = over or block is not last
+        end = max(block.cut, min(block.count, limit - block.first_step))
+        if end > block.cut and (due or over or (sealed and end == block.count)):
+            closing = over and not lane.lost and block.first_step + end == limit
+            chunks.append(_chunk(lane, block, end, closing))
+            block.cut = end
+        if not over and not (sealed and block.cut == block.count):
+            break
+        done += 1
+    lane.release(done)
+    return chunks
+
+
+def encoded(chunk: Chunk) -> list[bytes]:
+    """The chunk as bytes, in halves where it is too big; ChunkRefused where one step alone is, or has a NaN."""
+    for name, array in chunk.columns.items():
+        if array.dtype.kind == "f" and array[:1].size > FINITE_AT_ONCE and not np.isfinite(array).all():
+            raise refused(name, "it has a NaN or infinite entry", "not finite", "finite")
+    whole = encode(chunk)
+    if len(whole) <= MAX_ENCODED_BYTES:
+        return [whole]
+    if chunk.header.steps == 1:
+        wrong = f"the step at {chunk.header.first_step} takes {len(whole)} bytes encoded"
+        raise ChunkRefused(
+            f"{wrong}, the limit is {MAX_ENCODED_BYTES}",
+            where="record",
+            do="Record smaller observations",
+            field="step",
+            value=len(whole),
+            limit=MAX_ENCODED_BYTES,
+        )
+    middle = chunk.header.steps // 2
+    return encoded(_part(chunk, 0, middle)) + encoded(_part(chunk, middle, chunk.header.steps))
+
+
+def _limit(lane: Lane, last: Block, over: bool) -> int:
+    total = last.first_step + last.count
+    if not over:
+        return total - HELD_BACK
+    return total - 1 if lane.left else total
+
+
+def _chunk(lane: Lane, block: Block, end: int, closing: bool) -> Chunk:
+    rows = slice(block.cut, end)
+    columns: dict[str, Array] = {
+        slot.name: leaf[rows] for slot, leaf in zip(lane.layout.slots, block.leaves, strict=True)
+    }
+    columns |= {"action": block.action[rows], "reward": block.reward[rows], "tick": block.tick[rows]}
+    if block.legal is not None:
+        columns["legal"] = block.legal[rows]
+    if block.logp is not None:
+        columns["behaviour_logp"] = block.logp[rows]
+    if closing:
+        columns |= _last_seen(lane) if lane.left else lane.final
+    about = lane.about
+    header = Header(
+        game=about.game,
+        version=about.version,
+        spec=about.spec,
+        episode=about.episode,
+        seat=about.seat,
+        first_step=block.first_step + block.cut,
+        steps=end - block.cut,
+        player=about.player,
+        actor=block.actor,
+        source=about.source,
+        sample_rate=about.sample_rate,
+        ending=lane.ending if closing else "running",
+        outcome=lane.outcome if closing else None,
+        seed=about.seed,
+    )
+    return Chunk(header, columns)
+
+
+def _last_seen(lane: Lane) -> dict[str, Array]:
+    block = next(block for block in reversed(lane.blocks) if block.count)
+    row = block.count - 1
+    return {f"final_{slot.name}": leaf[row] for slot, leaf in zip(lane.layout.slots, block.leaves, strict=True)}
+
+
+def _part(chunk: Chunk, start: int, end: int) -> Chunk:
+    """Some of a chunk's steps; what belongs to the end goes with the last of them."""
+    head, closes = chunk.header, end == chunk.header.steps
+    columns = {
+        name: array if name.startswith("final_") else array[start:end]
+        for name, array in chunk.columns.items()
+        if closes or not name.startswith("final_")
+    }
+    header = msgspec.structs.replace(
+        head,
+        first_step=head.first_step + start,
+        steps=end - start,
+        ending=head.ending if closes else "running",
+        outcome=head.outcome if closes else None,
+    )
+    return Chunk(header, columns)

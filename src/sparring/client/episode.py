@@ -1,0 +1,137 @@
+"""An episode as one seat lives it: act, record, earn, end."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from sparring.client.lane import Lane, Rows
+from sparring.client.layout import Layout
+from sparring.client.runner import Decision, Runner
+from sparring.errors import Refused
+from sparring.wire.chunk import Array
+from sparring.wire.ids import EpisodeId
+
+if TYPE_CHECKING:
+    from sparring.client.connection import Connection
+
+
+class Episode:
+    """One seat of one episode. Its calls come from one thread at a time; episodes may live in several threads.
+
+    `id` and `sample_rate` are what another connection needs to record another seat of the same episode.
+    """
+
+    def __init__(
+        self, connection: "Connection", layout: Layout, lane: Lane | None, runner: Runner | None, opened: "Opened"
+    ) -> None:
+        self.id, self.sample_rate, self.seat = opened.id, opened.sample_rate, opened.seat
+        self.steps = 0  # decisions given to record()
+        self._connection, self._layout, self._lane, self._runner = connection, layout, lane, runner
+        self._actor = opened.actor
+        self._decision: Decision | None = None
+        self._legal: Any = None
+        self._ended = False
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the steps of this episode are kept: the gateway asked for it, and memory sufficed."""
+        return self._lane is not None and not self._lane.lost
+
+    def act(self, observation: Any, legal: Any = None) -> Any:
+        """An action for `observation`, by the model that this episode began with; chance where there is none yet."""
+        rows = [np.empty((1, *slot.shape), slot.dtype) for slot in self._layout.slots]
+        self._layout.put_observation(rows, 0, observation)
+        leaves: dict[str, Array] = {slot.name: row[0] for slot, row in zip(self._layout.slots, rows, strict=True)}
+        mask = None if legal is None else self._layout.checked_legal(legal)
+        self._decision = self._connection.decide(self.seat, self._layout.seat, self._runner, leaves, mask)
+        self._legal = mask
+        return self._decision.action
+
+    def record(
+        self,
+        observation: Any,
+        action: Any,
+        reward: float = 0.0,
+        *,
+        tick: int | None = None,
+        legal: Any = None,
+        logp: float | None = None,
+    ) -> None:
+        """One decision: what the seat saw, what it did, and what it has earned by it so far.
+
+        Returns at once; ChunkRefused where the step breaks the game's spec, and then nothing was recorded.
+        An action equal to the one that act() just chose is the model's, with its log-probability.
+        """
+        decision, actor = self._decision, self._actor
+        if legal is None:
+            legal = self._legal
+        if decision is not None and _same(decision.action, action):
+            actor = decision.actor
+            if logp is None:
+                logp = decision.logp
+        if self._ended:
+            raise self._over("record")
+        lane = self._lane
+        if lane is not None:
+            lane.write(observation, action, reward, tick=tick, legal=legal, logp=logp, actor=actor)
+        self.steps += 1
+        self._decision = self._legal = None
+
+    def record_rows(self, rows: Rows) -> None:
+        """Many decisions at once, checked by whoever made `rows`: the way of `record_many`."""
+        if self._lane is not None:
+            self._lane.write_rows(rows, self._actor)
+        self.steps += len(rows.reward)
+
+    def earn(self, reward: float) -> None:
+        """Add to the last step what its player earned since, while others moved."""
+        if self._ended:
+            raise self._over("earn")
+        if self._lane is not None:
+            self._lane.earn(reward)
+
+    def end(self, final_observation: Any, *, terminated: bool = True, outcome: float | None = None) -> None:
+        """The episode is over for this seat; `terminated=False` where it was cut short. `outcome` is its score."""
+        if self._ended:
+            raise self._over("end")
+        if self._lane is not None:
+            self._lane.end(final_observation, terminated=terminated, outcome=outcome)
+        self._close()
+
+    def leave(self) -> None:
+        """Left before the end: truncated at the last observation seen, and the decision taken on it falls away."""
+        if not self._ended:
+            if self._lane is not None:
+                self._lane.leave()
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def _close(self) -> None:
+        self._ended = True
+        self._connection.ended(self, self._lane)
+
+    def _over(self, verb: str) -> Refused:
+        return Refused("the episode has ended", where=verb, do="Open the next one with episode()")
+
+
+class Opened:
+    """What was settled when an episode was opened."""
+
+    __slots__ = ("actor", "id", "sample_rate", "seat")
+
+    def __init__(self, name: EpisodeId, seat: int, sample_rate: float, actor: str) -> None:
+        self.id, self.seat, self.sample_rate, self.actor = name, seat, sample_rate, actor
+
+
+def _same(chosen: Any, action: Any) -> bool:
+    if type(chosen) is int:
+        return bool(chosen == action)
+    return bool(np.array_equal(chosen, action))

@@ -1,0 +1,116 @@
+"""What is asked of the gateway over HTTP, and what its answers teach: its clock and its sample rate."""
+
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from sparring.client.answers import read_body
+from sparring.errors import ConfigError, Missing, Unreachable
+from sparring.wire.champion import Signed
+from sparring.wire.ids import ModelId
+
+MAX_MODEL_BYTES = 1 << 30
+
+
+class Gateway:
+    """One HTTP client for the background threads of one connection; safe to call from several."""
+
+    def __init__(self, url: str, game: str, token: str | None, timeout_s: float, ca: str | Path | None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is no address", where="sparring.connect", do="Begin it with https://")
+        self.url, self._game = url.rstrip("/"), quote(game, safe="")
+        self._clock_ms = 0  # the gateway's clock less ours
+        self.sample_rate = 1.0
+        verify = httpx.create_ssl_context(verify=str(ca)) if ca is not None else True
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, verify=verify, trust_env=False)
+        self.renew(token)
+
+    def renew(self, token: str | None) -> None:
+        """Use another key from now on."""
+        if token is None:
+            self._http.headers.pop("Authorization", None)
+        else:
+            self._http.headers["Authorization"] = f"Bearer {token}"
+
+    def now_ms(self) -> int:
+        """The gateway's clock as far as we know it, in Unix milliseconds."""
+        return int(time.time() * 1000) + self._clock_ms
+
+    def upload(self, packed: bytes) -> httpx.Response:
+        """POST chunks; learns the gateway's clock from the answer."""
+        headers = {"Content-Type": "application/x-spar-chunks"}
+        before_ms = time.time() * 1000
+        response = self._http.post(f"/v1/games/{self._game}/chunks", content=packed, headers=headers)
+        told_ms = read_body(response.content).time_ms
+        if told_ms is not None:
+            # Halfway between asking and hearing; half a round trip is the error, which is small beside a wrong clock.
+            self._clock_ms = int(told_ms - (before_ms + time.time() * 1000) / 2)
+        return response
+
+    def heard(self, sample_rate: float | None) -> None:
+        """The share of episodes that the gateway asks for from now on."""
+        if sample_rate is not None:
+            self.sample_rate = sample_rate
+
+    def spec(self, version: str | None = None) -> bytes:
+        """The JSON about the game; Missing or Unreachable otherwise."""
+        params = {} if version is None else {"version": version}
+        response = self._get(f"/v1/games/{self._game}", params=params)
+        return response.content
+
+    def champion(self, version: str, seat: int, etag: str) -> tuple[Signed | None, str]:
+        """The manifest and its tag; None with the same tag where it did not change. Missing where none reigns."""
+        headers = {"If-None-Match": etag} if etag else {}
+        params = {"version": version, "seat": str(seat)}
+        response = self._get(f"/v1/games/{self._game}/champion", params=params, headers=headers)
+        if response.status_code == 304:
+            return None, etag
+        try:
+            return msgspec.json.decode(response.content, type=Signed), response.headers.get("etag", "")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Unreachable(
+                f"the champion does not read: {error}", where=self.url, do="It is asked for again"
+            ) from None
+
+    def file(self, model: ModelId, name: str) -> bytes:
+        """One file of a model, not yet verified; at most MAX_MODEL_BYTES of it."""
+        path = f"/v1/models/{quote(model, safe='')}/{name}"
+        try:
+            with self._http.stream("GET", path) as response:
+                self._check(response.status_code, path)
+                parts, size = [], 0
+                for part in response.iter_bytes():
+                    size += len(part)
+                    if size > MAX_MODEL_BYTES:
+                        raise Unreachable(
+                            f"{name} is above {MAX_MODEL_BYTES} bytes", where=self.url, do="Ask its operator"
+                        )
+                    parts.append(part)
+                return b"".join(parts)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _get(self, path: str, *, params: dict[str, str], headers: dict[str, str] | None = None) -> httpx.Response:
+        try:
+            response = self._http.get(path, params=params, headers=headers)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+        self._check(response.status_code, path)
+        return response
+
+    def _check(self, status: int, path: str) -> None:
+        if status == 404:
+            raise Missing("the gateway has none", where=f"{self.url}{path}", do="Check the game's name and version")
+        if status not in (200, 304):
+            raise Unreachable(f"it answered {status}", where=f"{self.url}{path}", do="It is asked again later")
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"no answer ({type(error).__name__})", where=self.url, do="Check that `spar serve` runs there"
+        )

@@ -1,0 +1,177 @@
+"""The models that a client holds: a thread that looks for champions, verifies, keeps and loads them."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+from numpy.random import Generator
+
+from sparring.client.champion import Memory, belongs
+from sparring.client.gateway import Gateway
+from sparring.client.locks import write_whole
+from sparring.client.runner import Runner
+from sparring.client.statistics import Counters
+from sparring.errors import Missing, ModelDamaged, SparringError, StoreFailed
+from sparring.games.spec import GameSpec
+from sparring.wire.champion import Champion, for_client
+from sparring.wire.ids import ModelId
+from sparring.wire.model import ONNX, Card, Model, check
+
+log = logging.getLogger("sparring.client")
+
+
+class Models:
+    """Owns its thread. `runner(seat)` is what a new episode of that seat acts with, to its end."""
+
+    def __init__(
+        self, gateway: Gateway, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters
+    ) -> None:
+        self._gateway, self._folder, self._game = gateway, folder, game
+        self._client, self._trust, self._counters = client, trust, counters
+        self._seats: dict[int, str] = {}  # seat → ETag of the manifest heard last
+        self._runners: dict[int, Runner] = {}
+        self._for_all: Runner | None = None
+        self._expires_at_ms: dict[int, int] = {}
+        self._refused: set[str] = set()  # said once each
+        self._wake, self._stopping = threading.Event(), threading.Event()
+        self._polled = threading.Condition()
+        self._polls = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self, every_s: float, rng: Generator) -> None:
+        """Load what is held on disk for the first seat, then look for newer ones in the background."""
+        self._add_seat(0)
+        self._thread = threading.Thread(target=self._run, args=(every_s, rng), name="sparring-models", daemon=True)
+        self._thread.start()
+
+    def runner(self, seat: int) -> Runner | None:
+        """The newest verified model for that seat; None where there is none yet."""
+        if self._thread is not None and seat not in self._seats:
+            self._add_seat(seat)
+            self._wake.set()
+        return self._runners.get(seat) or self._for_all
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until the champions have been asked for once more; whether that happened in time."""
+        with self._polled:
+            before = self._polls
+            self._wake.set()
+            return self._polled.wait_for(lambda: self._polls > before or self._stopping.is_set(), timeout_s)
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, every_s: float, rng: Generator) -> None:
+        while not self._stopping.is_set():
+            for seat in tuple(self._seats):
+                self._poll(seat)
+            with self._polled:
+                self._polls += 1
+                self._polled.notify_all()
+            # Jittered, so that clients which started together do not ask together for ever.
+            self._wake.wait(every_s * (0.8 + 0.4 * float(rng.random())))
+            self._wake.clear()
+
+    def _poll(self, seat: int) -> None:
+        now_ms = int(time.time() * 1000)
+        try:
+            signed, etag = self._gateway.champion(self._game.version, seat, self._seats[seat])
+            if signed is not None:
+                memory = self._memory(seat)
+                if self._trust is None and memory.read() is None:
+                    log.warning("no trust was given: the first key is pinned, %s", signed.key)
+                champion = memory.keep(signed, self._trust, game=self._game, seat=seat, now_ms=now_ms)
+                self._follow(champion, seat)
+                self._seats[seat] = etag
+        except Missing:
+            log.debug("no champion of %s %s yet", self._game.id, self._game.version)
+        except (SparringError, OSError, RuntimeError) as error:
+            if not self._stopping.is_set():
+                self._tell(f"champion: {error}" + ("; the model held before stays" if seat in self._runners else ""))
+        self._say_if_expired(seat, now_ms)
+
+    def _follow(self, champion: Champion, seat: int) -> None:
+        """Load the model that the manifest names for this client."""
+        self._expires_at_ms[seat] = champion.expires_at_ms
+        model = for_client(champion, self._client)
+        known = next((runner for runner in self._runners.values() if runner.id == model), None)
+        self._install(known or Runner(self._fetch(model)), champion, seat)
+
+    def _install(self, runner: Runner, champion: Champion, seat: int) -> None:
+        if self._runners.get(seat) is not runner:
+            log.info("seat %d acts with model %s from its next episode on", seat, runner.id[:12])
+        self._runners[seat] = runner
+        if champion.seat is None:
+            self._for_all = runner
+
+    def _fetch(self, model: ModelId) -> Model:
+        """From disk where it is whole, else from the gateway; verified either way."""
+        try:
+            return self._read(model)
+        except (FileNotFoundError, ModelDamaged) as error:
+            log.debug("model %s is not on disk (%s)", model[:12], error)
+        found = self._checked(model, self._gateway.file(model, "card.json"), self._gateway.file(model, ONNX))
+        folder = self._folder / "models" / model
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / ONNX, found.files[ONNX])
+            write_whole(folder / "card.json", msgspec.json.encode(found.card))
+        except OSError as error:
+            self._tell(f"{StoreFailed(f'it is not kept: {error}', where=str(folder), do='Free some space')}")
+        return found
+
+    def _read(self, model: ModelId) -> Model:
+        folder = self._folder / "models" / model
+        return self._checked(model, (folder / "card.json").read_bytes(), (folder / ONNX).read_bytes())
+
+    def _checked(self, model: ModelId, card: bytes, onnx: bytes) -> Model:
+        try:
+            read = msgspec.json.decode(card, type=Card)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ModelDamaged(
+                f"its card does not read: {error}", where=f"model {model[:12]}", do="It is fetched again"
+            ) from None
+        found = check(model, read, {ONNX: onnx})
+        if (read.game, read.spec) != (self._game.id, self._game.hash):
+            raise ModelDamaged(
+                f"it is for {read.game} with spec {read.spec[:12]}, this game has {self._game.hash[:12]}",
+                where=f"model {model[:12]}",
+                do="Train for this version",
+            )
+        return found
+
+    def _add_seat(self, seat: int) -> None:
+        """Begin with the model held on disk: verified again, but however old, since none newer is known."""
+        self._seats[seat] = ""
+        try:
+            held = self._memory(seat).read()
+            if held is not None:
+                champion = belongs(held.signed, self._trust or held.key, game=self._game, seat=seat)
+                self._expires_at_ms[seat] = champion.expires_at_ms
+                self._install(Runner(self._read(for_client(champion, self._client))), champion, seat)
+        except FileNotFoundError:
+            log.debug("the model held for seat %d is not on disk; it is fetched", seat)
+        except (ModelDamaged, OSError) as error:
+            self._tell(f"the model held on disk is not used: {error}")
+
+    def _say_if_expired(self, seat: int, now_ms: int) -> None:
+        expires_at_ms = self._expires_at_ms.get(seat)
+        if expires_at_ms is not None and expires_at_ms <= now_ms and seat in self._runners:
+            self._tell(f"the champion's manifest for seat {seat} has expired; the verified model held goes on")
+
+    def _memory(self, seat: int) -> Memory:
+        version = self._game.version.encode().hex() or "none"
+        return Memory(self._folder / "champion" / f"{version[:64]}-{seat}.json")
+
+    def _tell(self, text: str) -> None:
+        self._counters.say(text)
+        if text not in self._refused:
+            if len(self._refused) > 256:
+                self._refused.clear()
+            self._refused.add(text)
+            log.warning("%s", text)

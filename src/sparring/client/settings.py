@@ -1,0 +1,95 @@
+"""What `connect` may be told beside address, game and player; each default is the one most games want."""
+
+import difflib
+import os
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from sparring.errors import ConfigError
+from sparring.games.spec import GameSpec
+
+
+class SettingsKeys(TypedDict, total=False):
+    """The keyword arguments of `connect`, for type checkers; meaning and defaults stand in `Settings`."""
+
+    token: str | None
+    trust: str | None
+    strength: float | None
+    act: Literal["local", "server"]
+    spec: GameSpec | str | Path | None
+    folder: str | Path | None
+    ca: str | Path | None
+    seed: int | None
+    flush_every_s: float
+    memory_bytes: int
+    spool_bytes: int
+    poll_every_s: float
+    retry_most_s: float
+    timeout_s: float
+    act_timeout_s: float
+    close_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One line each in docs/client.md."""
+
+    token: str | None = None  # an API key or a player token; never logged, never written to disk
+    trust: str | None = None  # "ed25519:…" as `spar serve` prints it; None pins the first key seen
+    strength: float | None = None  # 1 is the model at its best, 0 is chance; None leaves it at its best
+    act: Literal["local", "server"] = "local"  # where the model runs
+    spec: GameSpec | str | Path | None = None  # the game's spec, or its TOML file; None asks catalogue, then gateway
+    folder: str | Path | None = None  # spool, models and pins; None is the user's data folder
+    ca: str | Path | None = None  # PEM file of the authority that signed the gateway's certificate
+    seed: int | None = None  # of act()'s chance; None draws one
+    flush_every_s: float = 3.0  # what a running episode has recorded is sent this often
+    memory_bytes: int = 64 << 20  # of steps not yet on disk; beyond it the rest of an episode is dropped
+    spool_bytes: int = 256 << 20  # on disk; beyond it the oldest whole episodes are dropped
+    poll_every_s: float = 60.0  # a new champion is looked for this often, give or take a fifth
+    retry_most_s: float = 30.0  # the longest pause between two tries of an upload
+    timeout_s: float = 10.0  # of one request in the background
+    act_timeout_s: float = 1.0  # of one act="server" request, for which the game waits
+    close_timeout_s: float = 5.0  # close() waits this long for the last uploads; the rest stays spooled
+
+    def __post_init__(self) -> None:
+        if self.act not in ("local", "server"):
+            raise _wrong(f"act={self.act!r}", 'Use "local" or "server"')
+        if self.strength is not None and not 0.0 <= self.strength <= 1.0:
+            raise _wrong(f"strength={self.strength!r}", "Give a number from 0 (chance) to 1 (at its best)")
+        if self.trust is not None and not self.trust.startswith("ed25519:"):
+            raise _wrong(f"trust={self.trust!r}", 'Give the "ed25519:…" line that `spar serve` prints')
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name.endswith(("_s", "_bytes")) and not value > 0:
+                raise _wrong(f"{item.name}={value!r}", "Give a number above 0")
+
+    @property
+    def root(self) -> Path:
+        return Path(self.folder) if self.folder is not None else data_folder()
+
+
+def read_settings(given: dict[str, Any]) -> Settings:
+    """The settings, or a ConfigError that names the unknown one and the nearest known."""
+    known = [item.name for item in fields(Settings)]
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise _wrong(
+                f"unknown argument {key!r}", f"Did you mean {near[0]!r}" if near else f"Use {', '.join(known)}"
+            )
+    return Settings(**given)
+
+
+def data_folder() -> Path:
+    """Where this operating system keeps a user's application data; the one place that asks the environment."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "sparring"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "sparring"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sparring"
+
+
+def _wrong(text: str, do: str) -> ConfigError:
+    return ConfigError(text, where="sparring.connect", do=do)

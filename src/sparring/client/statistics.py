@@ -1,0 +1,56 @@
+"""What a connection has done so far, in numbers that a game can show."""
+
+import threading
+from dataclasses import dataclass, replace
+
+from sparring.wire.ids import ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts since `connect`. A chunk is spooled, then acknowledged, refused, dropped or damaged; or it waits."""
+
+    episodes: int = 0  # opened
+    episodes_not_asked: int = 0  # opened, and by the sample rate not recorded
+    steps: int = 0  # made into chunks and spooled
+    chunks: int = 0  # spooled
+    new_chunks: int = 0  # acknowledged; the gateway took them
+    had_chunks: int = 0  # acknowledged; the gateway had them already
+    refused_chunks: int = 0  # set aside with the reason: by the gateway, or before they were spooled
+    damaged_chunks: int = 0  # did not verify when read back; set aside, not sent
+    erased_chunks: int = 0  # removed unsent, since the player was erased
+    dropped_chunks: int = 0  # removed unsent: the spool was full
+    dropped_episodes: int = 0  # that lost chunks so
+    dropped_steps: int = 0  # never spooled: memory was full, or their episode was dropped
+    tries: int = 0  # uploads sent
+    failed_tries: int = 0  # uploads to be sent again
+    act_fallbacks: int = 0  # act="server" asked in vain, and chance chose
+    waiting_chunks: int = 0  # in the spool now
+    waiting_bytes: int = 0
+    memory_bytes: int = 0  # of steps not yet spooled
+    sample_rate: float = 1.0
+    model: ModelId | None = None  # that new episodes of the first seat act with
+    said: str = ""  # the last thing that went wrong, as it was logged
+
+    @property
+    def acknowledged_chunks(self) -> int:
+        return self.new_chunks + self.had_chunks
+
+
+class Counters:
+    """Statistics that several threads add to. Never touched by record()."""
+
+    def __init__(self) -> None:
+        self._lock, self._now = threading.Lock(), Statistics()
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            self._now = replace(self._now, **{name: getattr(self._now, name) + count for name, count in counts.items()})
+
+    def say(self, text: str) -> None:
+        """Remember the last thing that went wrong."""
+        with self._lock:
+            self._now = replace(self._now, said=text)
+
+    def read(self) -> Statistics:
+        return self._now

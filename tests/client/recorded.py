@@ -1,0 +1,44 @@
+"""Lanes without a connection, for tests of what is decided without I/O."""
+
+import numpy as np
+
+from sparring.client.cutter import cut, encoded
+from sparring.client.lane import About, Budget, Lane
+from sparring.client.layout import Layout
+from sparring.games.catalogue import spec_of
+from sparring.games.checks import check
+from sparring.wire.chunk import decode
+from sparring.wire.ids import new_episode
+
+CARTPOLE = spec_of("cartpole")
+
+
+def lane_of(game=CARTPOLE, seat=0, memory_bytes=64 << 20, seed=None):
+    about = About(game.id, game.version, game.hash, new_episode(), seat, None, "play", 1.0, seed)
+    return Lane(about, Layout(game, seat), Budget(memory_bytes), lambda: None)
+
+
+def seen(step):
+    """An observation that says which step it is of."""
+    return np.array([step / 1000, 0, 0, 0], np.float32)
+
+
+def write(lane, step, action=0, reward=1.0, *, actor="person", tick=None, legal=None, logp=None):
+    lane.write(seen(step), action, reward, tick=tick, legal=legal, logp=logp, actor=actor)
+
+
+def taken(lane, due=False, spec=CARTPOLE):
+    """What the lane gives now, as the gateway will read it: each chunk passes the gateway's own check."""
+    chunks = [decode(part) for chunk in cut(lane, due=due) for part in encoded(chunk)]
+    for chunk in chunks:
+        check(chunk, spec)
+    return chunks
+
+
+def steps_of(chunks):
+    """The steps by their own numbers, and where each chunk says it begins."""
+    for chunk in chunks:
+        first = chunk.header.first_step
+        numbers = np.rint(chunk.columns["observation/state"][:, 0] * 1000).astype(int)
+        assert numbers.tolist() == list(range(first, first + chunk.header.steps))
+    return [step for c in chunks for step in range(c.header.first_step, c.header.first_step + c.header.steps)]
