@@ -1,0 +1,62 @@
+// CartPole for a person: their cart below, the champion's above, both from the same start.
+
+import { h } from "../page.js";
+import { colours, drawCart, sharpen, text } from "./cart.js";
+
+const LEFT = 0, RIGHT = 1;
+
+export const title = "CartPole";
+export const rules = "Push the cart left or right to keep the pole up. The cart is pushed at every tick: the way you last chose. The champion starts from the same place, above you.";
+
+export function keys() {
+  return [h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " or ", h("kbd", {}, "A"), " ", h("kbd", {}, "D"), " push, and so does a press on either half of the picture. The first push begins."];
+}
+
+export class Board {
+  constructor(root, onBegin) {
+    this.onBegin = onBegin;
+    this.way = RIGHT;
+    this.canvas = h("canvas", { class: "screen carts", tabindex: "0", role: "img", "aria-label": "Two carts" });
+    this.canvas.style.aspectRatio = "16 / 11";
+    const pad = (way, word) => h("button", { type: "button", class: "button plain", onpointerdown: (event) => { event.preventDefault(); this.#push(way); } }, word);
+    root.append(this.canvas, h("div", { class: "pads" }, pad(LEFT, "◀ left"), pad(RIGHT, "right ▶")));
+    this.canvas.addEventListener("pointerdown", (event) => {
+      const box = this.canvas.getBoundingClientRect();
+      this.#push(event.clientX < box.left + box.width / 2 ? LEFT : RIGHT);
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("input, select, textarea")) return;
+      const way = { ArrowLeft: LEFT, a: LEFT, A: LEFT, ArrowRight: RIGHT, d: RIGHT, D: RIGHT }[event.key];
+      if (way === undefined) return;
+      this.#push(way);
+      event.preventDefault();
+    });
+  }
+
+  action() {
+    return this.way;
+  }
+
+  look(game) {
+    const seen = game.observation(0);
+    return Array.from(seen["observation/state"]);
+  }
+
+  /** Both carts, `part` of the way between two ticks. */
+  draw(before, now, part, { bot, botTicks, ticks, advice = null, banner = "" }) {
+    const { context, width, height } = sharpen(this.canvas);
+    const ink = colours("ink", "you", "bot", "line", "quiet");
+    const between = now.map((value, i) => before[i] + (value - before[i]) * part);
+    context.clearRect(0, 0, width, height);
+    const share = height * 0.4;
+    drawCart(context, bot, { top: 0, height: share, width, pole: ink.bot, ink: ink.quiet, line: ink.line, label: `bot: ${botTicks} ticks` });
+    drawCart(context, between, { top: share, height: height - share, width, pole: ink.you, ink: ink.ink, line: ink.line, label: `you: ${ticks} ticks` });
+    if (advice !== null) text(context, advice === LEFT ? "◀" : "▶", width / 2 + (advice === LEFT ? -34 : 34), height - 12, ink.you, { size: 22, align: "center" });
+    if (banner) text(context, banner, width / 2, share + (height - share) * 0.22, ink.ink, { size: Math.max(15, height * 0.045), align: "center", weight: 600 });
+  }
+
+  #push(way) {
+    this.way = way;
+    this.onBegin();
+  }
+}

@@ -1,0 +1,110 @@
+// The champion: fetched, verified, and only then run. Nothing is replaced in silence: whatever does not
+// verify leaves the model that was held before, and is said.
+
+import { hex, modelFor, sha256 } from "./ids.js";
+import { Network, readSafetensors } from "./network.js";
+import { SparringError } from "./server.js";
+
+/** A model that may act here. `network` is null where the server must choose. */
+export class Model {
+  constructor(id, card, network) {
+    Object.assign(this, { id, card, network });
+  }
+}
+
+/** Keeps the newest verified champion of one game. `notice` is a sentence about what a person should know. */
+export class Champions {
+  constructor(server, storage, { game, version, spec, trust = null, client = "", local = true }) {
+    Object.assign(this, { server, storage, game, version, spec, trust, client, local });
+    Object.assign(this, { model: null, manifest: null, notice: "" });
+    this.place = `${server.url || globalThis.location?.origin || ""}/${game}/${version}`;
+  }
+
+  /** Ask for the champion; true where the model changed. Throws SparringError, and keeps what it holds. */
+  async refresh() {
+    let signed;
+    try {
+      signed = await this.server.get(`/v1/games/${this.game}/champion?version=${encodeURIComponent(this.version)}`);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      this.notice = this.model ? this.notice : "no champion yet";
+      return false;
+    }
+    const manifest = await this.#verified(signed);
+    const id = modelFor(manifest, this.client);
+    if (manifest.spec !== this.spec) throw bad("the champion was trained for another version of this game");
+    this.#remember(manifest, signed.key);
+    this.manifest = manifest;
+    if (this.model?.id === id) return false;
+    this.model = await this.#fetch(id);
+    return true;
+  }
+
+  async #verified(signed) {
+    const trust = this.trust ?? this.#pinned(signed.key);
+    if (signed.key !== trust) throw bad(`the champion is signed by ${signed.key}, not by the trusted ${trust}`);
+    const payload = fromBase64(signed.payload);
+    const holds = await checkSignature(fromBase64(trust.replace("ed25519:", "")), fromBase64(signed.signature), payload);
+    if (holds === false) throw bad("the champion's signature does not fit");
+    if (holds === null && this.local) {
+      this.local = false; // a model that cannot be verified is not run here; the server runs it itself
+      this.notice = "this browser cannot check signatures, so the server chooses the moves";
+    }
+    const manifest = JSON.parse(new TextDecoder().decode(payload));
+    if (manifest.game !== this.game || manifest.version !== this.version) throw bad("the champion is another game's");
+    if (manifest.counter < this.#lastCounter(signed.key))
+      throw bad(`the champion's counter went back to ${manifest.counter}`);
+    if (manifest.expires_at_ms < Date.now()) throw bad("the champion's manifest has expired");
+    return manifest;
+  }
+
+  async #fetch(id) {
+    const raw = await this.server.bytes(`/v1/models/${id}/card.json`);
+    if (hex(sha256(raw)) !== id) throw bad(`the card of model ${id.slice(0, 12)} is not what its name says`);
+    const card = JSON.parse(new TextDecoder().decode(raw));
+    if (card.spec !== this.spec) throw bad(`model ${id.slice(0, 12)} fits another version of this game`);
+    if (!this.local) return new Model(id, card, null);
+    const weights = await this.server.bytes(`/v1/models/${id}/weights.safetensors`);
+    if (hex(sha256(weights)) !== card.files["weights.safetensors"])
+      throw bad(`the weights of model ${id.slice(0, 12)} are not what its card says`);
+    return new Model(id, card, new Network(card.network, readSafetensors(weights)));
+  }
+
+  #pinned(key) {
+    const name = `sparring/trust/${this.place}`;
+    const pinned = this.storage.getItem(name);
+    if (pinned) return pinned;
+    this.storage.setItem(name, key);
+    this.notice = "no key was given, so the first one seen is trusted from now on";
+    return key;
+  }
+
+  #lastCounter(key) {
+    return Number(this.storage.getItem(`sparring/counter/${this.place}/${key}`) ?? 0);
+  }
+
+  #remember(manifest, key) {
+    this.storage.setItem(`sparring/counter/${this.place}/${key}`, String(manifest.counter));
+  }
+}
+
+/** Whether the Ed25519 signature holds; null where this browser cannot say. */
+async function checkSignature(key, signature, payload) {
+  const subtle = globalThis.crypto?.subtle; // hidden from pages that are neither on this machine nor over TLS
+  if (!subtle) return null;
+  try {
+    const imported = await subtle.importKey("raw", key, { name: "Ed25519" }, false, ["verify"]);
+    return await subtle.verify({ name: "Ed25519" }, imported, signature, payload);
+  } catch (error) {
+    if (error.name === "NotSupportedError") return null;
+    throw bad(`the champion's key does not read: ${error.message}`);
+  }
+}
+
+function fromBase64(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+}
+
+function bad(wrong) {
+  return new SparringError(wrong, { where: "champion", doThis: "The model held before stays in use" });
+}

@@ -1,0 +1,170 @@
+// The JavaScript client: the same verbs as `sparring.connect` in Python.
+//
+//   const game = await connect(url, { game: "connect-four", player: "alice" });
+//   const episode = game.episode({ seat: 0 });
+//   const action = await episode.act(observation, legal);    // the champion, verified and run here
+//   episode.record(observation, action, reward);             // returns at once; spooled, retried, sent once
+//   episode.end(finalObservation, { terminated: true });
+
+import { Champions } from "./champion.js";
+import { leafOf, nested, Recording } from "./episode.js";
+import { askedFor, newEpisode } from "./ids.js";
+import { choose, logSoftmax } from "./network.js";
+import { Server, SparringError } from "./server.js";
+import { openStorage, Spool } from "./spool.js";
+import { Uploads } from "./uploads.js";
+
+export { SparringError };
+
+/**
+ * A connection to one game on one server. Options: game (needed), player (the game's own name for the person),
+ * token, trust ("ed25519:…"), strength (0 chance … 1 at its best; null: at its best), act ("local" | "server"),
+ * storage (by default localStorage), onChange (called whenever statistics or the model change).
+ */
+export async function connect(url, options) {
+  const server = new Server(url, options.token);
+  const storage = options.storage ?? openStorage();
+  const about = await describe(server, storage, options.game);
+  const connection = new Connection(server, storage, about, options);
+  connection.uploads.start(); // what an earlier page left behind
+  await connection.refresh();
+  return connection;
+}
+
+/** The game's spec from the server, or where it does not answer, as it was the last time. */
+async function describe(server, storage, game) {
+  const place = `sparring/spec/${server.url}/${game}`;
+  try {
+    const about = await server.get(`/v1/games/${encodeURIComponent(game)}`);
+    storage.setItem(place, JSON.stringify(about));
+    return about;
+  } catch (error) {
+    const last = storage.getItem(place);
+    if (!error.passing || !last) throw error;
+    return JSON.parse(last);
+  }
+}
+
+export class Connection {
+  constructor(server, storage, about, options) {
+    Object.assign(this, { server, storage, spec: about.spec, hash: about.hash });
+    this.game = options.game;
+    this.version = about.spec.version ?? "1";
+    this.player = options.player ?? null;
+    this.strength = options.strength ?? null;
+    this.sampleRate = about.sample_rate ?? 1;
+    this.onChange = options.onChange ?? (() => {});
+    this.random = options.random ?? Math.random;
+    this.spool = new Spool(storage, this.game);
+    this.uploads = new Uploads(server, this.spool, { game: this.game, onAnswer: (answer) => this.#answered(answer) });
+    this.champions = new Champions(server, storage, {
+      game: this.game, version: this.version, spec: this.hash, trust: options.trust,
+      client: this.player ?? "", local: (options.act ?? "local") === "local",
+    });
+    this.open = new Set();
+    this.skipped = 0; // steps of episodes that were not asked for
+    this.lost = 0; // steps that did not fit the spool
+    this.modelProblem = "";
+    globalThis.addEventListener?.("pagehide", () => this.#leave());
+  }
+
+  /** The id of the model that acts, or null while none reigns. */
+  get model() {
+    return this.champions.model?.id ?? null;
+  }
+
+  /** Look for a newer champion, between episodes; true where the model changed. Never throws: see statistics(). */
+  async refresh() {
+    try {
+      const changed = await this.champions.refresh();
+      this.modelProblem = "";
+      if (changed) this.onChange();
+      return changed;
+    } catch (error) {
+      if (!(error instanceof SparringError)) throw error;
+      this.modelProblem = error.message;
+      this.onChange();
+      return false;
+    }
+  }
+
+  /**
+   * Open one seat of an episode. Give the same `episode` to every seat of one game. `leaving` returns what the
+   * seat sees when the page is closed in the middle: the episode is then recorded as cut short.
+   */
+  episode({ seat = 0, episode = newEpisode(), seed = null, actor = "person", source = "play", leaving = null } = {}) {
+    const asked = askedFor(episode, this.sampleRate);
+    const opened = new Recording(this, { seat, episode, seed, actor, source, leaving, asked, rate: this.sampleRate });
+    this.open.add(opened);
+    return opened;
+  }
+
+  /** What the model would do, without doing it: {action, best, logp, value, chances, model}. */
+  async think(observation, legal = null, seat = 0, strength = this.strength) {
+    const model = this.champions.model;
+    if (model && !model.network) return this.#ask(observation, legal, seat, strength);
+    if (!model) return this.#chance(legal, seat);
+    const { logits, value } = model.network.run(observation);
+    const chances = model.card.policy === "categorical" ? logSoftmax(logits, legal).map(Math.exp) : null;
+    const chosen = choose(logits, legal, strength, this.random);
+    return { ...chosen, value: value ? value[0] : null, chances, model: model.id, actor: `model:${model.id}` };
+  }
+
+  async #ask(observation, legal, seat, strength) {
+    const leaves = this.spec.seats[seat].observation;
+    const said = Object.fromEntries(leaves.map((leaf) => [leaf.name, nested(leafOf(observation, leaf), leaf)]));
+    const body = { observation: said, legal: legal && Array.from(legal, Boolean), seat, strength };
+    const answer = await this.server.post(`/v1/games/${this.game}/act`, body);
+    const actor = answer.model ? `model:${answer.model}` : "script:random";
+    return { ...answer, best: answer.action, chances: null, actor };
+  }
+
+  #chance(legal, seat) {
+    const choices = this.spec.seats[seat].action.choices?.[0] ?? 0;
+    if (!choices) throw new SparringError("there is no champion yet, and chance plays only games of choices");
+    const allowed = Array.from({ length: choices }, (_, i) => i).filter((i) => !legal || legal[i]);
+    const action = allowed[Math.floor(this.random() * allowed.length)];
+    const logp = -Math.log(allowed.length);
+    return { action, best: action, logp, value: null, chances: null, model: null, actor: "script:random" };
+  }
+
+  /** Spool a chunk that is complete; called by episodes. */
+  keep(chunk) {
+    if (!this.spool.put(chunk)) this.lost += chunk.header.steps;
+    this.uploads.start();
+  }
+
+  /** How many steps of an episode the server said it keeps. */
+  kept(episode) {
+    return this.uploads.kept.get(episode) ?? 0;
+  }
+
+  /** Send all that waits; true once the server has answered for everything. */
+  async flush(timeoutS = 10) {
+    return this.uploads.flush(timeoutS);
+  }
+
+  /** What was sent, what waits, and what went wrong, in words. */
+  statistics() {
+    return {
+      ...this.uploads.counts, waiting: this.spool.keys().length, skipped: this.skipped, lost: this.lost,
+      sampleRate: this.sampleRate, model: this.model, counter: this.champions.manifest?.counter ?? null,
+      local: this.champions.local, lasting: this.storage.lasting !== false,
+      problem: this.uploads.problem, modelProblem: this.modelProblem, notice: this.champions.notice,
+    };
+  }
+
+  close() {
+    this.#leave();
+    this.uploads.close();
+  }
+
+  #leave() {
+    for (const episode of this.open) episode.leave();
+  }
+
+  #answered(answer) {
+    if (typeof answer.sample_rate === "number") this.sampleRate = answer.sample_rate;
+    this.onChange();
+  }
+}

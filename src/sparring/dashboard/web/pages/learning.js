@@ -1,0 +1,161 @@
+// Learning curves as they grow, who was promoted, and CartPole balanced by the newest champion.
+
+import { colours, drawCart, sharpen } from "../boards/cart.js";
+import { Chart } from "../chart.js";
+import { connect, SparringError } from "../client.js";
+import { Game } from "../games/cartpole.js";
+import { newSeed } from "../ids.js";
+import { $, ago, brief, duration, figure, h, poll, say, server, short, show } from "../page.js";
+
+const METRICS = {
+  return_mean: "return per episode", loss: "loss", steps_per_s: "steps per second", episodes: "episodes",
+};
+const GOALS = { "cartpole/return_mean": 475 };
+const MOST_RUNS = 6;
+const MOST_ROWS = 4000; // of one run, in this page
+
+const curves = new Map(); // run → {next, rows}
+const hiddenRuns = new Set();
+const chart = new Chart($("chart"));
+let runs = [];
+let game = new URLSearchParams(location.search).get("game");
+
+$("game").addEventListener("change", (event) => { game = event.target.value; refresh(); });
+$("metric").addEventListener("change", draw);
+$("over").addEventListener("change", draw);
+
+async function refresh() {
+  const [{ runs: all }, { promotions }] = await Promise.all([server.get("/api/runs"), server.get("/api/promotions")]);
+  const games = [...new Set(all.map((run) => run.game))];
+  game ??= (all.find((run) => run.state === "running") ?? all[0])?.game ?? null;
+  if (game && !games.includes(game)) games.push(game);
+  show($("game"), games.map((name) => h("option", { value: name, selected: name === game }, name)));
+  if (game) $("game").value = game;
+  runs = all.filter((run) => run.game === game).slice(0, MOST_RUNS);
+  await Promise.all(runs.map((run) => follow(run.run)));
+  show($("log"), promotions.length ? promotions.map(promotion) : h("li", {}, h("span", {}),
+    h("span", { class: "quiet" }, "No promotion yet. A model is published about once a minute, and reigns when it beats the one before.")));
+  chips();
+  metricChoices();
+  draw();
+}
+
+async function follow(run) {
+  const curve = curves.get(run) ?? { next: 0, rows: [] };
+  curves.set(run, curve);
+  const answer = await server.get(`/api/runs/${encodeURIComponent(run)}/metrics?after=${curve.next}`);
+  if (answer.reset) curve.rows = [];
+  curve.rows.push(...answer.rows);
+  if (curve.rows.length > MOST_ROWS) curve.rows = curve.rows.filter((_, i) => i % 2 === 0);
+  curve.next = answer.next;
+}
+
+function chips() {
+  const chip = (run, i) => h("label", {},
+    h("input", { type: "checkbox", value: run.run, checked: !hiddenRuns.has(run.run) }),
+    h("span", { class: `dot fill-${i}` }), `${run.algo} · ${run.run}`,
+    h("span", { class: `tag ${run.state}` }, run.state === "running" ? `${brief(last(run, "steps_per_s") ?? 0)} steps/s` : run.state));
+  const box = $("runs");
+  const legend = box.querySelector("legend");
+  const focused = document.activeElement?.value;
+  box.replaceChildren(legend, ...runs.map(chip));
+  for (const input of box.querySelectorAll("input")) {
+    if (input.value === focused) input.focus();
+    input.addEventListener("change", () => {
+      hiddenRuns[input.checked ? "delete" : "add"](input.value);
+      draw();
+    });
+  }
+}
+
+function last(run, key) {
+  return curves.get(run.run)?.rows.findLast((row) => typeof row[key] === "number")?.[key] ?? null;
+}
+
+function metricChoices() {
+  const known = new Set(runs.flatMap((run) => Object.keys(curves.get(run.run)?.rows.at(-1) ?? {})));
+  const extra = [...known].filter((key) => !(key in METRICS) && !["seconds", "env_steps", "updates", "return_sd"].includes(key));
+  const options = [...Object.keys(METRICS), ...extra].map((key) => h("option", { value: key }, METRICS[key] ?? key.replaceAll("_", " ")));
+  const before = $("metric").value;
+  show($("metric"), options);
+  if (before) $("metric").value = before;
+}
+
+function draw() {
+  const metric = $("metric").value || "return_mean", over = $("over").value;
+  const series = runs.map((run, colour) => ({
+    name: `${run.algo} · ${run.run}`, colour, shown: !hiddenRuns.has(run.run),
+    points: (curves.get(run.run)?.rows ?? []).filter((row) => Number.isFinite(row[metric]) && Number.isFinite(row[over])).map((row) => [row[over], row[metric]]),
+  })).filter((one) => one.shown);
+  const words = METRICS[metric] ?? metric.replaceAll("_", " ");
+  say($("measured"), words[0].toUpperCase() + words.slice(1));
+  const drawn = series.some((one) => one.points.length);
+  chart.draw(series, { unit: over === "seconds" ? duration : brief, label: words, goal: (drawn && GOALS[`${game}/${metric}`]) ?? null });
+  let empty = $("no-runs");
+  if (!empty) $("chart").prepend(empty = h("div", { id: "no-runs", class: "empty" }));
+  empty.hidden = drawn;
+  chart.svg.classList.toggle("unseen", !drawn);
+  show(empty, h("strong", {}, runs.length ? "The first numbers are on their way" : "No run yet"),
+    h("p", {}, runs.length ? "A run writes a line about once a second." : "Start one, and its curve is drawn here:"),
+    ...(runs.length ? [] : [h("code", {}, "spar train cartpole --algo ppo")]));
+}
+
+function promotion(one) {
+  const evidence = one.evidence;
+  const judged = !evidence ? "" : evidence.wins !== null
+    ? ` after ${evidence.wins} wins, ${evidence.draws} draws and ${evidence.losses} losses`
+    : ` with a mean of ${figure(evidence.mean)} over ${evidence.episodes} episodes${evidence.incumbent_mean === null ? "" : `, before it ${figure(evidence.incumbent_mean)}`}`;
+  return h("li", {}, h("time", { datetime: new Date(one.at_ms).toISOString() }, ago(one.at_ms)),
+    h("span", {}, h("strong", {}, one.game), ": model ", h("a", { class: "mono", href: `/models?game=${encodeURIComponent(one.game)}` }, short(one.model)),
+      one.counter ? ` became champion no. ${one.counter}` : " became champion", `${judged}.`));
+}
+
+/** The cart beside the curve: the champion balances, one episode after another, and nothing is recorded. */
+async function balance() {
+  const key = await server.get("/api/games");
+  const connection = await connect("", { game: "cartpole", trust: key.trust, token: server.token });
+  const cart = new Game();
+  const best = { ticks: 0 };
+  let shown = null;
+  let at = performance.now();
+  const start = async () => {
+    await connection.refresh();
+    if (shown !== connection.model) best.ticks = 0;
+    shown = connection.model;
+    cart.reset(BigInt(newSeed()));
+  };
+  await start();
+  const frame = async (now) => {
+    at = Math.max(at, now - 100); // a page that slept does not catch up
+    for (; at < now; at += 20) {
+      if (cart.ending[0] !== 0) {
+        best.ticks = Math.max(best.ticks, Number(cart.tick));
+        await new Promise((wake) => setTimeout(wake, 700));
+        await start();
+        at = performance.now();
+        break;
+      }
+      const { action } = await connection.think(cart.observation(0));
+      cart.step([action]);
+    }
+    paint(cart);
+    say($("balancer"), connection.model ? `balanced by champion no. ${connection.statistics().counter}, model ${short(connection.model)}`
+      : "no champion yet: pushed at random until one is trained");
+    say($("balance"), `tick ${cart.tick} of 500, best ${Math.max(best.ticks, Number(cart.tick))}`);
+    requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+}
+
+function paint(cart) {
+  const { context, width, height } = sharpen($("cart"));
+  const { ink, you, line } = colours("ink", "you", "line");
+  context.clearRect(0, 0, width, height);
+  drawCart(context, cart.observation(0)["observation/state"], { top: 0, height, width, pole: you, ink, line });
+}
+
+poll(refresh, 1.5);
+balance().catch((error) => {
+  if (!(error instanceof SparringError)) throw error;
+  say($("balancer"), error.message);
+});

@@ -1,0 +1,65 @@
+// Every model of a game: how it was judged, where it comes from, and its files.
+
+import { $, ago, brief, figure, h, poll, server, short, show } from "../page.js";
+
+const asked = new URLSearchParams(location.search).get("game");
+const SOURCES = { play: "people", selfplay: "self-play", collect: "mock players", node: "nodes", import: "imported", sim: "simulation" };
+
+function evaluation(evidence) {
+  if (!evidence) return [h("span", { class: "quiet" }, "not evaluated")];
+  const lines = [h("span", { class: "number" }, `${figure(evidence.mean)} ± ${figure(evidence.sd)}`),
+    h("span", { class: "under" }, `mean of ${evidence.episodes} episodes`)];
+  if (evidence.wins !== null)
+    lines.push(h("span", { class: "under" }, `${evidence.wins} won, ${evidence.draws} drawn, ${evidence.losses} lost against ${evidence.incumbent ? short(evidence.incumbent) : "chance"}`));
+  else if (evidence.incumbent_mean !== null)
+    lines.push(h("span", { class: "under" }, `${short(evidence.incumbent ?? "before")} had ${figure(evidence.incumbent_mean)}`));
+  if (evidence.by !== "gate") lines.push(h("span", { class: "under" }, `promoted by ${evidence.by}`));
+  return lines;
+}
+
+function share(steps) {
+  const entries = Object.entries(steps).filter(([, n]) => n > 0);
+  const total = entries.reduce((sum, [, n]) => sum + n, 0);
+  const bar = h("span", { class: "share", "aria-hidden": "true" });
+  for (const [source, n] of entries) {
+    const part = h("i", { class: `source-${source}` });
+    part.style.width = `${(100 * n) / total}%`;
+    bar.append(part);
+  }
+  return [h("span", { class: "number" }, brief(total)), bar, h("span", { class: "legend" },
+    entries.map(([source, n]) => h("span", {}, h("span", { class: `dot source-${source}` }), `${SOURCES[source] ?? source} ${brief(n)}`)))];
+}
+
+function row(model, index) {
+  const cell = (label, ...children) => h("td", { "data-label": label }, h("div", {}, children));
+  const files = [["card.json", "card"], ["weights.safetensors", "weights"], ["model.onnx", "ONNX"]];
+  return h("tr", { class: model.champion && "reigning", "data-model": model.id },
+    cell("rank", h("span", { class: "number" }, String(index + 1))),
+    cell("model", h("code", { title: model.id }, short(model.id)), " ",
+      model.champion && h("span", { class: "tag champion" }, `champion no. ${model.counter}`),
+      h("span", { class: "under" }, ago(model.created_at_ms))),
+    cell("evaluation", evaluation(model.evidence)),
+    cell("algorithm", model.algorithm, model.run && h("span", { class: "under" }, model.run)),
+    cell("learned from", share(model.steps)),
+    cell("parents", model.parents.length ? model.parents.map((id) => h("code", { class: "under", title: id }, short(id))) : h("span", { class: "quiet" }, "none: from scratch")),
+    cell("files", h("span", { class: "files" }, files.filter(([name]) => model.files.includes(name))
+      .map(([name, word]) => h("a", { href: `/v1/models/${model.id}/${name}`, download: `${short(model.id)}-${name}` }, word)))));
+}
+
+function table(models) {
+  const heads = ["", "model", "evaluation", "algorithm", "learned from", "parents", "files"];
+  return h("div", { class: "scroll" }, h("table", { class: "stacks" },
+    h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name || h("span", { class: "unseen" }, "rank"))))),
+    h("tbody", {}, models.map(row))));
+}
+
+poll(async () => {
+  const { games } = await server.get("/api/games");
+  const game = asked ?? (games.find((one) => one.champion) ?? games.find((one) => one.models) ?? games[0]).id;
+  show($("tabs"), games.map((one) => h("a", { href: `/models?game=${encodeURIComponent(one.id)}`, "aria-current": one.id === game && "page" },
+    `${one.id} ${one.models || ""}`)));
+  const { models } = await server.get(`/api/models?game=${encodeURIComponent(game)}`);
+  const empty = h("div", { class: "empty" }, h("strong", {}, "No model yet"),
+    h("p", {}, "A run publishes its first one within a minute of learning:"), h("code", {}, `spar train ${game}`));
+  show($("list"), models.length ? table(models) : empty);
+}, 4);

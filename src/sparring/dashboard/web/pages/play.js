@@ -1,0 +1,47 @@
+// A person plays: sets up the connection, the panel beside the board, and hands over to the game's own flow.
+
+import { connect, SparringError } from "../client.js";
+import { hex } from "../ids.js";
+import { Panel } from "../panel.js";
+import { $, h, linked, say, server } from "../page.js";
+import { playByClock } from "../flows/clock.js";
+import { playByTurns } from "../flows/turns.js";
+
+const FLOWS = {
+  "connect-four": ["../boards/connect_four.js", "../games/connect_four.js", playByTurns],
+  duel: ["../boards/duel.js", "../games/duel.js", playByClock],
+  cartpole: ["../boards/cartpole.js", "../games/cartpole.js", playByClock],
+};
+
+/** A name for this browser's player; the server turns it into a pseudonym before anything is kept. */
+function playerName() {
+  const known = localStorage.getItem("sparring/player");
+  if (known) return known;
+  const made = hex(crypto.getRandomValues(new Uint8Array(16)));
+  localStorage.setItem("sparring/player", made);
+  return made;
+}
+
+async function begin() {
+  const game = decodeURIComponent(location.pathname.split("/").pop());
+  const [boardPath, gamePath, play] = FLOWS[game];
+  const [board, rules] = await Promise.all([import(boardPath), import(gamePath)]);
+  document.title = `${board.title} · Sparring`;
+  say($("title"), board.title);
+  say($("rules"), board.rules);
+  $("keys").replaceChildren(...board.keys());
+  const { trust } = await server.get("/api/games");
+  const connection = await connect("", { game, player: playerName(), trust, token: server.token });
+  linked(true);
+  await play({ game, board, Game: rules.Game, connection, panel: new Panel(connection, game) });
+}
+
+begin().catch((error) => {
+  if (!(error instanceof SparringError)) {
+    say($("status"), "Something broke in this page; reload it.");
+    throw error;
+  }
+  linked(error.status !== 0, error);
+  say($("status"), "The game could not be set up.");
+  $("board").replaceChildren(h("button", { class: "button", onclick: () => location.reload() }, "Try again"));
+});

@@ -1,0 +1,123 @@
+// Beside the board: who is met and how strong, advice, the tally, and what the server said it kept.
+
+import { $, ago, brief, count, say, short } from "./page.js";
+
+const REFRESH_EVERY_MS = 3000;
+
+export class Panel {
+  constructor(connection, game) {
+    Object.assign(this, { connection, game });
+    this.tally = { won: 0, drawn: 0, lost: 0 };
+    this.onAdvice = () => {};
+    this.between = () => true; // whether the model may be exchanged now
+    connection.onChange = () => this.show();
+    this.#remembered("strength", (value) => {
+      connection.strength = value === 100 ? null : value / 100;
+      return value === 100 ? "at its best" : value === 0 ? "chance" : `${value} %`;
+    });
+    $("advice").addEventListener("change", () => this.onAdvice());
+    this.show();
+    setInterval(() => this.#look(), REFRESH_EVERY_MS);
+  }
+
+  get advises() {
+    return $("advice").checked;
+  }
+
+  /** A slider with a pace for games by the clock; its value, in ticks a second. */
+  usePace(initial) {
+    $("pace-field").hidden = false;
+    $("pace").value = initial;
+    return this.#remembered("pace", (value) => `${value} ticks/s`);
+  }
+
+  /** Look for a newer champion unless a game is going on, and say so when the bot improved. */
+  async refresh() {
+    const before = this.connection.model;
+    if (!(await this.connection.refresh())) return;
+    this.show();
+    if (before !== null) this.toast(`the bot improved: model ${short(this.connection.model)}`);
+    else this.toast(`the bot has learned something: model ${short(this.connection.model)}`);
+  }
+
+  /** Who is met, from what the connection holds. */
+  show() {
+    const { model, champions } = this.connection;
+    const card = champions.model?.card;
+    const said = this.connection.statistics();
+    say($("bot"), model ? `Champion no. ${said.counter}, model ${short(model)}` : "No champion yet");
+    const steps = card ? Object.values(card.lineage.steps).reduce((a, b) => a + b, 0) : 0;
+    const seen = card?.lineage.steps.play ? `, ${brief(card.lineage.steps.play)} of them from people's games` : "";
+    say($("lineage"), card ? `${card.lineage.algorithm}, ${brief(steps)} steps${seen}; ${ago(card.created_at_ms)}`
+      : "playing at random; training makes it better without a reload");
+    const words = [said.modelProblem, said.notice.startsWith("no champion") ? "" : said.notice, said.lasting ? "" : "This browser keeps nothing over a reload."];
+    say($("record-note"), [...words, said.problem].filter(Boolean).join(" "));
+  }
+
+  /** The result of a game, and then what became of its record. */
+  async finished(result, match) {
+    if (result) {
+      this.tally[result] += 1;
+      say($(result), String(this.tally[result]));
+    }
+    await this.kept(match);
+  }
+
+  /** "recorded ✓ n steps" once, and only if, the server said so. */
+  async kept(match) {
+    const kept = $("kept");
+    if (!match.asked) {
+      kept.dataset.state = "";
+      say(kept, `not asked for this time: the server takes ${Math.round(this.connection.sampleRate * 100)} % of games`);
+      return;
+    }
+    kept.dataset.state = "";
+    say(kept, "sending…");
+    await this.connection.flush(10);
+    const steps = this.connection.kept(match.id);
+    const waiting = this.connection.statistics().waiting;
+    kept.dataset.state = steps ? "kept" : "problem";
+    if (steps) say(kept, `recorded ✓ ${count(steps)} steps`);
+    else if (waiting) say(kept, "kept in this browser, and sent when the server answers");
+    else say(kept, "the server did not keep it");
+    this.show();
+  }
+
+  advise(text) {
+    $("advised").hidden = !text;
+    say($("advised"), text);
+  }
+
+  toast(text) {
+    const toast = $("toast");
+    say(toast, text);
+    toast.classList.add("up");
+    clearTimeout(this.toasting);
+    this.toasting = setTimeout(() => toast.classList.remove("up"), 5000);
+  }
+
+  async #look() {
+    if (this.between() && !document.hidden) await this.refresh();
+  }
+
+  /** A slider whose place is remembered; `apply` says in words what it means. */
+  #remembered(id, apply) {
+    const slider = $(id), name = `sparring/${id}`;
+    slider.value = localStorage.getItem(name) ?? slider.value;
+    const changed = () => {
+      say($(`${id}-says`), apply(Number(slider.value)));
+      localStorage.setItem(name, slider.value);
+    };
+    slider.addEventListener("input", changed);
+    changed();
+    return () => Number(slider.value);
+  }
+}
+
+/** Whose turn it is to begin: the other one's, each time, also after a reload. */
+export function nextSeat(game) {
+  const name = `sparring/seat/${game}`;
+  const seat = Number(localStorage.getItem(name) ?? 0) === 0 ? 0 : 1;
+  localStorage.setItem(name, String(1 - seat));
+  return seat;
+}

@@ -1,0 +1,113 @@
+"""The JavaScript parts, run by node, say what their Python twins say."""
+
+import base64
+import hashlib
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from javascript import run_script
+from safetensors.numpy import save
+
+from sparring.games.catalogue import spec_of
+from sparring.learn.forward import Forward
+from sparring.learn.layout import parameters
+from sparring.learn.policies import best, log_softmax, masked
+from sparring.wire.champion import Champion, for_client
+from sparring.wire.ids import asked_for, is_episode, new_episode, opened_at_ms
+
+
+def drawn_networks():
+    """The learners' own generator of networks: every kind that a spec can say."""
+    path = Path(__file__).parents[1] / "learn" / "drawn_networks.py"
+    spec = importlib.util.spec_from_file_location("drawn_networks", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_hashes_sampling_and_rollout_are_those_of_python():
+    texts = ["", "abc", "ü" * 40, *("x" * n for n in range(50, 140, 7))]
+    rates = [0.0, 1e-9, 0.25, 0.5, 0.9999999, 1.0]
+    episodes = [(new_episode(), rates[i % len(rates)]) for i in range(300)]
+    manifest = Champion(
+        game="duel", version="1", seat=None, model="a" * 64, spec="0" * 64, counter=1, issued_at_ms=0, expires_at_ms=0
+    )
+    partly = msgspec.structs.replace(manifest, previous="b" * 64, rollout_share=0.4)
+    champions = [(msgspec.to_builtins(one), f"player{i}") for i in range(40) for one in (manifest, partly)]
+    said = run_script("ids.mjs", {"texts": texts, "episodes": episodes, "champions": champions})
+    assert said["hashes"] == [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    assert said["asked"] == [asked_for(episode, rate) for episode, rate in episodes]
+    assert said["models"] == [for_client(msgspec.convert(one, Champion), client) for one, client in champions]
+    assert all(map(is_episode, said["made"]))
+    assert len(set(said["made"])) == 50
+    assert opened_at_ms(said["stamped"]) == 1_700_000_000_123
+    assert all(0 <= seed < 2**53 for seed in said["seeds"])
+
+
+def test_every_kind_of_network_gives_what_numpy_gives():
+    drawn, rng = drawn_networks(), np.random.default_rng(7)
+    cases, expected = [], []
+    for _ in range(120):
+        spec = drawn.draw_network(rng)
+        weights = {name: rng.normal(0, 0.4, shape).astype(np.float32) for name, shape in parameters(spec).items()}
+        rows = drawn.draw_observation(spec, 2, rng)
+        listed = [{name: column[i].ravel().tolist() for name, column in rows.items()} for i in range(2)]
+        packed = base64.b64encode(save(weights)).decode()
+        cases.append({"spec": msgspec.to_builtins(spec), "weights": packed, "rows": listed})
+        expected.append(Forward(spec, weights)(rows))
+    answers = run_script("networks.mjs", cases)
+    for answer, out in zip(answers, expected, strict=True):
+        for name, column in out.items():
+            mine = np.array([row[name] for row in answer], np.float32).reshape(column.shape)
+            np.testing.assert_allclose(mine, column, rtol=1e-4, atol=1e-4)
+
+
+def test_choices_carry_the_same_log_probability():
+    rng = np.random.default_rng(3)
+    cases = []
+    for _ in range(200):
+        legal = rng.random(7) < 0.6
+        legal[rng.integers(7)] = True
+        logits = rng.normal(0, 2, 7).astype(np.float32)
+        strength = [None, 1.0, 0.5, 0.0][rng.integers(4)]
+        draws = rng.random(2).tolist()
+        cases.append({"logits": logits.tolist(), "legal": legal.tolist(), "strength": strength, "draws": draws})
+    for case, answer in zip(cases, run_script("choices.mjs", cases), strict=True):
+        logits, legal = np.array([case["logits"]]), np.array([case["legal"]])
+        rate = 0.0 if case["strength"] is None else 1 - case["strength"]
+        top = int(best(logits, legal, rng).action[0])
+        assert answer["best"] == top
+        assert legal[0, answer["action"]]
+        probability = rate / legal.sum() + (1 - rate) * (answer["action"] == top)
+        assert abs(answer["logp"] - np.log(probability)) < 1e-6
+        np.testing.assert_allclose(answer["chances"], np.exp(log_softmax(masked(logits, legal)))[0], atol=1e-6)
+
+
+def test_uploads_survive_what_servers_do():
+    report = run_script("flaky_server.mjs", {"spec": msgspec.to_builtins(spec_of("duel"))})
+
+    fine = report["fine"]
+    assert (fine["flushed"], fine["steps"], fine["said"], fine["waiting"]) == (True, 3, 3, 0)
+    chunk = fine["stored"][0]
+    assert chunk["columns"]["reward"] == [0, 0, 1]
+    assert chunk["header"] | {"ending": "terminated", "outcome": 1, "steps": 3} == chunk["header"]
+
+    assert report["busy twice"]["retries"] == 2
+    assert report["busy twice"]["said"] == 3
+    lost = report["answer lost"]
+    assert (lost["uploads"], len(lost["stored"]), lost["said"]) == (2, 1, 3)
+    refused = report["one seat refused"]
+    assert (refused["refused"], refused["said"], refused["problem"]) == (1, 3, "odd seat")
+    assert report["never granted"]["waiting"] == 0
+
+    again = report["reopened"]
+    assert again["flushed"]
+    by_ending = sorted((chunk["header"]["ending"], chunk["header"]["steps"]) for chunk in again["stored"])
+    assert by_ending == [("running", 256), ("truncated", 3), ("truncated", 44)]
+    finals = [chunk["final"] for chunk in again["stored"] if chunk["header"]["ending"] == "truncated"]
+    assert sorted(final[0] for final in finals) == [0.375, 0.5]
+
+    assert report["full"]["lost"] > 0
+    assert report["full"]["waiting"] >= 1
