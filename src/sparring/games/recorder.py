@@ -13,7 +13,7 @@ from numpy.random import Generator
 from sparring.games.protocol import TERMINATED, Columns, Game, View
 from sparring.games.scripts import Script
 from sparring.games.spec import GameSpec
-from sparring.wire.chunk import MAX_STEPS, Array, Chunk, Header, Source
+from sparring.wire.chunk import MAX_ENCODED_BYTES, MAX_HEADER_BYTES, MAX_STEPS, Array, Chunk, Header, Source
 from sparring.wire.ids import new_episode
 
 
@@ -102,8 +102,9 @@ def _chunks(spec: GameSpec, view: View, i: int, episode: _Episode, names: list[s
     """The chunks of an episode that is over; a seat that never moved has none."""
     name, chunks = new_episode(), []
     for s, seat in enumerate(episode.seats):
-        for first in range(0, len(seat.action), MAX_STEPS):
-            columns = seat.columns(slice(first, first + MAX_STEPS))
+        most = _steps_in_a_chunk(seat)
+        for first in range(0, len(seat.action), most):
+            columns = seat.columns(slice(first, first + most))
             steps = len(columns["action"])
             last = first + steps == len(seat.action)
             if last:
@@ -125,3 +126,11 @@ def _chunks(spec: GameSpec, view: View, i: int, episode: _Episode, names: list[s
             )
             chunks.append(Chunk(header, columns))
     return chunks
+
+
+def _steps_in_a_chunk(seat: _Seat) -> int:
+    """As many as fit even if nothing could be compressed, so that large images make short chunks."""
+    if not seat.action:
+        return MAX_STEPS
+    step_bytes = sum(array.nbytes for array in seat.columns(slice(0, 1)).values())
+    return max(1, min(MAX_STEPS, (MAX_ENCODED_BYTES - MAX_HEADER_BYTES) // step_bytes - 1))  # one for the final view

@@ -1,0 +1,165 @@
+"""`pz:<name>`: a game of PettingZoo, such as pz:connect_four_v3 or pz:cooperative_pong_v6, one seat per agent.
+
+Where there is a parallel version (all agents at once) it is played, else the one in which agents take turns.
+An "action_mask", in the observation or beside it, becomes the legal mask.
+"""
+
+import difflib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import Missing
+from sparring.games import spaces
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
+from sparring.games.single import Many, Seen
+from sparring.games.spec import GameSpec, SeatSpec, checked
+from sparring.wire.chunk import Array
+from sparring.wire.ids import GameId
+
+MOST_TICKS = 1_000_000  # PettingZoo does not say when a game ends at the latest
+REWARD_BOUND = 1e6  # nor what a step may earn
+_SEEDS = 1 << 31  # some environments keep a seed in 32 bits, with a sign
+
+
+def open_game(name: str, n: int) -> Game:
+    """n games of that name, or Missing."""
+    library, env_id = _found(name)
+    parallel = env_id in library.parallel_registry
+    return Many(lambda: _Table(_make(library, env_id, parallel, name), parallel, name), n)
+
+
+class _Seat:
+    """How one agent sees and acts."""
+
+    def __init__(self, env: Any, agent: Any, where: str) -> None:
+        space = env.observation_space(agent)
+        inner = getattr(space, "spaces", None)
+        self.masked = isinstance(inner, dict) and "action_mask" in inner
+        # By PettingZoo's custom a masked observation is {"observation": …, "action_mask": …}.
+        self.reading = spaces.observation(inner["observation"] if self.masked and inner else space, where)
+        self.leaf, self.act = spaces.action(env.action_space(agent), where)
+        self.seen: Columns = {leaf.name: np.zeros(leaf.shape, leaf.dtype) for leaf in self.reading.leaves}
+        self.legal: Array | None = None
+
+    def look(self, observation: Any, info: dict[str, Any]) -> None:
+        """Keep what the agent sees now; an agent that is gone keeps what it saw last."""
+        mask = observation["action_mask"] if self.masked else info.get("action_mask")
+        self.legal = None if mask is None or self.leaf.kind != "discrete" else np.asarray(mask, bool)
+        self.seen = self.reading.read(observation["observation"] if self.masked else observation)
+
+
+class _Table:
+    """One game."""
+
+    def __init__(self, env: Any, parallel: bool, name: str) -> None:
+        self._env, self._parallel = env, parallel
+        self._agents = list(env.possible_agents)
+        where = f"game 'pz:{name}'"
+        self._seats = {agent: _Seat(env, agent, where) for agent in self._agents}
+        self._ending = dict.fromkeys(self._agents, RUNNING)
+        self._score = dict.fromkeys(self._agents, 0.0)
+        seats = tuple(
+            SeatSpec(
+                name=str(agent),
+                team=place,
+                observation=seat.reading.leaves,
+                action=seat.leaf,
+                reward_bounds=(-REWARD_BOUND, REWARD_BOUND),
+            )
+            for place, (agent, seat) in enumerate(self._seats.items())
+        )
+        turns: Any = "simultaneous" if parallel else "alternating"
+        self.spec = checked(GameSpec(id=GameId(f"pz:{name}"), turns=turns, seats=seats, max_ticks=MOST_TICKS), where)
+
+    def reset(self, seed: int) -> Seen:
+        self._ending = dict.fromkeys(self._agents, RUNNING)
+        self._score = dict.fromkeys(self._agents, 0.0)
+        started = self._env.reset(seed=seed % _SEEDS)
+        if self._parallel:
+            self._look(*started)
+        else:
+            self._look_around()
+        return self._show({})
+
+    def step(self, actions: Sequence[Array]) -> Seen:
+        chosen = dict(zip(self._agents, actions, strict=True))
+        if self._parallel:
+            moves = {agent: self._seats[agent].act(chosen[agent]) for agent in self._env.agents}
+            observations, rewards, terminated, truncated, infos = self._env.step(moves)
+            self._look(observations, infos)
+        else:
+            mover = self._env.agent_selection
+            self._env.step(self._seats[mover].act(chosen[mover]))
+            self._look_around()
+            rewards, terminated, truncated = self._env.rewards, self._env.terminations, self._env.truncations
+        rewards = {agent: float(reward) for agent, reward in rewards.items()}
+        for agent in self._agents:
+            if self._ending[agent] == RUNNING:
+                self._score[agent] += rewards.get(agent, 0.0)
+                ended = TERMINATED if terminated.get(agent) else TRUNCATED if truncated.get(agent) else RUNNING
+                self._ending[agent] = ended
+        if not self._parallel:
+            self._bury()
+        return self._show(rewards)
+
+    def save(self) -> bytes:
+        raise NotImplementedError("Many asks only games that resimulate")
+
+    def restore(self, state: bytes) -> None:
+        raise NotImplementedError("Many asks only games that resimulate")
+
+    def _look(self, observations: dict[Any, Any], infos: dict[Any, Any]) -> None:
+        for agent, observation in observations.items():
+            self._seats[agent].look(observation, infos.get(agent, {}))
+
+    def _look_around(self) -> None:
+        agents = self._env.agents
+        self._look({agent: self._env.observe(agent) for agent in agents}, self._env.infos)
+
+    def _bury(self) -> None:
+        """PettingZoo wants a step without an action for each agent that has ended, before the others go on."""
+        while self._env.agents and self._ending[self._env.agent_selection] != RUNNING:
+            self._env.step(None)
+
+    def _show(self, rewards: dict[Any, float]) -> Seen:
+        live = set(self._env.agents) if self._parallel else {self._env.agent_selection} & set(self._env.agents)
+        if not live:  # nobody is left to ask, whatever the flags say
+            self._ending = {agent: ending or TERMINATED for agent, ending in self._ending.items()}
+        return Seen(
+            observation=tuple(seat.seen for seat in self._seats.values()),
+            to_act=tuple(agent in live for agent in self._agents),
+            reward=tuple(rewards.get(agent, 0.0) for agent in self._agents),
+            ending=tuple(self._ending.values()),
+            outcome=tuple(self._score.values()),
+            legal=tuple(seat.legal for seat in self._seats.values()),
+        )
+
+
+def _found(name: str) -> tuple[Any, str]:
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its greeting would end up in --json
+    where = f"game 'pz:{name}'"
+    try:
+        import pettingzoo
+    except ModuleNotFoundError:
+        do = 'Install it with: pip install "sparring[games]"'
+        raise Missing("pettingzoo is not installed", where=where, do=do) from None
+    known = {f"{spec.name}_v{spec.version}": env_id for env_id, spec in pettingzoo.aec_registry.items()}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        do = f"Did you mean 'pz:{near[0]}'" if near else "pettingzoo.pprint_registry() lists them"
+        raise Missing("PettingZoo has no such game", where=where, do=do)
+    return pettingzoo, known[name]
+
+
+def _make(library: Any, env_id: str, parallel: bool, name: str) -> Any:
+    from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+
+    try:
+        return library.make("parallel" if parallel else "aec", env_id)
+    except (PettingZooRegistryError, ImportError) as error:
+        cause = error.__cause__ or error
+        do = f'Install what it needs: pip install "pettingzoo[{env_id.partition("/")[0]}]"'
+        raise Missing(f"it does not load: {cause}", where=f"game 'pz:{name}'", do=do) from None
