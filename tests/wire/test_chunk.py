@@ -168,3 +168,7 @@ def test_an_upload_that_is_cut_short_is_answered_with_a_sentence() -> None:
     for cut in (1, 3, 5, len(whole) - 1):
         with pytest.raises(WireError):
             unpack(whole[:cut])
+
+
+def test_a_default_that_was_written_out_does_not_change_the_content_hash() -> None:
+    assert chunk(sample_rate=float("1.0")).content_hash() == chunk().content_hash()

@@ -46,6 +46,7 @@ MIGRATIONS = (_VERSION_1,)  # entry i leads from version i to i + 1; a released 
 def connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
     """A connection whose commits are on disk when they return, and whose deletions leave no trace."""
     db = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+    db.text_factory = _text
     try:
         # No other statement may come first: page size and vacuum mode are fixed by a file's first write.
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -60,6 +61,11 @@ def connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _text(raw: bytes) -> str:
+    # A flipped bit may leave text that is no UTF-8; reading it must not fail, its seal tells.
+    return raw.decode("utf-8", "replace")
 
 
 def _use_wal(db: sqlite3.Connection, busy_timeout_s: float) -> None:

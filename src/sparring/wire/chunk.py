@@ -99,8 +99,18 @@ class Chunk:
 
     def content_hash(self) -> bytes:
         """16 bytes over everything the sender said; equal content is equal however it was compressed."""
-        said = msgspec.structs.replace(self.header, uploader="", received_at_ms=0, codec="raw", columns=_describe(self))
-        digest = hashlib.blake2b(_encode_header(said), digest_size=16)
+        head = self.header
+        said = msgspec.structs.replace(
+            head,
+            uploader="",
+            received_at_ms=0,
+            codec="raw",
+            columns=_describe(self),
+            sample_rate=float(head.sample_rate),  # an int here would come back from the wire as a float
+            outcome=None if head.outcome is None else float(head.outcome),
+        )
+        # Every field in its place: which defaults a header leaves out depends on how it was made.
+        digest = hashlib.blake2b(_encode_header(msgspec.structs.astuple(said)), digest_size=16)
         for array in self.columns.values():
             digest.update(np.ascontiguousarray(array).data)
         return digest.digest()
