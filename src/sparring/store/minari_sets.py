@@ -14,7 +14,7 @@ import numpy as np
 from sparring.errors import Missing, Refused
 from sparring.games.spec import DISCRETE, GameSpec, Leaf, SeatSpec
 from sparring.store.protocol import Query, Store
-from sparring.wire.chunk import MAX_STEPS, Array, Chunk, Header
+from sparring.wire.chunk import MAX_ENCODED_BYTES, MAX_HEADER_BYTES, MAX_STEPS, Array, Chunk, Header
 from sparring.wire.ids import EpisodeId
 
 BATCH_EPISODES = 256  # handed to Minari at once
@@ -181,8 +181,12 @@ def _cut(episode: Any, name: str, spec: GameSpec, seat: int) -> Iterator[Chunk]:
     actions = np.asarray(episode.actions).astype(table.action.dtype).reshape((steps, *table.action.shape))
     ending = "terminated" if bool(episode.terminations[-1]) else "truncated"
     total = float(np.asarray(episode.rewards, np.float64).sum())
-    for first in range(0, steps, MAX_STEPS):
-        part = slice(first, min(first + MAX_STEPS, steps))
+    step_bytes = 64 + sum(array[0].nbytes for array in seen.values())
+    most = max(
+        1, min(MAX_STEPS, (MAX_ENCODED_BYTES - MAX_HEADER_BYTES) // step_bytes - 1)
+    )  # also if nothing compresses
+    for first in range(0, steps, most):
+        part = slice(first, min(first + most, steps))
         columns = {leaf: array[part] for leaf, array in seen.items()}
         columns["action"] = actions[part]
         columns["reward"] = np.asarray(episode.rewards[part], np.float32)
