@@ -14,6 +14,7 @@ from derived import GAME, chunks_of
 from sparring.errors import Missing, Refused
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.checks import check
+from sparring.games.recorder import play
 from sparring.games.scripts import script
 from sparring.store import minari_sets, open_store, parquet
 from sparring.store.protocol import Query, Store
