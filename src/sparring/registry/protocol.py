@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from sparring.wire.champion import Signed
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import Card, Model
+
+if TYPE_CHECKING:
+    from sparring.registry.reigns import Reign
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,4 +75,16 @@ class Registry(Protocol):
 
     def file(self, model: ModelId, name: str) -> bytes:
         """One file of a model, "card.json" among them, verified."""
+        ...
+
+    def ids(self) -> list[ModelId]:
+        """Every model's id, of all games, whole or damaged."""
+        ...
+
+    def versions(self, game: GameId) -> list[str]:
+        """The game's versions that have, or had, a champion."""
+        ...
+
+    def history(self, game: GameId, version: str, seat: int | None = None) -> "list[Reign]":
+        """Every signing for exactly that version and seat, oldest first, with its evidence."""
         ...

@@ -1,0 +1,319 @@
+"""list [GAME] · show ID · verify [ID] · pull ID --from URL · push FOLDER|ID · promote ID · rollback GAME
+
+An ID may be cut short to any beginning that only one model has. `promote` plays the gate's games first,
+unless --force-reason says why not; `push` takes --to file:///folder; `rollback` returns to the champion before the present one.
+"""
+
+import argparse
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparring.cli.output import Output
+from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, SparringError
+
+if TYPE_CHECKING:
+    from sparring.registry.protocol import Evidence, Listed, Registry
+    from sparring.registry.reigns import Reign
+    from sparring.wire.ids import GameId, ModelId
+    from sparring.wire.model import Model
+
+ACTIONS = ("list", "show", "verify", "pull", "push", "promote", "rollback")
+SHORT = 12
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `spar models` takes."""
+    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("what", nargs="?", metavar="GAME|ID|FOLDER", help="a game, a model's id, or a folder")
+    parser.add_argument("--all", action="store_true", help="verify every model (also without an ID)")
+    parser.add_argument("--from", dest="source", metavar="URL", help="pull: the gateway to download from")
+    parser.add_argument("--token", help="pull: a key with scope read")
+    parser.add_argument("--to", metavar="REGISTRY", help="push: file:///folder, by default the configured registry")
+    parser.add_argument("--episodes", type=int, help="promote: games of the gate, by default registry.gate_episodes")
+    parser.add_argument("--seed", type=int, default=0, help="promote: of the gate's games")
+    parser.add_argument("--force-reason", metavar="TEXT", help="promote without the gate, and say why")
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Do one action; the --json object."""
+    from sparring.registry import open_registry
+
+    settings = args.config.registry
+    do = {
+        "list": _list,
+        "show": _show,
+        "verify": _verify,
+        "pull": _pull,
+        "push": _push,
+        "promote": _promote,
+        "rollback": _rollback,
+    }[args.action]
+    with open_registry(
+        args.config.registry_url, champion_days=settings.champion_days, rollout_share=settings.rollout_share
+    ) as registry:
+        return do(registry, args, output)
+
+
+def _list(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    games = [args.what] if args.what else sorted(_games(registry))
+    found = [listed for game in games for listed in registry.models(game)]
+    if not found:
+        output.say(f"no models{f' of {args.what}' if args.what else ''} yet; `spar train GAME` makes some")
+    else:
+        columns = ("id", "game", "version", "algorithm", "steps", "created", "return", "champion")
+        output.table(columns, [_row(listed) for listed in found])
+    return {"models": [_described(listed) for listed in found]}
+
+
+def _show(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    model = registry.fetch(_resolve(registry, args.what, "show"))
+    listed = next(item for item in registry.models(model.card.game) if item.card.id == model.id)
+    said = _described(listed) | {
+        "card": msgspec.to_builtins(model.card),
+        "bytes": {name: len(content) for name, content in sorted(model.files.items())},
+    }
+    for key, value in said.items():
+        if key != "card":
+            output.say(f"{key:<12} {_plain(value)}")
+    for key, value in msgspec.to_builtins(model.card.lineage).items():
+        output.say(f"{key:<12} {_plain(value)}")
+    output.say(f"{'inputs':<12} {', '.join(f'{i.name} {i.dtype}{list(i.shape)}' for i in model.card.network.inputs)}")
+    output.say(f"{'heads':<12} {', '.join(f'{head.name} [{head.units}]' for head in model.card.network.heads)}")
+    return said
+
+
+def _verify(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    ids = registry.ids() if args.all or args.what is None else [_resolve(registry, args.what, "verify")]
+    rows, games = [], set()
+    for model in ids:
+        try:
+            whole = registry.fetch(model)
+            games.add(whole.card.game)
+            rows.append({"id": model, "ok": True, "difference": _agreement(whole), "error": None})
+        except SparringError as error:
+            rows.append({"id": model, "ok": False, "difference": None, "error": str(error)})
+        shown = f"agrees within {rows[-1]['difference']:.1e}" if rows[-1]["ok"] else rows[-1]["error"]
+        output.say(f"{model[:SHORT]}  {'ok ' if rows[-1]['ok'] else 'BAD'}  {shown}")
+    champions = [
+        _verified_lane(registry, game, version) for game in sorted(games) for version in registry.versions(game)
+    ]
+    for lane in champions:
+        text = f"{lane['records']} signatures hold" if lane["ok"] else lane["error"]
+        output.say(f"champions of {lane['game']} {lane['version']}  {'ok ' if lane['ok'] else 'BAD'}  {text}")
+    bad = sum(not row["ok"] for row in [*rows, *champions])
+    return {"models": rows, "champions": champions, "bad": bad, "exit_code": 1 if bad else 0}
+
+
+def _pull(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.registry.transfer import model_from
+    from sparring.wire.ids import ModelId
+
+    if args.source is None:
+        raise _usage("pull ID --from URL")
+    wanted = (args.what or "").lower()
+    if len(wanted) != 64 or any(digit not in "0123456789abcdef" for digit in wanted):
+        raise _usage("pull ID --from URL, with all 64 digits of the ID")
+    return _taken(registry, model_from(args.source, ModelId(wanted), args.token), args.source, output)
+
+
+def _push(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.registry import open_registry
+    from sparring.registry.transfer import model_in
+
+    if args.what is None:
+        raise _usage("push FOLDER|ID [--to REGISTRY]")
+    if args.to and args.to.startswith(("http://", "https://")):
+        raise Refused(
+            "a gateway takes no models",
+            where="spar models push",
+            do="Pull from that machine, or give --to file:///folder",
+        )
+    if not Path(args.what).is_dir() and args.to is None:
+        raise _usage("push ID --to REGISTRY, or push FOLDER")
+    whole = (
+        model_in(Path(args.what)) if Path(args.what).is_dir() else registry.fetch(_resolve(registry, args.what, "push"))
+    )
+    if args.to is None:
+        return _taken(registry, whole, args.config.registry_url, output)
+    with open_registry(args.to) as other:
+        return _taken(other, whole, args.to, output)
+
+
+def _promote(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.wire.champion import verify
+
+    model = registry.fetch(_resolve(registry, args.what, "promote"))
+    _agreement(model)
+    if args.force_reason is not None:
+        if not args.force_reason.strip():
+            raise ConfigError("no reason is given", where="--force-reason", do="Say why the gate is passed by")
+        known = next((item.evidence for item in registry.models(model.card.game) if item.card.id == model.id), None)
+        evidence, reason = _by_hand(known, "operator", args.force_reason), args.force_reason
+    else:
+        evidence, reason = _tried(registry, model, args, output)
+    champion = verify(registry.promote(model.card.game, model.id, evidence), registry.trust)
+    output.say(
+        f"{model.id[:SHORT]} is champion of {champion.game} {champion.version} (counter {champion.counter}): {reason}"
+    )
+    return {"promoted": True, "reason": reason, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
+
+
+def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.registry.reigns import before
+    from sparring.wire.champion import verify
+
+    if args.what is None:
+        raise _usage("rollback GAME")
+    lane = _newest_lane(registry, args.what)
+    target = before(lane) if lane else None
+    if target is None:
+        raise Missing(
+            "there is no champion to return to", where=f"game {args.what}", do="`spar models list` shows who reigns"
+        )
+    now, then = lane[-1].champion, next(reign for reign in reversed(lane) if reign.champion.model == target)
+    evidence = _by_hand(then.record.evidence, "rollback", f"from {now.model}")
+    champion = verify(registry.promote(args.what, target, evidence, now.seat), registry.trust)
+    output.say(
+        f"{target[:SHORT]} is champion of {args.what} {champion.version} again (counter {champion.counter}), "
+        f"instead of {now.model[:SHORT]}"
+    )
+    return {"from": now.model, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
+
+
+def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, output: Output) -> "tuple[Evidence, str]":
+    """The gate's games and its answer; Refused where the model is worse."""
+    from sparring.learn.trial import trial
+    from sparring.registry.gate import passes
+    from sparring.wire.champion import verify
+
+    signed = registry.champion(model.card.game, model.card.version)
+    incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
+    episodes = args.episodes or args.config.registry.gate_episodes
+    output.progress(f"the gate: {episodes} episodes of {model.card.game}")
+    evidence = trial(model, incumbent, episodes=episodes, seed=args.seed)
+    verdict = passes(evidence)
+    if not verdict.passed:
+        raise Refused(
+            verdict.reason,
+            where=f"model {model.id[:SHORT]}",
+            do="Train on, or give --force-reason",
+            field="evidence",
+            value=msgspec.to_builtins(evidence),
+        )
+    return evidence, verdict.reason
+
+
+def _newest_lane(registry: "Registry", game: "GameId") -> "list[Reign]":
+    """The history in which the game's last promotion or rollback stands; renewals do not count."""
+    lanes = [registry.history(game, version) for version in registry.versions(game)]
+    return max(lanes, key=_last_decision, default=[])
+
+
+def _last_decision(lane: "list[Reign]") -> int:
+    return max((reign.champion.counter for reign in lane if reign.record.kind != "renewal"), default=0)
+
+
+def _verified_lane(registry: "Registry", game: "GameId", version: str) -> dict[str, Any]:
+    said: dict[str, Any] = {"game": game, "version": version, "ok": True, "records": 0, "error": None}
+    try:
+        records = registry.history(game, version)
+    except SparringError as error:
+        return said | {"ok": False, "error": str(error)}
+    return said | {"records": len(records)}
+
+
+def _taken(registry: "Registry", model: "Model", where: str, output: Output) -> dict[str, Any]:
+    """Publish what came from elsewhere, once its weights and graph are sound."""
+    _agreement(model)
+    registry.publish(model)
+    output.say(f"{model.id[:SHORT]} of {model.card.game} {model.card.version}: {where}, verified")
+    return {"model": model.id, "game": model.card.game, "version": model.card.version}
+
+
+def _agreement(model: "Model") -> float:
+    from sparring.learn.modelfile import check_agreement, read_weights
+    from sparring.wire.model import ONNX
+
+    if ONNX not in model.files:
+        raise ModelDamaged(f"it has no {ONNX}", where=f"model {model.id[:SHORT]}", do="Do not use it")
+    return check_agreement(model.card.network, read_weights(model), model.files[ONNX])
+
+
+def _by_hand(known: "Evidence | None", by: str, reason: str) -> "Evidence":
+    from sparring.registry.protocol import Evidence
+
+    known = known or Evidence(episodes=0, mean=0.0, sd=0.0)
+    return msgspec.structs.replace(known, by=by, reason=reason)
+
+
+def _resolve(registry: "Registry", text: str | None, action: str) -> "ModelId":
+    """The one model whose id begins with `text`."""
+    if not text:
+        raise _usage(f"{action} ID")
+    found = [model for model in registry.ids() if model.startswith(text.lower())]
+    if not found:
+        raise Missing("no model's id begins so", where=text[:80], do="`spar models list` shows those that are there")
+    if len(found) > 1:
+        few = ", ".join(model[:SHORT] for model in found[:4])
+        raise ConfigError(f"{len(found)} models begin so: {few}", where=text, do="Give more digits")
+    return found[0]
+
+
+def _games(registry: "Registry") -> "Iterator[GameId]":
+    """Every game that has a model, each once."""
+    from sparring.wire.model import Card
+
+    seen = set()
+    for model in registry.ids():
+        try:
+            game = msgspec.json.decode(registry.file(model, "card.json"), type=Card).game
+        except SparringError:
+            continue  # `verify` says what is wrong with it
+        if game not in seen:
+            seen.add(game)
+            yield game
+
+
+def _row(listed: "Listed") -> tuple[object, ...]:
+    card, evidence = listed.card, listed.evidence
+    scored = f"{evidence.mean:.4g} ± {evidence.sd:.3g}" if evidence and evidence.episodes else ""
+    return (
+        card.id[:SHORT],
+        card.game,
+        card.version,
+        card.lineage.algorithm,
+        sum(card.lineage.steps.values()),
+        _time(card.created_at_ms),
+        scored,
+        "champion" if listed.champion else "",
+    )
+
+
+def _described(listed: "Listed") -> dict[str, Any]:
+    card = listed.card
+    return {
+        "id": card.id,
+        "game": card.game,
+        "version": card.version,
+        "algorithm": card.lineage.algorithm,
+        "steps": sum(card.lineage.steps.values()),
+        "created_at_ms": card.created_at_ms,
+        "evidence": msgspec.to_builtins(listed.evidence),
+        "champion": listed.champion,
+    }
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _plain(value: object) -> str:
+    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _usage(words: str) -> ConfigError:
+    return ConfigError("something is missing in the call", where="spar models", do=f"Write: spar models {words}")

@@ -1,0 +1,43 @@
+"""The gate's games: beside the incumbent where one plays alone, against it where two do."""
+
+import numpy as np
+
+from sparring.games.catalogue import spec_of
+from sparring.learn.modelfile import make_model
+from sparring.learn.networks import Network, default_network
+from sparring.learn.trial import trial
+from sparring.registry.gate import passes
+from sparring.wire.model import Lineage
+
+
+def model(game, seed):
+    spec = spec_of(game)
+    network = default_network(spec.seats[0], hidden=(8,))
+    lineage = Lineage(algorithm="dqn", config={}, steps={})
+    return make_model(spec, network, Network(network, seed).weights(), "greedy", lineage, seed)
+
+
+def test_the_first_model_is_judged_alone():
+    for game in ("cartpole", "connect-four"):
+        evidence = trial(model(game, 1), None, episodes=6, seed=0)
+        assert (evidence.episodes, evidence.incumbent, evidence.wins) == (6, None, None)
+        assert np.isfinite(evidence.mean)
+        assert passes(evidence).passed
+
+
+def test_alone_both_play_the_same_seeds():
+    one, other = model("cartpole", 1), model("cartpole", 2)
+    evidence = trial(one, other, episodes=6, seed=0)
+    back = trial(other, one, episodes=6, seed=0)
+    assert (evidence.mean, evidence.incumbent_mean) == (back.incumbent_mean, back.mean)
+    assert (evidence.incumbent, evidence.wins) == (other.id, None)
+    assert trial(one, one, episodes=6, seed=0).incumbent_mean == evidence.mean
+
+
+def test_with_opponents_they_play_each_other():
+    one, other = model("connect-four", 1), model("connect-four", 2)
+    evidence = trial(one, other, episodes=8, seed=0)
+    assert evidence.wins + evidence.draws + evidence.losses == 8
+    assert (evidence.incumbent, evidence.incumbent_mean) == (other.id, None)
+    back = trial(other, one, episodes=8, seed=0)
+    assert (back.wins, back.draws, back.losses) == (evidence.losses, evidence.draws, evidence.wins)
