@@ -1,0 +1,179 @@
+"""A plan: everything that decides what a run learns. It is written into run.json, and --resume reads it back."""
+
+import difflib
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from sparring.config import Config, ReplayConfig, read
+from sparring.errors import ConfigError, Missing
+from sparring.games.catalogue import Catalogue, spec_of
+from sparring.games.spec import GameSpec
+from sparring.learn.algorithms import open_algorithm, settings_of
+from sparring.learn.presets import Preset, preset_for
+from sparring.learn.protocol import Algorithm
+from sparring.replay.feeder import check_share
+
+Source = Literal["sim", "store", "mix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run's plan. `steps` are ticks of all games together, or steps sampled where nobody plays."""
+
+    game: str
+    spec: GameSpec
+    algorithm: Algorithm
+    algo: str  # as it was named
+    settings: Any
+    source: Source
+    topology: str
+    seed: int
+    steps: int
+    envs: int
+    opponents: int
+    opponent_share: float
+    replay: ReplayConfig
+
+    def record(self) -> dict[str, Any]:
+        """As plain data, from which `from_record` makes the same plan."""
+        return {
+            "algo": self.algo,
+            "settings": asdict(self.settings),
+            "source": self.source,
+            "topology": self.topology,
+            "steps": self.steps,
+            "envs": self.envs,
+            "opponents": self.opponents,
+            "opponent_share": self.opponent_share,
+            "replay": asdict(self.replay),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a user asked for; None and empty: whatever suits."""
+
+    game: str
+    algo: str = "ppo"
+    source: str = "sim"
+    topology: str | None = None
+    seed: int = 0
+    steps: int | None = None
+    envs: int | None = None
+    settings: tuple[str, ...] = ()  # "key=value"
+
+
+def plan(wish: Wish, config: Config) -> Plan:
+    """The plan for a wish: the user's words, then the preset, then the defaults."""
+    algorithm = open_algorithm(wish.algo)
+    source = _source(wish.source)
+    topology = _topology(wish.topology, source)
+    preset = preset_for(wish.game, algorithm.name)
+    spec = _spec(wish.game, source, config)
+    settings = settings_of(algorithm, dict(preset.settings), assignments(wish.settings))
+    _check_source(algorithm, source, wish.game)
+    if source == "mix":
+        check_share(config.replay.store_share)
+    envs = wish.envs or (preset.envs if config.train.envs == type(config.train)().envs else config.train.envs)
+    if envs < 1 or (wish.steps is not None and wish.steps < 1):
+        raise ConfigError(f"--envs {envs}, --steps {wish.steps}", where="spar train", do="Count both from 1")
+    return Plan(
+        game=wish.game,
+        spec=spec,
+        algorithm=algorithm,
+        algo=wish.algo,
+        settings=settings,
+        source=source,
+        topology=topology,
+        seed=wish.seed,
+        steps=wish.steps or preset.steps,
+        envs=envs,
+        opponents=config.train.opponents,
+        opponent_share=config.train.opponent_share,
+        replay=_replay(config.replay, preset),
+    )
+
+
+def from_record(game: str, seed: int, record: dict[str, Any], config: Config) -> Plan:
+    """The plan that `record` was made from."""
+    algorithm = open_algorithm(record["algo"])
+    source = _source(record["source"])
+    return Plan(
+        game=game,
+        spec=_spec(game, source, config),
+        algorithm=algorithm,
+        algo=record["algo"],
+        settings=settings_of(algorithm, record["settings"]),
+        source=source,
+        topology=record["topology"],
+        seed=seed,
+        steps=record["steps"],
+        envs=record["envs"],
+        opponents=record["opponents"],
+        opponent_share=record["opponent_share"],
+        replay=read(ReplayConfig, record["replay"], "run.json [replay]"),
+    )
+
+
+def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
+    """ "key=value" texts as a table; values are TOML, a bare word is a string."""
+    import tomllib
+
+    table: dict[str, Any] = {}
+    for text in texts:
+        key, sign, raw = text.partition("=")
+        if not sign:
+            raise ConfigError(f"{text!r} has no value", where="--algo-set", do="Write --algo-set key=value")
+        try:
+            table[key.strip()] = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[key.strip()] = raw
+    return table
+
+
+def _replay(config: ReplayConfig, preset: Preset) -> ReplayConfig:
+    default = ReplayConfig()
+    free = {item.name for item in fields(config) if getattr(config, item.name) == getattr(default, item.name)}
+    return replace(config, **{key: value for key, value in preset.replay.items() if key in free})
+
+
+def _source(text: str) -> Source:
+    for source in get_args(Source):
+        if text == source:
+            return source  # type: ignore[no-any-return]
+    near = difflib.get_close_matches(text, get_args(Source), n=1)
+    do = f"Did you mean {near[0]!r}" if near else "Use sim, store or mix"
+    raise ConfigError(f"there is no source {text!r}", where="--from", do=do)
+
+
+def _topology(text: str | None, source: Source) -> str:
+    from sparring.learn.topologies import TOPOLOGIES
+
+    wanted = "offline" if source == "store" else "single"
+    name = text or wanted
+    if name not in TOPOLOGIES:
+        near = difflib.get_close_matches(name, TOPOLOGIES, n=1)
+        do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(TOPOLOGIES)}"
+        raise Missing(f"there is no topology {name!r}", where="--topology", do=do)
+    if (name == "offline") != (source == "store"):
+        raise ConfigError(
+            f"--topology {name} does not go with --from {source}",
+            where="--topology",
+            do=f"Leave it out: {wanted} suits",
+        )
+    return name
+
+
+def _spec(game: str, source: Source, config: Config) -> GameSpec:
+    """From the simulator; a game that exists in its players' clients alone can be learned from the store."""
+    known = Catalogue.from_config(config).newest(game) if source == "store" else None
+    return known or spec_of(game)
+
+
+def _check_source(algorithm: Algorithm, source: Source, game: str) -> None:
+    if source == "store" and algorithm.feeds != "transitions":
+        raise ConfigError(
+            f"{algorithm.name} learns only from what it has just played itself, and the store holds what others played",
+            where="--from store",
+            do=f"Use `spar train {game} --algo dqn --from store`, or `--from mix` with {algorithm.name}",
+        )

@@ -1,0 +1,60 @@
+"""Settings that are known to work, for each game and algorithm: one table. What a user sets goes before it.
+
+`steps` is how long a run takes unless --steps says otherwise; `envs` and `replay` replace only what spar.toml
+leaves at its default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What suits one algorithm on one game."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the algorithm
+    steps: int = 1_000_000
+    envs: int = 16
+    replay: Mapping[str, Any] = field(default_factory=dict)
+
+
+PRESETS: Mapping[tuple[str, str], Preset] = {
+    ("cartpole", "ppo"): Preset(
+        steps=60_000,
+        settings={
+            "discount": 0.98,
+            "trace_decay": 0.8,
+            "rollout_ticks": 32,
+            "minibatch_steps": 256,
+            "epochs": 20,
+            "entropy_coefficient": 0.0,
+            "anneal_steps": 100_000,
+        },
+    ),
+    ("cartpole", "dqn"): Preset(
+        steps=60_000,
+        settings={"learning_rate": 1e-3, "epsilon_steps": 5_000},
+        replay={"capacity_steps": 50_000, "samples_per_insert": 16.0},
+    ),
+    ("connect-four", "ppo"): Preset(
+        steps=8_000_000,
+        envs=128,
+        settings={
+            "trace_decay": 0.9,
+            "rollout_ticks": 64,
+            "minibatch_steps": 2048,
+            "entropy_coefficient": 0.05,
+            "convolutions": False,
+            "hidden_units": [256, 256],
+            "activation": "relu",
+            "separate_value": False,
+        },
+    ),
+    ("duel", "ppo"): Preset(steps=5_000_000, envs=64),
+}
+
+
+def preset_for(game: str, algorithm: str) -> Preset:
+    """The table's row, or the defaults."""
+    return PRESETS.get((game, algorithm), Preset())

@@ -1,0 +1,119 @@
+"""From weights to a model that people may meet: published, measured, and promoted where the gate lets it through."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from sparring.errors import Missing
+from sparring.learn.evaluate import Evaluation, evaluate
+from sparring.learn.modelfile import make_model
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Weights
+from sparring.learn.topologies import Sources
+from sparring.registry.gate import passes
+from sparring.registry.protocol import Evidence, Registry
+from sparring.wire.champion import verify
+from sparring.wire.ids import ModelId
+from sparring.wire.model import Lineage, Model
+from sparring.wire.network import NetworkSpec
+from sparring.wire.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A model in the registry, what it scored, and whether it reigns."""
+
+    model: ModelId
+    evaluation: Evaluation | None  # None: the game has no simulator here
+    promoted: bool
+    verdict: str  # a sentence
+
+
+@dataclass(slots=True)
+class Publisher:
+    """Publishes the models of one run."""
+
+    plan: Plan
+    run: str
+    commit: str
+    registry: Registry
+    episodes: int  # that the gate plays
+    promote: bool = True
+    clock: Callable[[], float] = time.time
+    parents: list[ModelId] = field(default_factory=list)  # the last model of this run, once there is one
+
+    def publish(self, network: NetworkSpec, weights: Weights, sources: Sources) -> Published:
+        """Make a model of the weights, keep it, measure it beside the champion, and promote it if it is no worse."""
+        plan = self.plan
+        lineage = Lineage(
+            algorithm=plan.algo,
+            config=asdict(plan.settings),
+            parents=tuple(self.parents),
+            steps=dict(sources.steps),
+            store_until_ms=sources.store_until_ms,
+            commit=self.commit,
+            seed=plan.seed,
+            run=self.run,
+        )
+        model = make_model(plan.spec, network, weights, plan.algorithm.policy, lineage, int(self.clock() * 1000))
+        name = self.registry.publish(model)
+        self.parents = [name]
+        return self._judge(model)
+
+    def save(self) -> Tree:
+        """What a resumed run needs to know."""
+        return list(self.parents)
+
+    def load(self, state: Tree) -> None:
+        """Back to what `save` gave."""
+        self.parents = [ModelId(name) for name in state]
+
+    def _judge(self, model: Model) -> Published:
+        plan = self.plan
+        try:
+            alone = evaluate(plan.game, model, episodes=self.episodes, seed=plan.seed)
+        except Missing as error:
+            said = f"not promoted: it cannot be measured here ({error.wrong})"
+            return Published(model.id, None, False, said)
+        incumbent = self._incumbent()
+        evidence = self._evidence(model, alone, incumbent)
+        verdict = passes(evidence)
+        if not self.promote or not verdict.passed:
+            said = "not promoted, as asked" if verdict.passed else f"not promoted: {verdict.reason}"
+            return Published(model.id, alone, False, said)
+        self.registry.promote(plan.spec.id, model.id, evidence)
+        return Published(model.id, alone, True, f"promoted: {verdict.reason}")
+
+    def _incumbent(self) -> Model | None:
+        signed = self.registry.champion(self.plan.spec.id, self.plan.spec.version)
+        if signed is None:
+            return None
+        champion = verify(signed, signed.key)  # our own registry's key, whichever that is
+        return self.registry.fetch(champion.model) if champion.spec == self.plan.spec.hash else None
+
+    def _evidence(self, model: Model, alone: Evaluation, incumbent: Model | None) -> Evidence:
+        """On the same seeds for both; face to face where there is more than one seat."""
+        plan = self.plan
+        first = Evidence(episodes=self.episodes, mean=alone.mean, sd=alone.sd)
+        if incumbent is None:
+            return first
+        if len(plan.spec.seats) > 1:
+            met = evaluate(plan.game, model, episodes=self.episodes, seed=plan.seed, against=incumbent)
+            return Evidence(
+                episodes=self.episodes,
+                mean=alone.mean,
+                sd=alone.sd,
+                incumbent=incumbent.id,
+                wins=met.wins,
+                draws=met.draws,
+                losses=met.losses,
+            )
+        theirs = evaluate(plan.game, incumbent, episodes=self.episodes, seed=plan.seed)
+        return Evidence(
+            episodes=self.episodes,
+            mean=alone.mean,
+            sd=alone.sd,
+            incumbent=incumbent.id,
+            incumbent_mean=theirs.mean,
+            incumbent_sd=theirs.sd,
+        )

@@ -1,0 +1,86 @@
+"""offline: nobody plays; the learner sees what players did.
+
+    store ─ feeder ─► table ─► learner
+
+A store that fits the table is read once, whole; a larger one is drawn from anew as learning goes on.
+"""
+
+import numpy as np
+from numpy.random import Generator
+
+from sparring.errors import Missing
+from sparring.learn.feeding import TransitionFeed, one_seat
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Learner
+from sparring.learn.topologies import Sources, Turn, Wiring
+from sparring.replay.feeder import Feeder
+from sparring.replay.table import Table
+from sparring.store.protocol import Store
+from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+
+def wire(plan: Plan, store: Store | None) -> Wiring:
+    """Learner, table, and a feeder that fills it from the store; Missing where the store has no such records."""
+    if store is None:
+        raise Missing("no store is open", where="--from store", do="Set [store] url")
+    learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
+    table = Table(one_seat(plan.spec, plan.algo), plan.replay.capacity_steps, streams=1, masks=True)
+    feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (3, 2))
+    return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
+
+
+class _Offline:
+    """One turn: one batch of records."""
+
+    env_steps = 0
+    episodes = 0
+
+    def __init__(self, plan: Plan, learner: Learner, table: Table, feeder: Feeder, rng: Generator) -> None:
+        self.plan, self.learner, self.table, self.feeder, self.rng = plan, learner, table, feeder, rng
+        self.feed: TransitionFeed = plan.settings
+        self.position = 0  # steps sampled
+        self._whole = False  # the table holds all that the store held
+
+    def turn(self) -> Turn:
+        size = self.feed.batch_steps
+        if not self.table.ready:
+            self._fill()
+        elif not self._whole:
+            self.feeder.feed(max(1, int(size / self.plan.replay.samples_per_insert)))
+        batch, rows = self.table.sample(size, self.rng, n_steps=self.feed.n_steps, discount=self.feed.discount)
+        update = self.plan.algorithm.update(self.learner, batch)
+        self.learner = update.learner
+        self.table.learned(rows, update.priorities)
+        self.position += size
+        return Turn(update, batch, None, self.table.flow())
+
+    def sources(self) -> Sources:
+        return Sources(dict(self.feeder.steps), self.feeder.until_ms)
+
+    def save(self) -> Tree:
+        return {
+            "learner": self.learner.save(),
+            "table": self.table.save(),
+            "feeder": self.feeder.save(),
+            "rng": rng_state(self.rng),
+            "position": self.position,
+            "whole": self._whole,
+        }
+
+    def load(self, state: Tree) -> None:
+        self.learner.load(state["learner"])
+        self.table.load(state["table"])
+        self.feeder.load(state["feeder"])
+        set_rng_state(self.rng, state["rng"])
+        self.position, self._whole = state["position"], state["whole"]
+
+    def _fill(self) -> None:
+        self.feeder.fill()
+        self._whole = self.table.written < self.table.capacity
+        if not self.table.ready:
+            unfit = f", and {self.feeder.unfit_chunks} chunks of another spec" if self.feeder.unfit_chunks else ""
+            raise Missing(
+                f"the store holds no records of {self.plan.game} that fit{unfit}",
+                where="--from store",
+                do=f"Collect some: `spar collect {self.plan.game}`",
+            )

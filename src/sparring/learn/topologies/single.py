@@ -1,0 +1,193 @@
+"""single: the learner's own process plays.
+
+    sim    actor ─► table ─ gate ─► learner ─► actor       where the algorithm is fed with transitions
+           actor ─► rollout ──────► learner ─► actor       where it is fed with trajectories
+    mix    store ─ feeder ─► table                         beside either of them
+
+Everything happens in turn in one thread, so a seed says all: for debugging and for small games.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.random import Generator
+
+from sparring.games.catalogue import open_game
+from sparring.learn.actor import Actor
+from sparring.learn.feeding import TrajectoryFeed, TransitionFeed, one_seat
+from sparring.learn.forward import Forward
+from sparring.learn.opponents import PastSelves
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Learner
+from sparring.learn.topologies import Sources, Turn, Wiring
+from sparring.replay.feeder import Feeder
+from sparring.replay.gate import RatioGate, open_gate
+from sparring.replay.table import Table
+from sparring.store.protocol import Store
+from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+PAST_EVERY_STEPS = 100_000  # ticks of all games between two past selves
+FILLING_TICKS = 64  # of one turn while nothing can be sampled yet
+
+
+def wire(plan: Plan, store: Store | None) -> Wiring:
+    """Learner and actor; a table, with a gate, for transitions; a feeder where the store is mixed in."""
+    learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
+    past = PastSelves(learner.network, plan.opponents, plan.opponent_share)
+    forward = Forward(learner.network, learner.weights())
+    acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
+    actor = Actor(open_game(plan.game, plan.envs), forward, plan.algorithm.policy, acting, past)
+    seat = one_seat(plan.spec, plan.algo)
+    table = Table(seat, plan.replay.capacity_steps, streams=actor.streams + 1, masks=actor.masks)
+    feeder = None if store is None else Feeder(store, plan.spec, table, actor.streams, feeding)
+    if plan.algorithm.feeds == "trajectories":
+        return _Trajectories(_Play(plan, learner, actor, past), table, feeder, sampling)
+    gate = open_gate(
+        plan.replay.samples_per_insert,
+        plan.replay.min_steps,
+        plan.replay.slack_samples,
+        insert_steps=actor.streams,
+        batch_steps=plan.settings.batch_steps,
+    )
+    return _Transitions(_Play(plan, learner, actor, past), table, gate, feeder, sampling)
+
+
+@dataclass(slots=True)
+class _Play:
+    """A learner and the actor that plays with its newest weights."""
+
+    plan: Plan
+    learner: Learner
+    actor: Actor
+    past: PastSelves
+    past_kept: int = 0  # how often a past self was kept
+
+    def follow(self, rng: Generator) -> None:
+        """The actor goes on with what was learned; now and then what it was is kept to play against."""
+        weights = self.learner.weights()
+        self.actor.use(Forward(self.learner.network, weights))
+        if len(self.plan.spec.seats) > 1 and self.actor.env_steps // PAST_EVERY_STEPS > self.past_kept:
+            self.past_kept = self.actor.env_steps // PAST_EVERY_STEPS
+            self.past.add(weights, rng)
+
+    def save(self) -> Tree:
+        return {"learner": self.learner.save(), "actor": self.actor.save(), "past_kept": self.past_kept}
+
+    def load(self, state: Tree) -> None:
+        self.learner.load(state["learner"])
+        self.actor.load(state["actor"])
+        self.actor.use(Forward(self.learner.network, self.learner.weights()))
+        self.past_kept = state["past_kept"]
+
+
+class _Single:
+    """What both kinds of feeding have in common: where the run stands, and how it is saved."""
+
+    def __init__(self, play: _Play, table: Table, feeder: Feeder | None, rng: Generator) -> None:
+        self.play, self.table, self.feeder, self.rng = play, table, feeder, rng
+        self.played: Counter[str] = Counter()  # steps handed on by the actor
+
+    @property
+    def learner(self) -> Learner:
+        return self.play.learner
+
+    @property
+    def env_steps(self) -> int:
+        return self.play.actor.env_steps
+
+    @property
+    def position(self) -> int:
+        return self.play.actor.env_steps
+
+    @property
+    def episodes(self) -> int:
+        return self.play.actor.episodes
+
+    def sources(self) -> Sources:
+        fed = Counter() if self.feeder is None else self.feeder.steps
+        return Sources(dict(self.played + fed), None if self.feeder is None else self.feeder.until_ms)
+
+    def save(self) -> Tree:
+        return {
+            "play": self.play.save(),
+            "table": self.table.save(),
+            "feeder": None if self.feeder is None else self.feeder.save(),
+            "rng": rng_state(self.rng),
+            "played": dict(self.played),
+        }
+
+    def load(self, state: Tree) -> None:
+        self.play.load(state["play"])
+        self.table.load(state["table"])
+        if self.feeder is not None:
+            self.feeder.load(state["feeder"])
+        set_rng_state(self.rng, state["rng"])
+        self.played = Counter(state["played"])
+
+
+class _Transitions(_Single):
+    """One turn: play until the gate lets a batch through, then learn it."""
+
+    def __init__(self, play: _Play, table: Table, gate: RatioGate, feeder: Feeder | None, rng: Generator) -> None:
+        super().__init__(play, table, feeder, rng)
+        self.gate = gate
+        self.feed: TransitionFeed = play.plan.settings
+
+    def turn(self) -> Turn:
+        algorithm, size = self.play.plan.algorithm, self.feed.batch_steps
+        for _ in range(FILLING_TICKS):
+            if self._sampling_is_due(size):
+                break
+            self._insert()
+        else:
+            return Turn(None, None, self.play.actor.ended(), self.gate.flow())
+        batch, rows = self.table.sample(size, self.rng, n_steps=self.feed.n_steps, discount=self.feed.discount)
+        update = algorithm.update(self.play.learner, batch)
+        self.play.learner = update.learner
+        self.table.learned(rows, update.priorities)
+        self.gate.sample(size)
+        self.play.follow(self.rng)
+        return Turn(update, batch, self.play.actor.ended(), self.gate.flow())
+
+    def _sampling_is_due(self, size: int) -> bool:
+        """In one thread nobody waits: sample what is owed, and otherwise play, unless the gate says no."""
+        if not self.table.ready or not self.gate.may_sample(size):
+            return False
+        return self.gate.owed() >= size or not self.gate.may_insert(self.play.actor.streams)
+
+    def _insert(self) -> None:
+        play = self.play
+        steps = play.actor.step(play.plan.algorithm.exploration(play.learner, play.actor.env_steps))
+        self.table.insert(steps)
+        self.played["selfplay"] += len(steps)
+        fed = 0 if self.feeder is None else self.feeder.keep_pace(len(steps), play.plan.replay.store_share)
+        self.gate.insert(len(steps) + fed)
+
+    def save(self) -> Tree:
+        return super().save() | {"gate": [self.gate.inserted, self.gate.sampled]}
+
+    def load(self, state: Tree) -> None:
+        super().load(state)
+        self.gate.inserted, self.gate.sampled = state["gate"]
+
+
+class _Trajectories(_Single):
+    """One turn: play a rollout, then learn it, with records of the store beside it where they are mixed in."""
+
+    def turn(self) -> Turn:
+        play = self.play
+        feed: TrajectoryFeed = play.plan.settings
+        batch = play.actor.rollout(feed.rollout_ticks)
+        self.played["selfplay"] += int(batch.reward.size if batch.mask is None else batch.mask.sum())
+        if self.feeder is not None:
+            self.feeder.feed(feed.records_steps)
+            if self.table.ready:
+                records, _ = self.table.sample(
+                    feed.records_steps, self.rng, n_steps=feed.records_n_steps, discount=feed.discount
+                )
+                batch = replace(batch, records=records)
+        update = play.plan.algorithm.update(play.learner, batch)
+        play.learner = update.learner
+        play.follow(self.rng)
+        return Turn(update, batch, play.actor.ended(), {})

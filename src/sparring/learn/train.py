@@ -1,0 +1,107 @@
+"""One call from a wish to a trained model: what `spar train` does, for programs."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from sparring.config import Config
+from sparring.errors import ConfigError
+from sparring.learn.plan import Plan, Wish, from_record, plan
+from sparring.learn.publish import Published, Publisher
+from sparring.learn.run import Run, commit
+from sparring.learn.session import Limits, Progress, Session, same_game
+from sparring.learn.topologies import Wiring, wire
+from sparring.registry import open_registry
+from sparring.store import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """How a sitting goes, beside what the plan says."""
+
+    minutes: float | None = None
+    until: float | None = None
+    resume: str | None = None  # None: a new run; "": the newest of the game and algorithm; else a run's name
+    promote: bool = True
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of it."""
+
+    run: str
+    plan: Plan
+    state: str  # "done" or "stopped"
+    env_steps: int
+    updates: int
+    seconds: float
+    position: int
+    published: Published
+
+
+def train(
+    wish: Wish,
+    orders: Orders,
+    config: Config,
+    show: Callable[[Progress], None],
+    begun: Callable[[Session], None] = lambda session: None,
+) -> Trained:
+    """Train as wished. `begun` is handed the session before its first turn, so that a signal can stop it."""
+    runs = Path(config.data) / "runs"
+    if orders.minutes is not None and orders.minutes <= 0:
+        raise ConfigError(f"--minutes {orders.minutes:g}", where="spar train", do="Give it some time")
+    if orders.resume is None:
+        agreed = plan(wish, config)
+    else:
+        run = Run.find(runs, wish.game, wish.algo, orders.resume)
+        agreed = _again(run, wish, config)
+    with ExitStack() as stack:
+        registry = open_registry(
+            config.registry_url,
+            champion_days=config.registry.champion_days,
+            rollout_share=config.registry.rollout_share,
+        )
+        store = None
+        if agreed.source != "sim":
+            store = open_store(config.store_url)
+            stack.callback(store.close)
+        wiring = wire(agreed, store)
+        _set_threads(wiring, config.train.torch_threads)
+        if orders.resume is None:
+            run = Run.create(runs, agreed, list(orders.argv))
+        publisher = Publisher(
+            agreed, run.name, commit(), registry, config.registry.gate_episodes, promote=orders.promote
+        )
+        seconds = float("inf") if orders.minutes is None else orders.minutes * 60
+        session = Session(
+            agreed, run, wiring, publisher, Limits(agreed.steps, seconds, orders.until), config.train, show
+        )
+        if orders.resume is not None:
+            session.resume()
+        begun(session)
+        state = session.learn()
+        published = session.finish()
+    return Trained(
+        run.name, agreed, state, wiring.env_steps, wiring.learner.updates, session.seconds, wiring.position, published
+    )
+
+
+def _again(run: Run, wish: Wish, config: Config) -> Plan:
+    """The run's own plan, with more steps where they are asked for."""
+    if wish.settings or wish.envs:
+        raise ConfigError(
+            "a resumed run keeps its settings", where="--resume", do="Leave out --algo-set and --envs, or start anew"
+        )
+    agreed = from_record(wish.game, run.about["seed"], run.about["config"], config)
+    same_game(run, agreed)
+    return agreed if wish.steps is None else replace(agreed, steps=wish.steps)
+
+
+def _set_threads(wiring: Wiring, threads: int) -> None:
+    """As configured. Otherwise one where no layer is a convolution: small matrices lose time on every other thread."""
+    if threads or not wiring.learner.network.image:
+        torch.set_num_threads(threads or 1)
