@@ -15,7 +15,7 @@ def said(**body):
 
 def test_an_answer_with_a_verdict_for_each_chunk_is_judged_whatever_its_status():
     results = [{"verdict": "new"}, {"verdict": "chunk", "reason": "bad", "field": "action", "value": 9, "limit": 1}]
-    for status in (200, 422, 409, 403, 410):
+    for status in (200, 422, 409, 403, 410, 429):
         answer = understand(status, said(results=results, error={"code": "chunk", "message": "bad"}), 2)
         assert answer.fate is Fate.JUDGED
         assert [result.verdict for result in answer.results] == ["new", "chunk"]

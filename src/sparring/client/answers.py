@@ -66,8 +66,8 @@ def understand(status: int, content: bytes, chunks: int, retry_after: str | None
     """The meaning of an answer to an upload of that many chunks."""
     body = read_body(content)
     reason = body.error.message if body.error is not None and body.error.message else f"the answer was {status}"
-    if len(body.results) == chunks and (status < 500 and status not in (401, 429)):
-        return Answer(Fate.JUDGED, tuple(body.results), reason, None, _rate(body), body.time_ms)
+    if len(body.results) == chunks:
+        return Answer(Fate.JUDGED, tuple(body.results), reason, _seconds(retry_after), _rate(body), body.time_ms)
     fate = _fate(status, body.error.code if body.error else "")
     return Answer(fate, (), reason, _seconds(retry_after), None, body.time_ms)
 

@@ -51,7 +51,17 @@ class Models:
         if self._thread is not None and seat not in self._seats:
             self._add_seat(seat)
             self._wake.set()
-        return self._runners.get(seat) or self._for_all
+        return self._runners.get(seat) or self._shared(seat)
+
+    def _shared(self, seat: int) -> Runner | None:
+        """The model of another seat, where its manifest is for every seat and it takes what this one sees."""
+        if self._for_all is None:
+            return None
+        try:
+            self._for_all.check(self._game.seats[seat])
+        except ModelDamaged:
+            return None
+        return self._for_all
 
     def wait(self, timeout_s: float) -> bool:
         """Until the champions have been asked for once more; whether that happened in time."""
@@ -103,6 +113,7 @@ class Models:
         self._install(known or Runner(self._fetch(model)), champion, seat)
 
     def _install(self, runner: Runner, champion: Champion, seat: int) -> None:
+        runner.check(self._game.seats[seat])
         if self._runners.get(seat) is not runner:
             log.info("seat %d acts with model %s from its next episode on", seat, runner.id[:12])
         self._runners[seat] = runner

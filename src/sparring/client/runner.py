@@ -44,8 +44,20 @@ class Runner:
                 f"ONNX Runtime does not load it: {error}", where=f"model {model.id[:12]}", do="Publish it anew"
             ) from None
         self._inputs = {entry.name: _DTYPES.get(entry.type, "float32") for entry in self._session.get_inputs()}
+        self._shapes = {entry.name: tuple(entry.shape[1:]) for entry in self._session.get_inputs()}
         outputs = [entry.name for entry in self._session.get_outputs()]
         self._output = next((name for name in ("logits", "mean") if name in outputs), outputs[0])
+
+    def check(self, seat: SeatSpec) -> None:
+        """Return, or ModelDamaged where it does not take what this seat sees, one frame at a time."""
+        known = {leaf.name: leaf.shape for leaf in seat.observation} | {"legal": (seat.action.masks,)}
+        for name, shape in self._shapes.items():
+            if known.get(name) != shape:
+                raise ModelDamaged(
+                    f"its input {name} has shape {shape}, the seat gives {known.get(name)}",
+                    where=f"model {self.id[:12]}",
+                    do='Use act="server", or train without frame_stack',
+                )
 
     def decide(
         self,

@@ -1,0 +1,217 @@
+"""Mock players: they play GAME and upload it through the real client, to a gateway that runs.
+
+Each client is one player with one skill (random, script or model, taken in turn from --skills); in games with
+several seats they meet in tables. New champions are picked up between episodes.
+"""
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparring.cli.output import Output
+from sparring.errors import ConfigError, SparringError, Unreachable
+
+if TYPE_CHECKING:
+    from sparring.client.mock_players import MockPlayer
+    from sparring.client.statistics import Statistics
+    from sparring.games.protocol import Game
+
+EXPLORING_STRENGTH = 0.9  # a mock player with a model takes a chance action in one of ten
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("game", metavar="GAME")
+    parser.add_argument("--clients", type=int, default=4, metavar="N", help="players at once (default: 4)")
+    parser.add_argument("--episodes", type=int, default=100, metavar="N", help="in total (default: 100)")
+    parser.add_argument("--to", default="http://127.0.0.1:8700", metavar="URL", help="the gateway")
+    parser.add_argument("--token", metavar="KEY", help="an API key or player token")
+    parser.add_argument("--trust", metavar="KEY", help="the key that signs champions, as `spar serve` prints it")
+    parser.add_argument("--skills", default="random,script,model", help="of random, script, model")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the games and of the players' chance")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="share the clients out (default: 1)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="spools and models (default: in the data folder)")
+    parser.add_argument("--wait", type=float, default=60.0, metavar="S", help="for the last uploads")
+    parser.add_argument(
+        "--first", type=int, default=0, help=argparse.SUPPRESS
+    )  # number of this process's first episode
+
+
+@dataclass(slots=True)
+class _Work:
+    """Which episode is next, and what was done; shared by the tables' threads."""
+
+    following: int
+    end: int
+    episodes: int = 0
+    steps: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failure: list[SparringError] = field(default_factory=list)
+
+    def take(self) -> int | None:
+        with self.lock:
+            if self.following >= self.end or self.failure:
+                return None
+            self.following += 1
+            return self.following - 1
+
+    def done(self, steps: int) -> None:
+        with self.lock:
+            self.episodes += 1
+            self.steps += steps
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    for name in ("clients", "episodes", "processes"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"{getattr(args, name)}", where=f"--{name}", do="Give at least 1")
+    begun_s = time.perf_counter()
+    result = _in_processes(args, output) if args.processes > 1 else _in_threads(args, output)
+    result["seconds"] = round(time.perf_counter() - begun_s, 3)
+    result["steps_per_s"] = round(result["steps"] / result["seconds"])
+    _report(result, output)
+    lost = result["waiting_chunks"] + result["refused_chunks"] + result["dropped_steps"] + result["dropped_chunks"]
+    return {"game": args.game, "clients": args.clients, "seed": args.seed, **result, "exit_code": int(lost > 0)}
+
+
+def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.games.catalogue import open_game, spec_of
+
+    work = _Work(args.first, args.first + args.episodes)
+    with ExitStack() as stack:
+        players = [_player(args, number, stack) for number in range(args.clients)]
+        seats = min(len(spec_of(args.game).seats), len(players))
+        tables = [players[at : at + seats] for at in range(0, len(players) - seats + 1, seats)]
+        tables[-1] += players[len(tables) * seats :]  # who is left over sits in by turns at the last table
+        threads = [
+            threading.Thread(target=_sit, args=(open_game(args.game), table, work, args.seed), name="table")
+            for table in tables
+        ]
+        for thread in threads:
+            thread.start()
+        _watch(threads, work, output)
+        if work.failure:
+            raise work.failure[0]
+        deadline_s = time.monotonic() + args.wait
+        for player in players:
+            player.connection.flush(max(0.1, deadline_s - time.monotonic()))
+        counted = [player.connection.statistics() for player in players]
+    _explain(counted, output)
+    return {"episodes": work.episodes, "steps": work.steps, **_sum(counted)}
+
+
+def _player(args: argparse.Namespace, number: int, stack: ExitStack) -> "MockPlayer":
+    from sparring.client.connection import connect
+    from sparring.client.mock_players import MockPlayer, script_of
+
+    skills = [skill.strip() for skill in args.skills.split(",")]
+    skill = skills[number % len(skills)]
+    connection = connect(
+        args.to,
+        args.game,
+        f"mock-{args.first}-{number}",
+        token=args.token,
+        trust=args.trust,
+        strength=EXPLORING_STRENGTH,
+        folder=args.folder or Path(args.config.data) / "clients",
+        seed=args.seed * 1_000_003 + args.first + number,
+        poll_every_s=2.0 if skill == "model" else 3600.0,
+        retry_most_s=2.0,
+    )
+    stack.callback(connection.close, 1.0)
+    player = MockPlayer(connection, script_of(skill, connection.spec))
+    if skill == "model":
+        connection.wait_for_model(5.0)
+    return player
+
+
+def _sit(game: "Game", table: "list[MockPlayer]", work: _Work, seed: int) -> None:
+    """Play until there are no episodes left."""
+    from sparring.client.mock_players import play
+
+    while (number := work.take()) is not None:
+        try:
+            work.done(play(game, table, number, seed))
+        except SparringError as error:
+            work.failure.append(error)
+
+
+def _watch(threads: list[threading.Thread], work: _Work, output: Output) -> None:
+    begun_s = said_s = time.monotonic()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.1)
+            now_s = time.monotonic()
+            if now_s - said_s >= 1.0:
+                said_s = now_s
+                rate = work.steps / (now_s - begun_s)
+                output.progress(f"{work.episodes} episodes, {work.steps} steps, {rate:,.0f} steps/s")
+
+
+def _in_processes(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Each process is a `spar collect` of its own share; their counts are added up."""
+    count = min(args.processes, args.clients, args.episodes)
+    flags = ["--to", args.to, "--skills", args.skills, "--seed", str(args.seed), "--wait", str(args.wait)]
+    flags += [word for name in ("token", "trust") if (value := getattr(args, name)) for word in (f"--{name}", value)]
+    flags += ["--folder", str(args.folder or Path(args.config.data) / "clients"), "--json"]
+    children = []
+    with ExitStack() as stack:
+        first = args.first
+        for part in range(count):
+            episodes = args.episodes // count + (part < args.episodes % count)
+            clients = args.clients // count + (part < args.clients % count)
+            share = ["--clients", str(clients), "--episodes", str(episodes), "--first", str(first)]
+            command = [sys.executable, "-m", "sparring", "collect", args.game, *share, *flags]
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            children.append(stack.enter_context(child))
+            stack.callback(child.terminate)  # runs first; a child that has ended does not mind
+            first += episodes
+        ended = [child.communicate() for child in children]
+    totals: dict[str, Any] = {}
+    for said, complained in ended:
+        last = said.splitlines()[-1:] or ["{}"]
+        counts = msgspec.json.decode(last[0], type=dict[str, Any])
+        if "steps" not in counts:
+            raise Unreachable(f"a process failed: {complained.strip()[-500:]}", where="spar collect", do="Mend that")
+        for name in ("episodes", "steps", *_COUNTED):
+            totals[name] = totals.get(name, 0) + counts[name]
+    return totals
+
+
+_COUNTED = (
+    "acknowledged_chunks",
+    "had_chunks",
+    "refused_chunks",
+    "dropped_steps",
+    "dropped_chunks",
+    "waiting_chunks",
+    "episodes_not_asked",
+)
+
+
+def _sum(counted: "list[Statistics]") -> dict[str, int]:
+    return {name: sum(getattr(one, name) for one in counted) for name in _COUNTED}
+
+
+def _explain(counted: "list[Statistics]", output: Output) -> None:
+    for said in sorted({one.said for one in counted if one.said and (one.waiting_chunks or one.refused_chunks)}):
+        output.say(f"note: {said}")
+
+
+def _report(result: dict[str, Any], output: Output) -> None:
+    output.say(
+        f"{result['episodes']} episodes, {result['steps']} steps in {result['seconds']:.1f} s "
+        f"({result['steps_per_s']:,} steps/s); chunks: {result['acknowledged_chunks']} acknowledged, "
+        f"{result['refused_chunks']} refused, {result['dropped_chunks']} dropped, {result['waiting_chunks']} waiting"
+    )
+    if result["episodes_not_asked"]:
+        output.say(f"{result['episodes_not_asked']} seats' episodes were not asked for (sample rate)")
+    if result["waiting_chunks"]:
+        output.say("What waits is on disk and goes out with the next `spar collect` to the same gateway.")
