@@ -1,7 +1,7 @@
-"""list [GAME] · show ID · verify [ID] · pull ID --from URL · push FOLDER|ID · promote ID · rollback GAME
+"""list [GAME] · show ID · verify [ID] · pull ID --from URL · push FOLDER|ID · promote ID · rollback GAME.
 
 An ID may be cut short to any beginning that only one model has. `promote` plays the gate's games first,
-unless --force-reason says why not; `push` takes --to file:///folder; `rollback` returns to the champion before the present one.
+unless --force-reason says why not; `rollback` returns to the champion before the present one.
 """
 
 import argparse
