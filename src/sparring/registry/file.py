@@ -112,8 +112,9 @@ class FileRegistry:
                 log.warning("left out of the list: %s", error)
                 continue
             if card.game == game:
-                found.append(Listed(card, self.evidence(model), model in champions))
-        return sorted(found, key=lambda listed: (listed.card.created_at_ms, listed.card.id))
+                found.append((card.created_at_ms, model, Listed(card, self.evidence(model), model in champions)))
+        # By the id at hand: `card.id` would hash every card again.
+        return [listed for *_, listed in sorted(found, key=lambda row: row[:2])]
 
     def evidence(self, model: ModelId) -> Evidence | None:
         """What the newest evaluation said; None where there was none."""
