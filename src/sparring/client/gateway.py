@@ -1,5 +1,6 @@
 """What is asked of the gateway over HTTP, and what its answers teach: its clock and its sample rate."""
 
+import ssl
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +16,13 @@ from sparring.wire.ids import ModelId
 MAX_MODEL_BYTES = 1 << 30
 
 
+def tls(url: str, ca: str | Path | None) -> ssl.SSLContext | bool:
+    """How the gateway's certificate is judged: by `ca`, or by the authorities that this machine trusts."""
+    if not url.startswith("https://"):
+        return False  # no TLS at all; loading every authority would cost 30 ms for nothing
+    return True if ca is None else ssl.create_default_context(cafile=str(ca))
+
+
 class Gateway:
     """One HTTP client for the background threads of one connection; safe to call from several."""
 
@@ -24,8 +32,7 @@ class Gateway:
         self.url, self._game = url.rstrip("/"), quote(game, safe="")
         self._clock_ms = 0  # the gateway's clock less ours
         self.sample_rate = 1.0
-        verify = httpx.create_ssl_context(verify=str(ca)) if ca is not None else True
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, verify=verify, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, verify=tls(url, ca), trust_env=False)
         self.renew(token)
 
     def renew(self, token: str | None) -> None:

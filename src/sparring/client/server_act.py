@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import numpy as np
 
+from sparring.client.gateway import tls
 from sparring.client.runner import Decision
 from sparring.errors import Unreachable
 from sparring.games.spec import SeatSpec
@@ -30,8 +31,7 @@ class ServerAct:
     """Asks `POST /v1/games/{game}/act`, on connections of its own so that uploads never stand in the way."""
 
     def __init__(self, url: str, game: str, token: str | None, timeout_s: float, ca: str | Path | None) -> None:
-        verify = httpx.create_ssl_context(verify=str(ca)) if ca is not None else True
-        self._http = httpx.Client(base_url=url.rstrip("/"), timeout=timeout_s, verify=verify, trust_env=False)
+        self._http = httpx.Client(base_url=url.rstrip("/"), timeout=timeout_s, verify=tls(url, ca), trust_env=False)
         self._path = f"/v1/games/{quote(game, safe='')}/act"
         self.renew(token)
 
