@@ -1,0 +1,254 @@
+"""Everything on this machine: gateway, store, training, dashboard, and games to play in the browser.
+
+CartPole is learned first, in about a minute; then Connect Four and Duel, from self-play and from what you
+play. Models that beat the champion replace it, and the browser's bot gets better while you watch. Ctrl-C
+stops it all; started again, it goes on from what it had learned.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparring.cli.output import Output
+
+if TYPE_CHECKING:
+    from sparring.cli.children import Children, Command
+
+FIRST = "cartpole"
+NICE = 10  # training gives way to the game on the screen
+READY_S = 60.0
+TURN_S = 0.1
+NEWS_EVERY_S = 2.0
+PATIENCE_S = 180.0  # for CartPole; then the other games begin beside it
+MORE_STEPS = 5_000_000  # of one sitting; a run that has done them goes on with as many again
+PUBLISH_EVERY_S = {"cartpole": 10, "connect-four": 30, "duel": 30}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, metavar="N", help="instead of gateway.port; 0 picks a free one")
+    parser.add_argument("--no-train", action="store_true", help="serve and record, but train nothing")
+    parser.add_argument("--open", action="store_true", help="open the browser")
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    import webbrowser
+
+    from sparring.cli.children import Children
+
+    data = Path(args.config.data)
+    port = _free_port() if args.port == 0 else args.port or args.config.gateway.port
+    url = f"http://127.0.0.1:{port}"
+    shared = _shared(args, data)
+    with _only_one(data, url), _stopping() as stopped, Children(data / "logs", output.say) as children:
+        _check_port(port)
+        children.add("gateway", lambda: ["serve", "--host", "127.0.0.1", "--port", str(port), *shared])
+        if not _wait_until_ready(children, url, stopped):
+            return {"url": url, "ready": False}
+        output.say(f"Play at {url}    learning at {url}/learning    Ctrl-C stops it")
+        output.say(f"Data in {data}, logs in {data / 'logs'}")
+        if args.open:
+            webbrowser.open(url)
+        _go_on(children, stopped, None if args.no_train else _Lessons(data / "runs", shared), _News(url, output))
+        output.say("stopping…")
+    output.say("stopped; start it again and it goes on from here")
+    return {"url": url, "ready": True}
+
+
+def _go_on(children: "Children", stopped: threading.Event, lessons: "_Lessons | None", news: "_News") -> None:
+    begun = time.monotonic()
+    while not stopped.wait(TURN_S):
+        now = time.monotonic()
+        if lessons is not None:
+            for game in lessons.due(now - begun):
+                children.add(f"train-{game}", lessons.command(game), NICE)
+        children.turn(now)
+        news.turn(now)
+
+
+class _Lessons:
+    """What is trained when: CartPole until it is solved, then the games with opponents, for ever."""
+
+    def __init__(self, runs: Path, shared: list[str]) -> None:
+        self.runs, self.shared = runs, shared
+
+    def due(self, for_s: float) -> list[str]:
+        """The games that should be learned now."""
+        solved = _state(self._newest(FIRST)) == "done"
+        return [FIRST, "connect-four", "duel"] if solved or for_s > PATIENCE_S else [FIRST]
+
+    def command(self, game: str) -> "Command":
+        """A function that gives the words for the next start of that game's training; None: it is done."""
+
+        def words() -> list[str] | None:
+            newest = self._newest(game)
+            if game == FIRST and _state(newest) == "done":
+                return None
+            said = ["train", game, "--algo", "ppo", *self.shared]
+            said += ["--set", f"train.publish_every_s={PUBLISH_EVERY_S[game]}", "--set", "train.checkpoint_every_s=10"]
+            if game == FIRST:
+                said += ["--until", "475"]
+            else:
+                said += ["--from", "mix", "--steps", str(_steps_done(newest) + MORE_STEPS)]
+            return said + (["--resume", newest.name] if newest else [])
+
+        return words
+
+    def _newest(self, game: str) -> Path | None:
+        """The newest run of the game that can be gone on with."""
+        found = []
+        for path in self.runs.glob("*/run.json"):
+            about = _object(path)
+            if (about.get("game"), about.get("algo")) == (game, "ppo") and (path.parent / "checkpoint/state").exists():
+                found.append((about.get("started_at_ms", 0), path.parent))
+        return max(found)[1] if found else None
+
+
+class _News:
+    """Says in the terminal who was promoted, as the pages do."""
+
+    def __init__(self, url: str, output: Output) -> None:
+        self.url, self.output = url, output
+        self._next_s, self._seen = 0.0, -1
+
+    def turn(self, now_s: float) -> None:
+        """Look again, if it is time."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + NEWS_EVERY_S
+        found = _get(f"{self.url}/api/promotions")
+        promotions = list(reversed((found or {}).get("promotions", [])))
+        if self._seen < 0 and found is not None:
+            self._seen = max((one["at_ms"] for one in promotions), default=0)
+        for one in promotions:
+            if one["at_ms"] > self._seen:
+                self._seen = one["at_ms"]
+                self.output.say(f"{one['game']}: model {one['model'][:8]} is champion no. {one['counter']}")
+
+
+def _wait_until_ready(children: "Children", url: str, stopped: threading.Event) -> bool:
+    from sparring.errors import Unreachable
+
+    until = time.monotonic() + READY_S
+    while not stopped.is_set():
+        now = time.monotonic()
+        children.turn(now)
+        if _get(f"{url}/healthz") is not None:
+            return True
+        if now > until:
+            raise Unreachable(
+                f"the gateway did not answer within {READY_S:.0f} s", where=url, do="See gateway.log in the logs folder"
+            )
+        stopped.wait(0.05)
+    return False
+
+
+def _get(url: str) -> dict[str, Any] | None:
+    """The JSON at a loopback address, or None where nothing answers; an empty object where it is not JSON."""
+    import httpx
+
+    try:
+        response = httpx.get(url, timeout=2.0, trust_env=False)
+    except httpx.HTTPError:
+        return None
+    try:
+        value = response.json()
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _shared(args: argparse.Namespace, data: Path) -> list[str]:
+    """The flags with which every child sees the same config."""
+    words = ["--data", str(data)]
+    if args.config_file is not None:
+        words += ["--config", str(args.config_file)]
+    return words + [word for text in args.set for word in ("--set", text)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _check_port(port: int) -> None:
+    from sparring.errors import ConfigError
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise ConfigError(
+                f"port {port} is taken", where="spar demo", do="Give another with --port, or --port 0 for any"
+            ) from None
+
+
+@contextlib.contextmanager
+def _only_one(data: Path, url: str) -> Iterator[None]:
+    """Holds `demo.lock` in the data folder; ConfigError where another demo holds it."""
+    from sparring.errors import ConfigError
+
+    data.mkdir(parents=True, exist_ok=True)
+    path = data / "demo.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = _object(path)
+            raise ConfigError(
+                f"a demo runs there already, process {held.get('pid')}, at {held.get('url')}",
+                where=str(data),
+                do="Open that address, or give this one another folder with --data",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, json.dumps({"pid": os.getpid(), "url": url}).encode())
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set."""
+    stopped = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _state(run: Path | None) -> str:
+    return "" if run is None else str(_object(run / "status.json").get("state", ""))
+
+
+def _steps_done(run: Path | None) -> int:
+    """How far the run has come, by the last line of its metrics."""
+    if run is None:
+        return 0
+    try:
+        *_, last = (run / "metrics.jsonl").read_bytes().splitlines()
+        return int(json.loads(last)["env_steps"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
