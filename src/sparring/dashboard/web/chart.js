@@ -3,14 +3,14 @@
 
 import { figure, h, s } from "./page.js";
 
-const WIDTH = 760, HEIGHT = 380;
 const LEFT = 56, RIGHT = 16, TOP = 16, BOTTOM = 40;
 const MOST_POINTS = 400;
 
 /** Draws `series`: [{name, colour, points: [[x, y]…]}]; `goal` is a dashed line, `unit` formats x. */
 export class Chart {
   constructor(root) {
-    this.svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
+    this.root = root;
+    this.svg = s("svg", { role: "img" });
     this.tip = h("div", { class: "tip", hidden: true });
     root.append(this.svg, this.tip);
     this.svg.addEventListener("pointermove", (event) => this.#hover(event));
@@ -18,13 +18,17 @@ export class Chart {
     this.cross = null;
   }
 
-  draw(series, { unit = figure, label = "", goal = null } = {}) {
+  draw(series, { unit = figure, steps = [1, 2, 5, 10], label = "", goal = null } = {}) {
     this.series = series.map((one) => ({ ...one, smooth: smoothed(thinned(one.points)) }));
+    this.width = Math.max(300, this.root.clientWidth - 24);
+    this.height = Math.min(380, Math.max(240, this.width * 0.5));
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.unit = unit;
+    this.steps = steps;
     const xs = range(series.flatMap((one) => one.points.map(([x]) => x)), 0, 10);
     const ys = range([...series.flatMap((one) => one.points.map(([, y]) => y)), ...(goal === null ? [] : [goal])], null, 1);
-    this.x = scale(xs, LEFT, WIDTH - RIGHT);
-    this.y = scale(padded(ys), HEIGHT - BOTTOM, TOP);
+    this.x = scale(xs, LEFT, this.width - RIGHT);
+    this.y = scale(padded(ys), this.height - BOTTOM, TOP);
     const summary = series.map((one) => `${one.name}: ${figure(one.points.at(-1)?.[1])}`).join("; ");
     this.svg.setAttribute("aria-label", `${label}. Last values: ${summary}`);
     this.svg.replaceChildren(...this.#axes(), ...(goal === null ? [] : [this.#goal(goal)]), ...this.#lines());
@@ -35,18 +39,18 @@ export class Chart {
     const parts = [];
     for (const tick of ticks(this.y.domain, 5)) {
       const y = this.y(tick);
-      parts.push(s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }));
+      parts.push(s("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y, y2: y }));
       parts.push(s("text", { class: "axis", x: LEFT - 8, y: y + 4, "text-anchor": "end" }, figure(tick)));
     }
-    for (const tick of ticks(this.x.domain, 6)) {
+    for (const tick of ticks(this.x.domain, this.width / 110, this.steps)) {
       const x = this.x(tick);
-      parts.push(s("text", { class: "axis", x, y: HEIGHT - BOTTOM + 22, "text-anchor": "middle" }, this.unit(tick)));
+      parts.push(s("text", { class: "axis", x, y: this.height - BOTTOM + 22, "text-anchor": "middle" }, this.unit(tick)));
     }
     return parts;
   }
 
   #goal(goal) {
-    return s("line", { class: "goal", x1: LEFT, x2: WIDTH - RIGHT, y1: this.y(goal), y2: this.y(goal) });
+    return s("line", { class: "goal", x1: LEFT, x2: this.width - RIGHT, y1: this.y(goal), y2: this.y(goal) });
   }
 
   #lines() {
@@ -61,19 +65,19 @@ export class Chart {
   #hover(event) {
     if (!this.x) return;
     const box = this.svg.getBoundingClientRect();
-    const at = this.x.back(((event.clientX - box.left) / box.width) * WIDTH);
+    const at = this.x.back(((event.clientX - box.left) / box.width) * this.width);
     const rows = this.series.map((one) => [one, nearest(one.smooth, at)]).filter(([, point]) => point);
     if (!rows.length) return;
     const x = this.x(nearestX(rows, at));
     this.cross?.remove();
-    this.cross = s("g", {}, s("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }),
+    this.cross = s("g", {}, s("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: this.height - BOTTOM }),
       ...rows.map(([one, [px, py]]) => s("circle", { class: `fill-${one.colour}`, r: 4, cx: this.x(px), cy: this.y(py) })));
     this.svg.append(this.cross);
     const head = h("div", {}, this.unit(nearestX(rows, at)));
     this.tip.replaceChildren(head, ...rows.map(([one, [, y]]) =>
       h("div", {}, h("span", { class: `dot fill-${one.colour}` }), one.name, h("b", {}, figure(y)))));
     this.tip.hidden = false;
-    const left = (x / WIDTH) * box.width;
+    const left = (x / this.width) * box.width;
     this.tip.style.top = "24px";
     this.tip.style.left = `${left > box.width / 2 ? Math.max(0, left - this.tip.offsetWidth - 4) : left + 28}px`;
   }
@@ -85,11 +89,19 @@ export class Chart {
   }
 }
 
-/** An exponential mean whose reach grows with the curve, so that a short one is not blurred. */
+/** A mean over neighbours on both sides, so that the line does not lag; its reach grows with the curve. */
 function smoothed(points) {
-  const keep = Math.min(0.9, points.length / (points.length + 40));
-  let mean = points[0]?.[1] ?? 0;
-  return points.map(([x, y]) => [x, (mean = keep * mean + (1 - keep) * y)]);
+  const reach = Math.min(15, Math.floor(points.length / 25));
+  return points.map(([x], i) => {
+    let sum = 0, weight = 0;
+    const own = Math.min(reach, i, points.length - 1 - i); // as far to the left as to the right
+    for (let k = -own; k <= own; k++) {
+      const w = own + 1 - Math.abs(k);
+      sum += w * points[i + k][1];
+      weight += w;
+    }
+    return [x, sum / weight];
+  });
 }
 
 function thinned(points) {
@@ -117,11 +129,11 @@ function scale([from, to], start, end) {
   return f;
 }
 
-/** Round numbers inside the range: 1, 2 or 5 times a power of ten apart. */
-function ticks([from, to], about) {
+/** Round numbers inside the range: one of `steps` apart, times a power of ten where steps end at ten. */
+function ticks([from, to], about, steps = [1, 2, 5, 10]) {
   const raw = (to - from) / about;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find((m) => m * power >= raw) * power;
+  const power = steps.at(-1) === 10 ? 10 ** Math.floor(Math.log10(raw)) : 1;
+  const step = (steps.find((m) => m * power >= raw) ?? steps.at(-1)) * power;
   const all = [];
   for (let i = Math.ceil(from / step); i * step <= to + step * 1e-9; i++) all.push(Number((i * step).toPrecision(12)));
   return all;

@@ -19,7 +19,8 @@ export { SparringError };
 /**
  * A connection to one game on one server. Options: game (needed), player (the game's own name for the person),
  * token, trust ("ed25519:…"), strength (0 chance … 1 at its best; null: at its best), act ("local" | "server"),
- * storage (by default localStorage), onChange (called whenever statistics or the model change).
+ * storage (by default localStorage), onChange (called whenever statistics or the model change), champion (false: wait
+ * for refresh() before asking for one).
  */
 export async function connect(url, options) {
   const server = new Server(url, options.token);
@@ -27,7 +28,7 @@ export async function connect(url, options) {
   const about = await describe(server, storage, options.game);
   const connection = new Connection(server, storage, about, options);
   connection.uploads.start(); // what an earlier page left behind
-  await connection.refresh();
+  if (options.champion !== false) await connection.refresh();
   return connection;
 }
 

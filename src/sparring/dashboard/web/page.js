@@ -23,14 +23,16 @@ function fill(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...there(children));
   return element;
 }
+
+const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
 /** Replace the children only when they would read differently, so that a poll disturbs neither focus nor selection. */
 export function show(parent, ...children) {
   const fresh = document.createElement(parent.tagName);
-  fresh.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  fresh.append(...there(children));
   if (fresh.innerHTML !== parent.innerHTML) parent.replaceChildren(...fresh.childNodes);
 }
 
@@ -62,11 +64,11 @@ export function ago(ms, now = Date.now()) {
   return `${n} ${unit}${n === 1 ? "" : "s"} ago`;
 }
 
-/** "45 s", "3 min", "1 h 20 min". */
-export function duration(seconds) {
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  const minutes = Math.round(seconds / 60);
-  return minutes < 90 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+/** "0:45", "3:20", "1:20:00". */
+export function clock(seconds) {
+  const whole = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
 /** Do it now, then again `everyS` seconds after it is done, less often while the page is hidden. */

@@ -1,8 +1,21 @@
 // Beside the board: who is met and how strong, advice, the tally, and what the server said it kept.
 
-import { $, ago, brief, count, say, short } from "./page.js";
+import { $, ago, brief, count, say, server, short } from "./page.js";
+import { SparringError } from "./server.js";
 
 const REFRESH_EVERY_MS = 3000;
+
+/** Whether another champion reigns than the one held: asked of the overview, which is never a 404. */
+export async function newer(connection) {
+  try {
+    const { games } = await server.get("/api/games");
+    const reigning = games.find((one) => one.id === connection.game)?.champion?.model ?? null;
+    return reigning !== null && reigning !== connection.model;
+  } catch (error) {
+    if (!(error instanceof SparringError)) throw error;
+    return false; // the server rests; the model that is held plays on
+  }
+}
 
 export class Panel {
   constructor(connection, game) {
@@ -33,11 +46,13 @@ export class Panel {
 
   /** Look for a newer champion unless a game is going on, and say so when the bot improved. */
   async refresh() {
-    const before = this.connection.model;
-    if (!(await this.connection.refresh())) return;
+    const [before, first] = [this.connection.model, !this.looked];
+    this.looked = true;
+    if (!(await newer(this.connection)) || !(await this.connection.refresh())) return;
     this.show();
-    if (before !== null) this.toast(`the bot improved: model ${short(this.connection.model)}`);
-    else this.toast(`the bot has learned something: model ${short(this.connection.model)}`);
+    if (first) return; // what is found at the start is met, not learned while we watch
+    const change = before === null ? "the bot has learned something" : "the bot improved";
+    this.toast(`${change}: model ${short(this.connection.model)}`);
   }
 
   /** Who is met, from what the connection holds. */
@@ -45,7 +60,8 @@ export class Panel {
     const { model, champions } = this.connection;
     const card = champions.model?.card;
     const said = this.connection.statistics();
-    say($("bot"), model ? `Champion no. ${said.counter}, model ${short(model)}` : "No champion yet");
+    say($("bot"), model ? `Champion no. ${said.counter}` : "No champion yet");
+    say($("model"), model ? `model ${short(model)}` : "");
     const steps = card ? Object.values(card.lineage.steps).reduce((a, b) => a + b, 0) : 0;
     const seen = card?.lineage.steps.play ? `, ${brief(card.lineage.steps.play)} of them from people's games` : "";
     say($("lineage"), card ? `${card.lineage.algorithm}, ${brief(steps)} steps${seen}; ${ago(card.created_at_ms)}`

@@ -22,7 +22,7 @@ export function colours(...names) {
 
 /** Draw a cart at state [x, ẋ, θ, θ̇] on a track in the box {top, height, width}. */
 export function drawCart(context, state, { top, height, width, pole, ink, line, label = "" }) {
-  const unit = Math.min((width - 64) / (2 * TRACK), (height * 0.62) / POLE);
+  const unit = Math.min((width - 40) / (2 * TRACK), (height * 0.62) / POLE);
   const floor = top + height * 0.82;
   const x = width / 2 + state[0] * unit;
   context.lineCap = "round";

@@ -3,7 +3,7 @@
 import { h, s } from "../page.js";
 
 const COLUMNS = 7, ROWS = 6;
-const CELL = 100, EDGE = 14, ABOVE = 100;
+const CELL = 100, EDGE = 14, ABOVE = 88;
 const WIDTH = 2 * EDGE + COLUMNS * CELL, HEIGHT = ABOVE + 2 * EDGE + ROWS * CELL;
 const centre = (column, row) => [EDGE + (column + 0.5) * CELL, ABOVE + EDGE + (row + 0.5) * CELL];
 
@@ -82,7 +82,7 @@ export class Board {
     this.over.querySelector(".ghost")?.remove();
     if (column === null || !this.turn || !this.legal[column]) return;
     const [x] = centre(column, 0);
-    this.over.append(s("g", { class: "ghost" }, s("circle", { cx: x, cy: 52, r: 42 })));
+    this.over.append(s("g", { class: "ghost" }, s("circle", { cx: x, cy: 44, r: 42 })));
   }
 
   #advise(column, planes) {

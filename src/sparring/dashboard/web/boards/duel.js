@@ -65,7 +65,7 @@ export class Board {
       if (seat === person && advice !== null && advice !== STAY) arrow(context, left + 5, y(at), PADDLE_HALF * unit + 12, advice === UP ? -1 : 1, ink.you);
     });
     this.#ball(context, before, now, part, { x, y, radius: Math.max(4, BALL_HALF * unit * 1.25), ink });
-    if (banner) text(context, banner, width / 2, height * 0.56, ink.ink, { size: Math.max(15, height * 0.052), align: "center", weight: 600 });
+    if (banner) text(context, banner, width / 2, height * 0.74, ink.ink, { size: Math.max(15, height * 0.052), align: "center", weight: 600 });
   }
 
   #ball(context, before, now, part, { x, y, radius, ink }) {

@@ -37,9 +37,9 @@ function reigns(game) {
   if (game.champion)
     return [h("span", { class: "tag champion" }, `champion no. ${game.champion.counter}`), " ",
       h("a", { href: `/models?game=${encodeURIComponent(game.id)}`, class: "mono small" }, short(game.champion.model)),
-      h("span", { class: "quiet small" }, ` since ${ago(game.champion.issued_at_ms)}`)];
-  const training = game.running ? "training has begun…" : "train it with `spar train " + game.id + "`";
-  return [h("span", { class: "quiet small" }, `no champion yet: playing at random; ${training}`)];
+      h("span", { class: "quiet small" }, ` crowned ${ago(game.champion.issued_at_ms)}`)];
+  const training = game.running ? "training has begun…" : ["train it with ", h("code", {}, `spar train ${game.id}`)];
+  return [h("span", { class: "quiet small" }, "no champion yet: playing at random; ", training)];
 }
 
 function card(game) {

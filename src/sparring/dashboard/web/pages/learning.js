@@ -5,12 +5,14 @@ import { Chart } from "../chart.js";
 import { connect, SparringError } from "../client.js";
 import { Game } from "../games/cartpole.js";
 import { newSeed } from "../ids.js";
-import { $, ago, brief, duration, figure, h, poll, say, server, short, show } from "../page.js";
+import { newer } from "../panel.js";
+import { $, ago, brief, clock, figure, h, poll, say, server, short, show } from "../page.js";
 
 const METRICS = {
   return_mean: "return per episode", loss: "loss", steps_per_s: "steps per second", episodes: "episodes",
 };
 const GOALS = { "cartpole/return_mean": 475 };
+const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400];
 const MOST_RUNS = 6;
 const MOST_ROWS = 4000; // of one run, in this page
 
@@ -78,7 +80,7 @@ function metricChoices() {
   const options = [...Object.keys(METRICS), ...extra].map((key) => h("option", { value: key }, METRICS[key] ?? key.replaceAll("_", " ")));
   const before = $("metric").value;
   show($("metric"), options);
-  if (before) $("metric").value = before;
+  $("metric").value = before || "return_mean";
 }
 
 function draw() {
@@ -90,7 +92,8 @@ function draw() {
   const words = METRICS[metric] ?? metric.replaceAll("_", " ");
   say($("measured"), words[0].toUpperCase() + words.slice(1));
   const drawn = series.some((one) => one.points.length);
-  chart.draw(series, { unit: over === "seconds" ? duration : brief, label: words, goal: (drawn && GOALS[`${game}/${metric}`]) ?? null });
+  const axis = over === "seconds" ? { unit: clock, steps: CLOCK_STEPS } : { unit: brief };
+  chart.draw(series, { ...axis, label: words, goal: (drawn && GOALS[`${game}/${metric}`]) ?? null });
   let empty = $("no-runs");
   if (!empty) $("chart").prepend(empty = h("div", { id: "no-runs", class: "empty" }));
   empty.hidden = drawn;
@@ -113,13 +116,13 @@ function promotion(one) {
 /** The cart beside the curve: the champion balances, one episode after another, and nothing is recorded. */
 async function balance() {
   const key = await server.get("/api/games");
-  const connection = await connect("", { game: "cartpole", trust: key.trust, token: server.token });
+  const connection = await connect("", { game: "cartpole", trust: key.trust, token: server.token, champion: false });
   const cart = new Game();
   const best = { ticks: 0 };
   let shown = null;
   let at = performance.now();
   const start = async () => {
-    await connection.refresh();
+    if (await newer(connection)) await connection.refresh();
     if (shown !== connection.model) best.ticks = 0;
     shown = connection.model;
     cart.reset(BigInt(newSeed()));

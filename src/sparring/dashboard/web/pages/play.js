@@ -31,7 +31,7 @@ async function begin() {
   say($("rules"), board.rules);
   $("keys").replaceChildren(...board.keys());
   const { trust } = await server.get("/api/games");
-  const connection = await connect("", { game, player: playerName(), trust, token: server.token });
+  const connection = await connect("", { game, player: playerName(), trust, token: server.token, champion: false });
   linked(true);
   await play({ game, board, Game: rules.Game, connection, panel: new Panel(connection, game) });
 }
