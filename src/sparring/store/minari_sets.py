@@ -78,7 +78,7 @@ def _datasets_in(folder: Path) -> Iterator[Any]:
     # Minari knows its folder from the environment alone, and reads it at each call.
     before = os.environ.get("MINARI_DATASETS_PATH")
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["MINARI_DATASETS_PATH"] = str(folder)
+    os.environ["MINARI_DATASETS_PATH"] = str(folder.resolve())  # it joins a relative one twice
     try:
         import minari
 

@@ -148,6 +148,10 @@ class Store(Protocol):
         """Remove every byte of that player's seats and refuse them from now on. Repeating it is harmless."""
         ...
 
+    def erased(self, game: GameId, player: PlayerId) -> bool:
+        """Whether that player was erased, so that nothing more is kept of them."""
+        ...
+
     def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
         """Remove whole episodes, oldest first: all last received before `before_ms`, then down to `max_bytes`."""
         ...

@@ -23,7 +23,7 @@ from sparring.store import erasure, mending, retention, schema, summary
 from sparring.store.draws import Draws
 from sparring.store.faults import failed, is_disk_failure
 from sparring.store.protocol import Appended, EpisodeRecord, Erased, GameStats, Kept, Query, Trimmed
-from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, digest, judge, prepare
+from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, digest, judge, mark, prepare
 from sparring.store.selection import where
 from sparring.wire.chunk import Chunk, Key, decode_parts
 from sparring.wire.ids import EpisodeId, GameId, PlayerId
@@ -139,6 +139,11 @@ class SqliteStore:
         """Remove the player's seats from every file and refuse them from now on."""
         with self.writing() as db:
             return erasure.erase(db, self.path, game, player)
+
+    def erased(self, game: GameId, player: PlayerId) -> bool:
+        """Whether a tombstone stands for the player."""
+        with self.reading() as db:
+            return bool(_erased(db, {(game, mark(game, player))}))
 
     def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
         """Remove whole episodes, oldest first: all received before `before_ms`, then down to `max_bytes`."""

@@ -1,0 +1,72 @@
+"""One recorded episode again, bit for bit: what each seat did, and whether the game gives the same once more."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparring.cli.output import Output
+from sparring.errors import Missing
+from sparring.wire.ids import EpisodeId
+
+if TYPE_CHECKING:
+    from sparring.store.protocol import Store
+    from sparring.wire.chunk import Chunk
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `spar replay` takes."""
+    parser.add_argument("episode", help="its id, as `spar collect` or the dashboard shows it")
+    parser.add_argument("--quiet", action="store_true", help="only whether it is the same")
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Show and run the episode again; the --json object, with exit code 1 where it differs."""
+    from sparring.games.catalogue import open_game
+    from sparring.games.resimulate import replay
+    from sparring.store import open_store
+
+    file = Path(args.config.store_url.removeprefix("sqlite:///"))
+    if args.config.store_url.startswith("sqlite:") and not file.exists():
+        raise Missing("nothing was recorded yet", where=str(file), do="Run `spar serve` and play, or `spar collect`")
+    with open_store(args.config.store_url) as store:
+        chunks = _chunks(store, EpisodeId(args.episode))
+    head = chunks[0].header
+    if not args.quiet:
+        output.say(f"{head.game} version {head.version}, seed {head.seed}")
+        output.table(("tick", "seat", "step", "actor", "action", "reward"), _steps(chunks))
+    found = replay(chunks, open_game(head.game))
+    for one in found.mismatches:
+        output.say(f"seat {one.seat} step {one.step}: {one.what} was {one.recorded}, the game gives {one.simulated}")
+    if not found.mismatches:
+        output.say(f"{found.steps} steps, each as the game gives it again")
+    return {
+        "episode": args.episode,
+        "game": head.game,
+        "version": head.version,
+        "seed": head.seed,
+        "steps": found.steps,
+        "same": not found.mismatches,
+        "mismatches": [asdict(one) for one in found.mismatches],
+        "exit_code": 1 if found.mismatches else 0,
+    }
+
+
+def _chunks(store: "Store", episode: EpisodeId) -> "list[Chunk]":
+    from sparring.store.protocol import Query
+
+    for game in store.games():
+        if chunks := list(store.read(Query(game, episodes=(episode,)))):
+            return chunks
+    raise Missing(f"no chunk of episode {episode}", where="the store", do="Check the id, and --data")
+
+
+def _steps(chunks: "list[Chunk]") -> list[tuple[object, ...]]:
+    rows = [
+        (int(tick), chunk.header.seat, chunk.header.first_step + n, chunk.header.actor[:18], action, f"{reward:.6g}")
+        for chunk in chunks
+        for n, (tick, action, reward) in enumerate(
+            zip(chunk.columns["tick"], chunk.columns["action"].tolist(), chunk.columns["reward"], strict=True)
+        )
+    ]
+    return sorted(rows, key=lambda row: (row[0], row[1]))

@@ -1,0 +1,26 @@
+"""A backup into an empty data folder, each file verified; all of it appears at once, or nothing does."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from sparring.cli.output import Output
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `spar restore` takes."""
+    parser.add_argument("file", type=Path, help="what `spar backup` wrote")
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Restore; the --json object."""
+    from sparring.cli.archive import unpack
+    from sparring.store import open_store
+
+    folder = Path(args.config.data)
+    manifest = unpack(args.file, folder, progress=output.progress)
+    with open_store(args.config.store_url) as store:  # checked, and brought to this version's format
+        games = {game: store.stats(game).steps for game in store.games()}
+    output.say(f"{len(manifest.members)} files verified, in {folder}")
+    output.say(", ".join(f"{game}: {steps} steps" for game, steps in games.items()) or "no experience was in it")
+    return {"folder": str(folder), "files": len(manifest.members), "games": games}
