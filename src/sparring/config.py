@@ -22,6 +22,8 @@ class GatewayConfig:
     tls_cert: str = ""  # PEM file; "self-signed" makes a pair in the data folder and prints its fingerprint
     tls_key: str = ""  # PEM file of the certificate's private key
     max_upload_bytes: int = 4 << 20  # of one request's body, refused before it is read
+    body_deadline_s: float = 20.0  # a request's head, and then its body, must arrive within this
+    queue_chunks: int = 1_024  # that may wait for their commit; more answers 503
     requests_per_s: float = 2_000.0  # per key, or per address without one; more answers 429
     burst_requests: int = 4_000  # that may come at once before requests_per_s holds
     player_steps_per_day: int = 5_000_000  # one player's quota; more answers 429

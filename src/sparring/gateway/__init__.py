@@ -1,0 +1,1 @@
+"""The only door: HTTP and WebSocket, identity, checks, quotas, inference."""

@@ -1,0 +1,126 @@
+"""Group commit: what waits is gathered into one append, and each caller is answered after it is on disk.
+
+One thread writes. The queue holds a bounded number of chunks; beyond it callers are sent away.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sparring.errors import SparringError
+from sparring.gateway.refusals import Busy
+from sparring.store.protocol import Kept, Store
+from sparring.wire.chunk import Chunk
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    chunks: Sequence[Chunk]
+    answer: "asyncio.Future[list[Kept]]"
+    since_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What waits and what was done."""
+
+    waiting_chunks: int
+    capacity_chunks: int
+    oldest_s: float
+    commits: int
+    committed_chunks: int
+
+
+class Commits:
+    """Between the event loop and the store. `submit` is called on the loop, and only there."""
+
+    def __init__(self, store: Store, *, queue_chunks: int, group_chunks: int) -> None:
+        self._store, self._capacity, self._group = store, queue_chunks, group_chunks
+        self._queue: deque[_Waiting] = deque()  # bounded by the count of its chunks, in `submit`
+        self._chunks = self.commits = self.committed_chunks = 0
+        self._wake = threading.Condition()
+        self._closed = False
+        self._writer = threading.Thread(target=self._write, name="commits", daemon=False)
+        self._writer.start()
+
+    async def submit(self, chunks: Sequence[Chunk]) -> list[Kept]:
+        """The store's verdict on each chunk, once it is durable; Busy or StoreFailed otherwise."""
+        waiting = _Waiting(chunks, asyncio.get_running_loop().create_future())
+        with self._wake:
+            if self._closed:
+                raise Busy("the server is stopping", where="gateway", do="Send it again later")
+            if self._chunks + len(chunks) > self._capacity and self._chunks:
+                raise Busy(
+                    f"{self._chunks} chunks wait to be written",
+                    where="gateway",
+                    do="Send it again later",
+                    field="queue",
+                    value=self._chunks,
+                    limit=self._capacity,
+                )
+            self._queue.append(waiting)
+            self._chunks += len(chunks)
+            self._wake.notify()
+        return await waiting.answer
+
+    def flow(self) -> Flow:
+        """For /metrics."""
+        with self._wake:
+            oldest = time.monotonic() - self._queue[0].since_s if self._queue else 0.0
+            return Flow(self._chunks, self._capacity, oldest, self.commits, self.committed_chunks)
+
+    def close(self) -> None:
+        """Write what was accepted, then end the thread."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._writer.join()
+
+    def _write(self) -> None:
+        while group := self._next():
+            chunks = [chunk for waiting in group for chunk in waiting.chunks]
+            try:
+                kept: list[Kept] | SparringError = self._store.append(chunks)
+                self.commits += 1
+                self.committed_chunks += len(chunks)
+            except SparringError as error:
+                log.error("nothing of %d chunks was kept: %s", len(chunks), error)
+                kept = error
+            except BaseException:  # a bug: the callers must not wait for ever, and the process must show it
+                log.exception("the writer failed")
+                kept = Busy("the writer failed", where="gateway", do="Send it again later")
+            try:
+                group[0].answer.get_loop().call_soon_threadsafe(_tell, group, kept)
+            except RuntimeError:  # the loop is closed: nobody is left to be told
+                log.warning("%d uploads were kept after their callers had gone", len(group))
+
+    def _next(self) -> list[_Waiting]:
+        """Everything that waits, up to the group's size; empty when closed and done."""
+        with self._wake:
+            while not self._queue and not self._closed:
+                self._wake.wait()
+            group: list[_Waiting] = []
+            count = 0
+            while self._queue and (not group or count + len(self._queue[0].chunks) <= self._group):
+                count += len(self._queue[0].chunks)
+                group.append(self._queue.popleft())
+            self._chunks -= count
+            return group
+
+
+def _tell(group: list[_Waiting], kept: list[Kept] | SparringError) -> None:
+    at = 0
+    for waiting in group:
+        if waiting.answer.done():  # its caller was cancelled
+            at += len(waiting.chunks)
+        elif isinstance(kept, SparringError):
+            waiting.answer.set_exception(kept)
+        else:
+            waiting.answer.set_result(kept[at : at + len(waiting.chunks)])
+            at += len(waiting.chunks)

@@ -1,0 +1,140 @@
+"""Around every request: its name, who sent it, how often they may, what is logged, and the headers of each answer."""
+
+import json
+import logging
+import secrets
+import time
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sparring.errors import SparringError
+from sparring.gateway.identity import NOBODY, PUBLIC, Caller, admit, check_host
+from sparring.gateway.parts import Parts
+from sparring.gateway.refusals import BadRequest, Busy, NotFound, TooMany, answer
+
+log = logging.getLogger("sparring.gateway")
+requests = logging.getLogger("sparring.gateway.requests")
+
+SECURITY = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+)
+SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class Door:
+    """The outermost layer. Nothing passes it without an answer, and nothing it answers says more than it must."""
+
+    def __init__(self, app: ASGIApp, parts: Parts) -> None:
+        self._app, self._parts = app, parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            scope["request_id"] = secrets.token_hex(8)
+            await self._app(scope, receive, send)
+            return
+        request = scope["request_id"] = secrets.token_hex(8)
+        begun_s, status = time.perf_counter(), 0
+
+        async def dressed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = _dressed(message.get("headers", []), request)
+            await send(message)
+
+        try:
+            _check_framing(scope)
+            scope["app"] = self  # at which routes raise what they cannot answer, instead of answering in plain text
+            await self._app(scope, receive, dressed)
+        except HTTPException as error:
+            await answer(_no_such_place(scope["method"], error), request)(scope, receive, dressed)
+        except SparringError as error:
+            await answer(error, request)(scope, receive, dressed)
+        except Exception:
+            log.exception("request %s failed", request)
+            if not status:
+                broken = Busy("something broke here", where="gateway", do=f"Tell the operator: request {request}")
+                broken.status, broken.code = 500, "broken"
+                await answer(broken, request)(scope, receive, dressed)
+        finally:
+            self._note(scope, request, status, time.perf_counter() - begun_s)
+
+    def _note(self, scope: Scope, request: str, status: int, seconds: float) -> None:
+        endpoint = scope.get("endpoint_name", "other")
+        self._parts.metrics.request(endpoint, status, seconds)
+        if requests.isEnabledFor(logging.INFO):
+            caller: Caller = scope.get("caller", NOBODY)
+            # Neither address nor agent nor query: a log is no place to keep who plays.
+            said = {
+                "request": request,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "ms": round(seconds * 1e3, 2),
+                "caller": "player" if caller.player else caller.id,
+            }
+            requests.info(json.dumps(said))
+
+
+class Guard:
+    """Around one endpoint: lets in who may, and says no to the rest before a byte of the body is read."""
+
+    def __init__(self, app: ASGIApp, parts: Parts, scope: str, name: str) -> None:
+        self._app, self._parts, self._scope, self._name = app, parts, scope, name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["endpoint_name"] = self._name
+        if self._scope != PUBLIC:
+            scope["caller"] = self.admitted(scope)
+        await self._app(scope, receive, send)
+
+    def admitted(self, scope: Scope) -> Caller:
+        """The caller, or the refusal."""
+        headers = Headers(scope=scope)
+        address = (scope.get("client") or ("", 0))[0]
+        credential = headers.get("authorization", "") or _from_subprotocol(headers)
+        caller = self._parts.identity.caller(credential, address)
+        who = address if not credential else caller.id
+        if (wait_s := self._parts.rates.take(who, time.monotonic())) > 0.0:
+            limit = self._parts.rates.per_s
+            raise TooMany("too many requests", where="rate", limit=limit, retry_s=wait_s)
+        admit(caller, self._scope, scope.get("path_params", {}).get("game"))
+        changes = scope["type"] == "websocket" or scope["method"] not in SAFE
+        check_host(caller, headers.get("host", ""), headers.get("origin") if changes else None)
+        return caller
+
+
+def _no_such_place(method: str, error: HTTPException) -> NotFound:
+    if error.status_code != 405:
+        return NotFound("there is nothing here", where="path", do="See /openapi.json", field="path")
+    refusal = NotFound(f"it has no {method[:20]}", where="path", do="See /openapi.json", field="method")
+    refusal.status, refusal.code = 405, "method"
+    return refusal
+
+
+def _from_subprotocol(headers: Headers) -> str:
+    """A browser's WebSocket cannot send Authorization; it offers the subprotocol `bearer.<token>` instead."""
+    for offered in headers.get("sec-websocket-protocol", "").split(","):
+        if offered.strip().startswith("bearer."):
+            return "Bearer " + offered.strip().removeprefix("bearer.")
+    return ""
+
+
+def _check_framing(scope: Scope) -> None:
+    """A request with two lengths, or a length and chunks, means one thing to us and another to a proxy."""
+    names = [name for name, _ in scope["headers"] if name in (b"content-length", b"transfer-encoding", b"host")]
+    if len(names) != len(set(names)) or (b"content-length" in names and b"transfer-encoding" in names):
+        raise BadRequest("its length is said twice", where="head", do="Send one Content-Length", field="Content-Length")
+
+
+def _dressed(headers: Any, request: str) -> list[tuple[bytes, bytes]]:
+    found = list(headers)
+    present = {name.lower() for name, _ in found}
+    found += [(name, value) for name, value in SECURITY if name not in present]
+    found.append((b"x-request-id", request.encode()))
+    return found

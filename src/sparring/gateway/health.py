@@ -1,0 +1,48 @@
+"""Whether the gateway lives, whether it can keep what it is given, and what it counted."""
+
+import asyncio
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sparring.errors import SparringError
+from sparring.gateway.parts import Parts
+from sparring.gateway.refusals import json_response
+
+BEGUN_S = time.monotonic()
+
+
+async def get_health(request: Request, parts: Parts) -> Response:
+    """The loop runs."""
+    return json_response({"status": "ok"})
+
+
+async def get_readiness(request: Request, parts: Parts) -> Response:
+    """The store can be written: an append of nothing takes its write lock and commits."""
+    flow = parts.commits.flow()
+    try:
+        async with asyncio.timeout(5.0):
+            await asyncio.to_thread(parts.store.append, [])
+    except (SparringError, TimeoutError):
+        return json_response({"status": "the store does not take writes"}, 503, {"Retry-After": "5"})
+    if flow.waiting_chunks >= flow.capacity_chunks:
+        return json_response({"status": "the queue is full"}, 503, {"Retry-After": "1"})
+    return json_response({"status": "ok"})
+
+
+async def get_metrics(request: Request, parts: Parts) -> Response:
+    """Prometheus' text."""
+    flow, now_s = parts.commits.flow(), time.monotonic()
+    text = parts.metrics.text(
+        {
+            "spar_uptime_seconds": now_s - BEGUN_S,
+            "spar_queue_chunks": flow.waiting_chunks,
+            "spar_queue_capacity_chunks": flow.capacity_chunks,
+            "spar_queue_oldest_seconds": flow.oldest_s,
+            "spar_commits_total": flow.commits,
+            "spar_sample_rate": parts.sampling.rate(now_s),
+            "spar_played_steps_per_second": parts.sampling.played_steps_per_s(now_s),
+        }
+    )
+    return Response(text, media_type="text/plain; version=0.0.4")

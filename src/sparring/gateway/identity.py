@@ -1,0 +1,150 @@
+"""Who calls: an API key, a player token, or anybody on this machine while there is no key yet."""
+
+import ipaddress
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparring.errors import NotYours
+from sparring.gateway import tokens
+from sparring.gateway.keys import Keys
+from sparring.gateway.limits import Rates
+from sparring.gateway.refusals import BadRequest, TooMany, Unknown
+from sparring.gateway.secrets import Secrets
+from sparring.gateway.tokens import Claim
+from sparring.wire.ids import GameId, PlayerId
+
+__all__ = ["ANYBODY", "Caller", "Identity", "Secrets", "is_loopback"]
+
+PUBLIC, SELF = "public", "self"  # scopes that no key carries: everybody has the first, a player token the second
+WRONG_PER_S, WRONG_AT_ONCE = 1.0, 30.0  # guesses at credentials, per address
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody, and what they may do. `uploader` is what is written beside their chunks."""
+
+    id: str
+    scopes: frozenset[str]
+    game: GameId | None = None  # a player token holds for one game
+    player: PlayerId | None = None
+
+    @property
+    def uploader(self) -> str:
+        return self.id
+
+    def may(self, scope: str) -> bool:
+        return scope == PUBLIC or scope in self.scopes or ("admin" in self.scopes and scope != SELF)
+
+
+ANYBODY = Caller("anonymous", frozenset({"record", "act", "read"}))
+NOBODY = Caller("", frozenset())
+
+
+class Identity:
+    """Recognises callers. `local` says that the socket is bound to loopback."""
+
+    def __init__(self, data: Path, *, local: bool) -> None:
+        self.secrets, self.keys, self._local = Secrets(data), Keys(data), local
+        self._token_secret = self.secrets.derive("player-token")
+        self._wrong = Rates(WRONG_PER_S, WRONG_AT_ONCE)
+
+    def mode(self) -> str:
+        """ "anonymous" while everybody on this machine comes in, "keys" from the first key on."""
+        return "keys" if self.keys.any(time.monotonic()) or not self._local else "anonymous"
+
+    def caller(self, credential: str, address: str) -> Caller:
+        """Who sent that Authorization header; NOBODY for none where one is needed; Unknown for a wrong one."""
+        now_s = time.monotonic()
+        if not credential:
+            anonymous = self._local and not self.keys.any(now_s)
+            return ANYBODY if anonymous else NOBODY
+        if (wait_s := self._wrong.wait_s(address, now_s)) > 0.0:
+            raise TooMany("too many wrong keys came from there", where="identity", limit=WRONG_PER_S, retry_s=wait_s)
+        scheme, _, text = credential.partition(" ")
+        found = self._recognise(text.strip(), now_s) if scheme.lower() == "bearer" else None
+        if found is None:
+            self._wrong.take(address, now_s)
+            raise Unknown
+        return found
+
+    def token(self, game: GameId, player: PlayerId, expires_at_ms: int, key: str) -> str:
+        """A player's token."""
+        return tokens.sign(Claim(game=game, player=player, expires_at_ms=expires_at_ms, key=key), self._token_secret)
+
+    def _recognise(self, text: str, now_s: float) -> Caller | None:
+        if text.startswith(tokens.PREFIX):
+            claim = tokens.verify(text, self._token_secret, int(time.time() * 1000))
+            self.keys.any(now_s)  # looks whether the file has changed
+            if claim is None or not self.keys.valid(claim.key):
+                return None
+            scopes = frozenset({"record", "act", "read", SELF})
+            return Caller(f"player:{claim.player}", scopes, claim.game, claim.player)
+        key = self.keys.find(text, now_s)
+        return None if key is None else Caller(key.id, frozenset(key.scopes))
+
+
+def admit(caller: Caller, scope: str, game: str | None) -> None:
+    """Return, or raise Unknown for nobody and NotYours for somebody who may not do this."""
+    if not caller.may(scope):
+        if caller is NOBODY:
+            raise Unknown
+        raise NotYours(
+            f"this needs the scope {scope!r}",
+            where="identity",
+            do="Use another key",
+            field="scope",
+            value=sorted(caller.scopes - {SELF}),
+            limit=scope,
+        )
+    if caller.game is not None and game is not None and game != caller.game:
+        raise NotYours(
+            "the token is for another game",
+            where="identity",
+            do="Ask for a token of this game",
+            field="game",
+            value=game,
+        )
+
+
+def check_host(caller: Caller, host: str, origin: str | None) -> None:
+    """Without a key the browser itself must not be the one who was tricked: Host and Origin are this machine's.
+
+    A page of another site can reach loopback through a name that it controls (DNS rebinding), or
+    post to it blindly; it cannot forge these two headers.
+    """
+    if caller is not ANYBODY:
+        return
+    if not is_loopback(_hostname(host)):
+        raise BadRequest(
+            "without keys only this machine is served",
+            where="Host",
+            do="Use http://127.0.0.1 or localhost, or make a key with `spar keys create`",
+            field="host",
+            value=host[:200],
+        )
+    if origin is not None and origin.partition("://")[2] != host:
+        raise NotYours(
+            "a page of another site may not do this",
+            where="Origin",
+            do="Open the page from this server",
+            field="origin",
+            value=origin[:200],
+            limit=host,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only mean this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _hostname(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]

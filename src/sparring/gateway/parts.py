@@ -1,0 +1,88 @@
+"""What the endpoints share: the config, the backends, and the small state of one gateway."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import HTTPConnection
+
+from sparring.config import Config
+from sparring.errors import Missing
+from sparring.games.catalogue import Catalogue
+from sparring.games.spec import GameSpec
+from sparring.gateway.audit import Audit
+from sparring.gateway.commits import Commits
+from sparring.gateway.identity import Caller, Identity
+from sparring.gateway.inference import Inference
+from sparring.gateway.limits import Quotas, Rates
+from sparring.gateway.metrics import Metrics
+from sparring.gateway.sampling import SampleRate
+from sparring.registry.protocol import Registry
+from sparring.store.protocol import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One gateway. `clock` gives Unix seconds."""
+
+    config: Config
+    store: Store
+    registry: Registry
+    catalogue: Catalogue
+    identity: Identity
+    commits: Commits
+    inference: Inference
+    audit: Audit
+    metrics: Metrics
+    sampling: SampleRate
+    rates: Rates
+    quotas: Quotas
+    clock: Callable[[], float] = time.time
+
+    def now_ms(self) -> int:
+        return int(self.clock() * 1000)
+
+    def sample_rate(self) -> float:
+        """The share of episodes asked for just now."""
+        return self.sampling.rate(time.monotonic())
+
+    def spec(self, game: str, version: str | None = None) -> GameSpec:
+        """That version of the game, by default the newest; Missing otherwise."""
+        found = self.catalogue.newest(game) if version is None else self.catalogue.spec(game, version)
+        if found is None:
+            which = "" if version is None else f" in version {version[:40]!r}"
+            do = "GET /v1/games lists those that are served"
+            raise Missing(f"there is no game {game[:80]!r}{which} here", where="games", do=do)
+        return found
+
+
+def assemble(config: Config, store: Store, registry: Registry, catalogue: Catalogue, *, local: bool) -> Parts:
+    """Everything that one gateway needs; its writer thread runs from now until `commits.close()`."""
+    data = Path(config.data)
+    return Parts(
+        config=config,
+        store=store,
+        registry=registry,
+        catalogue=catalogue,
+        identity=Identity(data, local=local),
+        commits=Commits(store, queue_chunks=config.gateway.queue_chunks, group_chunks=config.store.group_chunks),
+        inference=Inference(registry),
+        audit=Audit(data / "audit.jsonl"),
+        metrics=Metrics(),
+        sampling=SampleRate(config.collect.budget_steps_per_s, config.collect.window_s),
+        rates=Rates(config.gateway.requests_per_s, config.gateway.burst_requests),
+        quotas=Quotas(config.gateway.player_steps_per_day),
+    )
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    """Who was let in."""
+    caller: Caller = connection.scope["caller"]
+    return caller
+
+
+def request_id(connection: HTTPConnection) -> str:
+    """The name of this request in logs and answers."""
+    name: str = connection.scope["request_id"]
+    return name
