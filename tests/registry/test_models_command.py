@@ -113,6 +113,7 @@ def test_the_gate_lets_the_first_and_the_not_worse_pass_and_no_other(spar, regis
     assert (code, said["code"], said["do"]) == (1, "refused", "Train on, or give --force-reason")
     assert said["value"]["incumbent"] == order[-1]
     assert said["error"].startswith("it is worse: ")
+    assert registry.evidence(order[0]).mean == scores[order[0]]  # kept, though it was refused
     code, said, _ = spar("promote", order[0], "--force-reason", " ")
     assert (code, said["error"]) == (1, "no reason is given")
     code, said, _ = spar("promote", order[0], "--force-reason", "I want to see it")

@@ -77,6 +77,19 @@ def test_models_are_listed_by_game_oldest_first_with_their_evidence(registry):
     assert [item.evidence for item in listed] == [None, EVIDENCE, None]
 
 
+def test_what_an_evaluation_said_is_kept_without_a_promotion(registry):
+    registry.publish(small_model(1))
+    registry.judge(small_model(1).id, EVIDENCE)
+    assert [(item.evidence, item.champion) for item in registry.models(GAME)] == [(EVIDENCE, False)]
+    assert registry.champion(GAME, "1") is None
+    with pytest.raises(Missing):
+        registry.judge(small_model(2).id, EVIDENCE)
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(Refused, match="its return is"):
+            registry.promote(GAME, small_model(1).id, msgspec.structs.replace(EVIDENCE, mean=number))
+    assert registry.champion(GAME, "1") is None
+
+
 def test_two_open_registries_see_each_others_work(url, registry):
     with open_registry(url) as second:
         assert second.models(GAME) == []

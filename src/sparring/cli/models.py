@@ -5,6 +5,7 @@ unless --force-reason says why not; `rollback` returns to the champion before th
 """
 
 import argparse
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,13 +77,12 @@ def _show(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
         "card": msgspec.to_builtins(model.card),
         "bytes": {name: len(content) for name, content in sorted(model.files.items())},
     }
-    for key, value in said.items():
-        if key != "card":
-            output.say(f"{key:<12} {_plain(value)}")
-    for key, value in msgspec.to_builtins(model.card.lineage).items():
-        output.say(f"{key:<12} {_plain(value)}")
-    output.say(f"{'inputs':<12} {', '.join(f'{i.name} {i.dtype}{list(i.shape)}' for i in model.card.network.inputs)}")
-    output.say(f"{'heads':<12} {', '.join(f'{head.name} [{head.units}]' for head in model.card.network.heads)}")
+    shown = said | msgspec.to_builtins(model.card.lineage) | {"created": _time(model.card.created_at_ms)}
+    for key, value in shown.items():
+        if key not in ("card", "created_at_ms") and (text := _plain(value)):
+            output.say(f"{key:<14} {text}")
+    output.say(f"{'inputs':<14} {', '.join(f'{i.name} {i.dtype}{list(i.shape)}' for i in model.card.network.inputs)}")
+    output.say(f"{'heads':<14} {', '.join(f'{head.name} [{head.units}]' for head in model.card.network.heads)}")
     return said
 
 
@@ -196,6 +196,8 @@ def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, outpu
     output.progress(f"the gate: {episodes} episodes of {model.card.game}")
     evidence = trial(model, incumbent, episodes=episodes, seed=args.seed)
     verdict = passes(evidence)
+    if math.isfinite(evidence.mean):
+        registry.judge(model.id, evidence)  # also of one that does not pass: the next list shows it
     if not verdict.passed:
         raise Refused(
             verdict.reason,
@@ -312,7 +314,12 @@ def _time(at_ms: int) -> str:
 
 
 def _plain(value: object) -> str:
-    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+    """A value for people; nothing where there is nothing to say."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {text}" for key, item in value.items() if (text := _plain(item)))
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _usage(words: str) -> ConfigError:

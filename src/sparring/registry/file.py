@@ -10,6 +10,7 @@ Nothing is kept open: any number of processes may read and publish at once.
 
 import hashlib
 import logging
+import math
 import os
 import re
 import time
@@ -116,6 +117,20 @@ class FileRegistry:
         # By the id at hand: `card.id` would hash every card again.
         return [listed for *_, listed in sorted(found, key=lambda row: row[:2])]
 
+    def judge(self, model: ModelId, evidence: Evidence) -> None:
+        """Keep what an evaluation said of the model, promoted or not; lists show the newest."""
+        self._card_text(model)  # Missing where it is not there
+        if not (math.isfinite(evidence.mean) and math.isfinite(evidence.sd)):
+            raise Refused(
+                f"its return is {evidence.mean} ± {evidence.sd}",
+                where=_where(model),
+                do="Evaluate it again; a model that diverged is not worth keeping",
+                field="evidence",
+            )
+        path = self.root / model / EVIDENCE
+        with kept(path):
+            replace_file(path, canonical(evidence))
+
     def evidence(self, model: ModelId) -> Evidence | None:
         """What the newest evaluation said; None where there was none."""
         path = self.root / model / EVIDENCE
@@ -162,8 +177,7 @@ class FileRegistry:
         if card.game != game:
             raise Refused(f"it plays {card.game}", where=_where(model), do=f"Promote a model of {game}", field="game")
         self._signing()  # before anything is written
-        with kept(self.root / model / EVIDENCE):
-            replace_file(self.root / model / EVIDENCE, canonical(evidence))
+        self.judge(model, evidence)
         back = evidence.by == "rollback"
         with self._reigns.writing(game) as counter:
             now = self._present(game, card.version, seat)

@@ -73,6 +73,10 @@ class Registry(Protocol):
         """Make the model champion of its version with the next counter. Going back is a promotion too."""
         ...
 
+    def judge(self, model: ModelId, evidence: Evidence) -> None:
+        """Keep what an evaluation said of the model, promoted or not; lists show the newest."""
+        ...
+
     def file(self, model: ModelId, name: str) -> bytes:
         """One file of a model, "card.json" among them, verified."""
         ...
