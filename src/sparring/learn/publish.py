@@ -79,6 +79,7 @@ class Publisher:
         evidence = self._evidence(model, alone, incumbent)
         verdict = passes(evidence)
         if not self.promote or not verdict.passed:
+            self.registry.judge(model.id, evidence)
             said = "not promoted, as asked" if verdict.passed else f"not promoted: {verdict.reason}"
             return Published(model.id, alone, False, said)
         self.registry.promote(plan.spec.id, model.id, evidence)

@@ -146,13 +146,11 @@ class Session:
     def _give_up(self, turn: Turn, metric: str) -> None:
         assert turn.batch is not None
         path = self.run.keep_batch(turn.batch)
-        error = TrainingStopped(
+        raise TrainingStopped(
             f"{metric} is no finite number after update {self.wiring.learner.updates}; the batch is in {path}",
             where=f"run {self.run.name}",
             do="Lower learning_rate, or look at the batch; --resume goes on from the last checkpoint",
         )
-        self.run.status("failed", model=self._model(), message=str(error))
-        raise error
 
     def _log(self) -> None:
         seconds, position = self.seconds, self.wiring.position

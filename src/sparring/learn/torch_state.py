@@ -1,4 +1,4 @@
-"""Torch modules and optimisers as trees of arrays, so that a learner goes into bytes and back without a pickle."""
+"""Torch modules as trees of arrays and columns as tensors: what every learner needs at its edges."""
 
 from collections.abc import Mapping
 
@@ -36,21 +36,6 @@ def load_module(module: nn.Module, state: Tree) -> None:
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(torch.from_numpy(state[name].copy()))
-
-
-def save_optimiser(optimiser: torch.optim.Optimizer) -> Tree:
-    """What the optimiser remembers of each parameter, in the parameters' order."""
-    state = optimiser.state_dict()["state"]
-    return [{name: _array(value) for name, value in state[i].items()} for i in sorted(state)]
-
-
-def load_optimiser(optimiser: torch.optim.Optimizer, state: Tree) -> None:
-    """Back to what `save_optimiser` gave; the settings are the optimiser's own."""
-    own = optimiser.state_dict()
-    own["state"] = {
-        i: {name: torch.from_numpy(value.copy()) for name, value in one.items()} for i, one in enumerate(state)
-    }
-    optimiser.load_state_dict(own)
 
 
 def _array(value: Tensor) -> Array:

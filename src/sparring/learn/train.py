@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from sparring.config import Config
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, SparringError
 from sparring.learn.plan import Plan, Wish, from_record, plan
 from sparring.learn.publish import Published, Publisher
 from sparring.learn.run import Run, commit
@@ -83,8 +83,12 @@ def train(
         if orders.resume is not None:
             session.resume()
         begun(session)
-        state = session.learn()
-        published = session.finish()
+        try:
+            state = session.learn()
+            published = session.finish()
+        except SparringError as error:
+            run.status("failed", message=str(error))
+            raise
     return Trained(
         run.name, agreed, state, wiring.env_steps, wiring.learner.updates, session.seconds, wiring.position, published
     )

@@ -10,18 +10,12 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
+from sparring.learn.adam import Adam
 from sparring.learn.feeding import flattened, one_seat
 from sparring.learn.networks import Network, default_network
 from sparring.learn.operators import huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.torch_state import (
-    load_module,
-    load_optimiser,
-    save_module,
-    save_optimiser,
-    tensor,
-    tensors,
-)
+from sparring.learn.torch_state import load_module, save_module, tensor, tensors
 from sparring.wire.network import Activation, Head
 from sparring.wire.tree import pack, unpack
 
@@ -71,7 +65,7 @@ class DqnLearner:
         )
         self.network = spec if config.convolutions else flattened(spec)
         self.online, self.target = Network(self.network, seed), Network(self.network, seed)
-        self.optimiser = torch.optim.Adam(self.online.parameters(), lr=config.learning_rate, fused=True)
+        self.optimiser = Adam(self.online.parameters(), config.learning_rate)
         self.updates = 0
 
     def weights(self) -> Weights:
@@ -82,7 +76,7 @@ class DqnLearner:
             {
                 "online": save_module(self.online),
                 "target": save_module(self.target),
-                "optimiser": save_optimiser(self.optimiser),
+                "optimiser": self.optimiser.save(),
                 "updates": self.updates,
             }
         )
@@ -91,7 +85,7 @@ class DqnLearner:
         tree = unpack(state)
         load_module(self.online, tree["online"])
         load_module(self.target, tree["target"])
-        load_optimiser(self.optimiser, tree["optimiser"])
+        self.optimiser.load(tree["optimiser"])
         self.updates = tree["updates"]
 
 
@@ -134,10 +128,7 @@ class Dqn:
         delta = td_errors(learner.online, learner.target, batch, config)
         losses = huber(delta)
         loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
-        learner.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(learner.online.parameters(), config.max_gradient_norm)
-        learner.optimiser.step()
+        norm = learner.optimiser.descend(loss, config.max_gradient_norm)
         learner.updates += 1
         if learner.updates % config.target_every_updates == 0:
             learner.target.load_state_dict(learner.online.state_dict())

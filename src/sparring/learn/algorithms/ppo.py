@@ -13,18 +13,12 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
+from sparring.learn.adam import Adam
 from sparring.learn.feeding import flattened, one_seat
 from sparring.learn.networks import Network, default_network
 from sparring.learn.operators import explained_variance, gae, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.torch_state import (
-    load_module,
-    load_optimiser,
-    save_module,
-    save_optimiser,
-    tensor,
-    tensors,
-)
+from sparring.learn.torch_state import load_module, save_module, tensor, tensors
 from sparring.wire.network import Activation
 from sparring.wire.tree import pack, rng_state, set_rng_state, unpack
 
@@ -79,7 +73,7 @@ class PpoLearner:
         )
         self.network = spec if config.convolutions else flattened(spec)
         self.net = Network(self.network, seed)
-        self.optimiser = torch.optim.Adam(self.net.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        self.optimiser = Adam(self.net.parameters(), config.learning_rate, epsilon=1e-5)
         self.rng = np.random.default_rng([seed, 0x990])
         self.updates = 0
         self.steps = 0  # learned from so far; what annealing goes by
@@ -91,7 +85,7 @@ class PpoLearner:
         return pack(
             {
                 "net": save_module(self.net),
-                "optimiser": save_optimiser(self.optimiser),
+                "optimiser": self.optimiser.save(),
                 "rng": rng_state(self.rng),
                 "updates": self.updates,
                 "steps": self.steps,
@@ -101,7 +95,7 @@ class PpoLearner:
     def load(self, state: bytes) -> None:
         tree = unpack(state)
         load_module(self.net, tree["net"])
-        load_optimiser(self.optimiser, tree["optimiser"])
+        self.optimiser.load(tree["optimiser"])
         set_rng_state(self.rng, tree["rng"])
         self.updates, self.steps = tree["updates"], tree["steps"]
 
@@ -214,9 +208,8 @@ class Ppo:
         assert isinstance(learner, PpoLearner)
         config, samples = learner.config, judged(learner.net, batch, learner.config)
         count = len(samples.action)
-        rate = learner.optimiser.param_groups[0]
         left = 1 - learner.steps / config.anneal_steps if config.anneal_steps else 1.0
-        rate["lr"] = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
         history: list[dict[str, Tensor]] = []
         for _ in range(config.epochs):
             order = torch.from_numpy(learner.rng.permutation(count))
@@ -228,7 +221,7 @@ class Ppo:
         learner.steps += count
         metrics = {name: torch.stack([one[name] for one in history]).mean().item() for name in history[0]}
         metrics["explained_variance"] = explained_variance(samples.value.numpy(), samples.goal.numpy())
-        metrics["learning_rate"] = rate["lr"]
+        metrics["learning_rate"] = learner.optimiser.learning_rate
         return Update(learner, None, metrics)
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
@@ -243,10 +236,5 @@ def _descend(learner: PpoLearner, batch: Samples, records: Batch | None) -> dict
         imitated = imitation(learner.net, records, learner.config)
         total = total + learner.config.records_coefficient * imitated
         metrics["imitation_loss"] = imitated.detach()
-    learner.optimiser.zero_grad()
-    total.backward()  # type: ignore[no-untyped-call]
-    metrics["gradient_norm"] = torch.nn.utils.clip_grad_norm_(
-        learner.net.parameters(), learner.config.max_gradient_norm
-    ).detach()
-    learner.optimiser.step()
+    metrics["gradient_norm"] = learner.optimiser.descend(total, learner.config.max_gradient_norm)
     return metrics

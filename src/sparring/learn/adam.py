@@ -1,0 +1,67 @@
+"""Adam (Kingma & Ba 2015) on all parameters as one flat buffer.
+
+m ← β₁m + (1−β₁)g,  v ← β₂v + (1−β₂)g²,  θ ← θ − α · (m / (1−β₁ᵗ)) / (√(v / (1−β₂ᵗ)) + ε)
+
+Parameters and gradients become views of two buffers, so a step is a handful of operations however many layers
+there are. torch.optim does the same to the last digits but one; making one of its optimisers imports torch's
+compiler, which takes longer than learning CartPole does.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparring.wire.tree import Tree
+
+BETA_1, BETA_2 = 0.9, 0.999
+
+
+class Adam:
+    """Owns the memory of `parameters`: they may be copied into, never replaced."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, epsilon: float = 1e-8) -> None:
+        self.learning_rate, self._epsilon = learning_rate, epsilon
+        owned = list(parameters)
+        sizes = [value.numel() for value in owned]
+        self._value, self._gradient = torch.empty(sum(sizes)), torch.zeros(sum(sizes))
+        with torch.no_grad():
+            parts = zip(owned, self._value.split(sizes), self._gradient.split(sizes), strict=True)  # type: ignore[no-untyped-call]
+            for value, place, gradient in parts:
+                # The same strides: channels_last stays channels_last.
+                view = place.as_strided(value.shape, value.stride(), place.storage_offset())
+                view.copy_(value)
+                value.data = view
+                value.grad = gradient.as_strided(value.shape, value.stride(), gradient.storage_offset())
+        self._mean, self._square = torch.zeros_like(self._value), torch.zeros_like(self._value)
+        self._steps = 0
+
+    def descend(self, loss: Tensor, max_norm: float) -> Tensor:
+        """One step down the gradient of `loss`, shortened to `max_norm`; its norm before that."""
+        self._gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            norm = torch.linalg.vector_norm(self._gradient)
+            self._gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+            self._steps += 1
+            self._mean.lerp_(self._gradient, 1 - BETA_1)
+            self._square.mul_(BETA_2).addcmul_(self._gradient, self._gradient, value=1 - BETA_2)
+            size = (self._square / (1 - BETA_2**self._steps)).sqrt_().add_(self._epsilon)
+            self._value.addcdiv_(self._mean, size, value=-self.learning_rate / (1 - BETA_1**self._steps))
+        result: Tensor = norm
+        return result
+
+    def save(self) -> Tree:
+        """What it remembers of the gradients; the parameters are their module's to save."""
+        return {"mean": _array(self._mean), "square": _array(self._square), "steps": self._steps}
+
+    def load(self, state: Tree) -> None:
+        """Back to what `save` gave."""
+        self._mean.copy_(torch.from_numpy(state["mean"].copy()))
+        self._square.copy_(torch.from_numpy(state["square"].copy()))
+        self._steps = state["steps"]
+
+
+def _array(value: Tensor) -> Tree:
+    return np.array(value.numpy())

@@ -1,0 +1,22 @@
+"""A data folder with a config that publishes and checks quickly, and the smallest game on the path."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparring.config import load
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Defaults, in a folder of its own, with a gate that plays a few episodes."""
+    return load(None, (f"data={tmp_path / 'data'}", "registry.gate_episodes=10"))

@@ -1,0 +1,156 @@
+"""What every algorithm file promises: it learns the smallest game, a seed says all, and it goes into bytes and back."""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from chain_game import SPEC
+
+from sparring.errors import ConfigError, TrainingStopped
+from sparring.games.catalogue import spec_of
+from sparring.games.protocol import TERMINATED, TRUNCATED
+from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
+from sparring.learn.algorithms import ALGORITHMS, open_algorithm, settings_of
+from sparring.learn.evaluate import evaluate
+from sparring.learn.forward import Forward
+from sparring.learn.plan import Wish, plan
+from sparring.learn.topologies import wire
+
+QUICK = {
+    "dqn": ("learning_rate=0.002", "epsilon_steps=1000", "batch_steps=64", "hidden_units=[32]"),
+    "ppo": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128"),
+}
+STEPS = 6_000
+
+
+def learned(algo, config, seed=0, steps=STEPS, game="chain_game:chain"):
+    wish = Wish(game, algo, seed=seed, steps=steps, envs=8, settings=QUICK[algo])
+    wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), None)
+    while wiring.position < steps:
+        wiring.turn()
+    return wiring
+
+
+def digest(learner):
+    return hashlib.sha256(b"".join(w.tobytes() for _, w in sorted(learner.weights().items()))).hexdigest()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_it_learns_the_smallest_game(algo, config):
+    learner = learned(algo, config).learner
+    played = evaluate("chain_game:chain", Forward(learner.network, learner.weights()), episodes=10, seed=1)
+    assert played.mean == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_same_seed_learns_the_same_weights_and_another_seed_others(algo, config):
+    first, second, other = (digest(learned(algo, config, seed, 1500).learner) for seed in (7, 7, 8))
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_learner_goes_into_bytes_and_goes_on_as_if_nothing_had_happened(algo, config):
+    wiring = learned(algo, config, steps=1500)
+    first = wiring.learner
+    algorithm = open_algorithm(algo)
+    second = algorithm.begin(SPEC, first.config, 99)
+    assert digest(second) != digest(first)
+    second.load(first.save())
+    assert second.save() == first.save()
+    batch = wiring.turn().batch
+    while batch is None:
+        batch = wiring.turn().batch
+    second.load(first.save())
+    after = [algorithm.update(learner, batch).learner.save() for learner in (first, second)]
+    assert after[0] == after[1]
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_an_update_leaves_its_batch_as_it_was(algo, config):
+    wiring = learned(algo, config, steps=1500)
+    turn = wiring.turn()
+    while turn.batch is None:
+        turn = wiring.turn()
+    before = {name: np.copy(getattr(turn.batch, name)) for name in ("reward", "ending", "action")}
+    open_algorithm(algo).update(wiring.learner, turn.batch)
+    assert all((getattr(turn.batch, name) == column).all() for name, column in before.items())
+    assert turn.update.metrics["loss"] == pytest.approx(turn.update.metrics["loss"])
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_another_networks_checkpoint_is_refused(algo, config):
+    algorithm = open_algorithm(algo)
+    wide = algorithm.begin(SPEC, settings_of(algorithm, {"hidden_units": [8]}), 0)
+    narrow = algorithm.begin(SPEC, settings_of(algorithm, {"hidden_units": [4]}), 0)
+    with pytest.raises(TrainingStopped, match="the saved network has other layers"):
+        narrow.load(wide.save())
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_game_that_it_cannot_play_is_refused_with_a_sentence(algo):
+    box = Leaf(name="action", kind="box", shape=(2,))
+    seat = SeatSpec(name="a", observation=(vector("observation/x", 2),), action=box, reward_bounds=(0.0, 1.0))
+    game = GameSpec(id="steer", turns="simultaneous", seats=(seat,), max_ticks=9)
+    algorithm = open_algorithm(algo)
+    with pytest.raises(ConfigError) as error:
+        algorithm.begin(game, settings_of(algorithm), 0)
+    assert str(error.value) == (
+        f"game steer: its actions are box, and {algo} chooses among discrete ones. "
+        "Train a game with discrete actions, or give a discrete version of this one."
+    )
+    other = SeatSpec(name="b", observation=(vector("observation/x", 3),), action=discrete(2), reward_bounds=(0.0, 1.0))
+    uneven = GameSpec(id="uneven", turns="simultaneous", seats=(replace_action(seat, discrete(2)), other), max_ticks=9)
+    with pytest.raises(ConfigError, match="seats 'a' and 'b' see or do different things"):
+        algorithm.begin(uneven, settings_of(algorithm), 0)
+
+
+def replace_action(seat, action):
+    return SeatSpec(name=seat.name, observation=seat.observation, action=action, reward_bounds=seat.reward_bounds)
+
+
+def test_dqn_never_chooses_an_illegal_action_for_its_target(config):
+    algorithm = open_algorithm("dqn")
+    learner = algorithm.begin(spec_of("connect-four"), settings_of(algorithm, {"convolutions": False}), 0)
+    from sparring.learn.algorithms.dqn import td_errors
+    from sparring.learn.protocol import Batch
+
+    boards = np.zeros((7, 2, 6, 7), np.uint8)
+    values = Forward(learner.network, learner.weights())({"observation/board": boards[:1]})["logits"][0]
+    batch = Batch(
+        observation={"observation/board": boards},
+        action=np.zeros(7, np.int32),
+        reward=np.zeros(7, np.float32),
+        ending=np.zeros(7, np.uint8),
+        next_observation={"observation/board": boards},
+        next_legal=np.eye(7, dtype=bool),
+        n_steps=np.ones(7, np.int32),
+    )
+    errors = td_errors(learner.online, learner.target, batch, learner.config).detach().numpy()
+    assert errors == pytest.approx(0.99 * values - values[0], abs=1e-5)
+    ended = replace(batch, ending=np.full(7, TERMINATED, np.uint8))
+    errors = td_errors(learner.online, learner.target, ended, learner.config).detach().numpy()
+    assert errors == pytest.approx(np.full(7, -values[0]), abs=1e-5)
+    cut = replace(batch, ending=np.full(7, TRUNCATED, np.uint8))
+    errors = td_errors(learner.online, learner.target, cut, learner.config).detach().numpy()
+    assert errors == pytest.approx(0.99 * values - values[0], abs=1e-5)
+
+
+def test_our_adam_takes_the_steps_of_torchs():
+    import torch
+
+    from sparring.learn.adam import Adam
+
+    torch.manual_seed(0)
+    start = [torch.randn(3, 4), torch.randn(5)]
+    ours, theirs = ([torch.nn.Parameter(value.clone()) for value in start] for _ in range(2))
+    own, reference = Adam(ours, 0.01, epsilon=1e-5), torch.optim.Adam(theirs, lr=0.01, eps=1e-5)
+    for turn in range(20):
+        own.descend(sum(((value - turn) ** 2).sum() for value in ours), max_norm=1.0)
+        reference.zero_grad()
+        sum(((value - turn) ** 2).sum() for value in theirs).backward()
+        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        reference.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5)
