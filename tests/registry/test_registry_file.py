@@ -1,7 +1,9 @@
 """The folder registry under damage, odd clocks, links and readers at work."""
 
+import contextlib
 import logging
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from small_models import NETWORK, small_model
 
-from sparring.errors import ConfigError, Missing, ModelDamaged, SparringError
+from sparring.errors import ConfigError, Missing, ModelDamaged, SparringError, StoreFailed
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.learn.modelfile import make_model
 from sparring.learn.networks import Network
@@ -141,7 +143,7 @@ def test_links_are_not_followed(root, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     (root / model.id).rename(elsewhere)
     (root / model.id).symlink_to(elsewhere)
-    with pytest.raises(ModelDamaged, match="is not a plain folder"):
+    with pytest.raises(ModelDamaged, match="is not a plain file in a plain folder"):
         registry.fetch(model.id)
     weights = root / other.id / WEIGHTS
     weights.rename(tmp_path / "weights")
@@ -152,6 +154,28 @@ def test_links_are_not_followed(root, tmp_path):
     os.mkfifo(weights)
     with pytest.raises(ModelDamaged, match="is not a plain file"):
         registry.fetch(other.id)
+
+
+def test_a_process_without_file_handles_does_not_take_a_whole_model_for_damaged(root):
+    registry, model = FileRegistry(root), small_model()
+    registry.publish(model)
+    held = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(root, os.O_RDONLY))
+        with pytest.raises(StoreFailed, match="it could not be opened: Too many open files"):
+            registry.fetch(model.id)
+        with pytest.raises(StoreFailed):
+            registry.publish(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
+    assert registry.fetch(model.id) == model
+    assert registry.ids() == [model.id]
 
 
 def test_a_champion_is_signed_anew_in_the_second_half_of_its_life(root):

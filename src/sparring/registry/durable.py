@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, also after kill -9 and a power cut; names that stay in their folder."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -13,6 +14,9 @@ from sparring.errors import ModelDamaged, Refused, StoreFailed
 
 UNFINISHED = ".tmp-"  # begins the name of whatever is still being written
 MAX_NAME_BYTES = 200
+
+_ODD = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)  # a link, a file for a folder, a socket
+_UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # the medium or the file system is damaged there
 
 
 def folder_name(text: str, what: str) -> str:
@@ -106,24 +110,31 @@ def publish_folder(path: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def read_inside(folder: Path, name: str, max_bytes: int) -> bytes:
-    """A plain file directly in `folder`; FileNotFoundError, or ModelDamaged for a link, device or giant."""
+    """A plain file directly in `folder`; FileNotFoundError, ModelDamaged for a link, device, giant or a place that
+    the disk cannot read, StoreFailed for what may pass (no handles left, no memory)."""
     try:
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except NotADirectoryError:
-        raise _odd(folder, "is not a plain folder") from None
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+        finally:
+            os.close(at)
+        with os.fdopen(fd, "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
+                raise _odd(folder / name, f"is not a plain file of at most {max_bytes} bytes")
+            return file.read()
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise _odd(folder / name, "is not a plain file") from None
-    finally:
-        os.close(at)
-    with os.fdopen(fd, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
-            raise _odd(folder / name, f"is not a plain file of at most {max_bytes} bytes")
-        return file.read()
+        if error.errno in _ODD:
+            raise _odd(folder / name, "is not a plain file in a plain folder") from None
+        if error.errno in _UNREADABLE:
+            raise _odd(folder / name, f"cannot be read: {error.strerror}") from None
+        raise StoreFailed(
+            f"it could not be opened: {error.strerror}",
+            where=str(folder / name),
+            do="Try again; if it persists, see why",
+        ) from error
 
 
 def sweep(folder: Path, older_than_s: float, now_s: float) -> None:
