@@ -1,0 +1,58 @@
+"""Run a benchmark of the repository's bench/ folder: every claim in the docs is one of them.
+
+Each measures its peers in the same run and says whether its goals hold; the result is also kept in
+bench/results/NAME.json. `all` runs every one.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sparring.cli.output import Output
+from sparring.errors import ConfigError, Missing
+
+ROOT = Path(__file__).parents[3]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="a file of bench/, or all")
+    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures are rougher")
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    folder = ROOT / "bench"
+    if not folder.is_dir():
+        do = "Clone the repository and run it there"
+        raise ConfigError("benchmarks are not part of the installed package", where="spar bench", do=do)
+    known = names(folder)
+    if args.name != "all" and args.name not in known:
+        raise Missing(f"there is no benchmark {args.name!r}", where="bench/", do=f"Choose from {', '.join(known)}")
+    sys.path.insert(0, str(ROOT))
+    results = [_measure(name, args, output) for name in (known if args.name == "all" else [args.name])]
+    failed = [one["name"] for one in results if not one.get("passed", True)]
+    if failed:
+        output.say(f"goals not met: {', '.join(failed)}")
+    said = results[0] if args.name != "all" else {"name": "all", "results": results, "passed": not failed}
+    return {**said, "exit_code": 1 if failed else 0}
+
+
+def names(folder: Path) -> list[str]:
+    """Files that have a `run`; the others are what they share."""
+    return sorted(path.stem for path in folder.glob("*.py") if "\ndef run(" in path.read_text())
+
+
+def _measure(name: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    output.progress(f"{name} …")
+    said: dict[str, Any] = importlib.import_module(f"bench.{name}").run(args)
+    kept = ROOT / "bench" / "results"
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / f"{name}.json").write_text(json.dumps(said, indent=2) + "\n")
+    for case in said.get("cases", []):
+        peers = ", ".join(f"{peer} {figure:,.4g}" for peer, figure in case["peers"].items())
+        ratio = f", {case['ratio']:.2f}x" if case.get("ratio") else ""
+        verdict = "" if not case["goals"] else ", goal met" if case["passed"] else ", GOAL NOT MET"
+        output.say(f"{name}: {case['name']}: {case['ours']:,.4g} {case['unit']} ({peers}{ratio}{verdict})")
+    return said
