@@ -340,3 +340,19 @@ def test_a_closed_store_says_so(url: str) -> None:
     store.close()
     with pytest.raises(StoreFailed, match=r"the store is closed\. Open it again\."):
         store.append(chunks_of(1, 0, 0))
+
+
+def test_counts_kept_up_to_date_equal_counts_made_anew(url: str) -> None:
+    rng = np.random.default_rng(4)
+    jobs = [chunk for client in range(4) for episode in range(8) for chunk in chunks_of(1, client, episode)]
+    with open_store(url) as store:
+        for n, at in enumerate(rng.permutation(len(jobs)).tolist()):
+            store.append([jobs[at]])
+            if n == 60:
+                store.erase(GAME, player_of(2))
+            if n % 12 == 0:
+                with open_store(url) as fresh:
+                    assert store.stats(GAME) == fresh.stats(GAME)
+        with open_store(url) as fresh:
+            assert store.stats(GAME) == fresh.stats(GAME)
+        assert store.stats(GAME).incomplete_episodes == 0

@@ -93,7 +93,6 @@ def unpack(archive: Path, folder: Path, progress: Callable[[str], None] = lambda
     try:
         with _reading(archive) as tar:
             manifest = _extract(tar, beside, archive, progress)
-        os.sync()
         if folder.exists():
             folder.rmdir()  # empty, as was just seen; fails where it is not any more
         beside.replace(folder)
@@ -191,6 +190,8 @@ def _extract_one(content: IO[bytes], path: Path, info: tarfile.TarInfo) -> Membe
         while block := content.read(BLOCK_BYTES):
             digest.update(block)
             file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
     return Member(digest.hexdigest(), info.size)
 
 

@@ -51,16 +51,13 @@ def _too_much(db: sqlite3.Connection, max_bytes: int) -> list[tuple[str, str]]:
         FROM pragma_page_count p, pragma_freelist_count f, pragma_page_size s"""
     ).fetchone()
     batch: list[tuple[str, str]] = []
-    if used <= max_bytes:
-        return batch
-    for game, episode, size in db.execute(
-        f"""SELECT game, episode, sum(size_bytes) FROM chunks GROUP BY game, episode
-        ORDER BY max(id) LIMIT {BATCH_EPISODES}"""
-    ):
-        batch.append((game, episode))
-        used -= size
-        if used <= max_bytes:
+    # By the first chunk of each: the table's own order, so that a batch costs no more than its rows.
+    oldest = db.execute(f"SELECT game, episode FROM chunks ORDER BY id LIMIT {4 * BATCH_EPISODES}").fetchall()
+    for key in dict.fromkeys(oldest):
+        if used <= max_bytes or len(batch) == BATCH_EPISODES:
             break
+        used -= db.execute("SELECT sum(size_bytes) FROM chunks WHERE game = ? AND episode = ?", key).fetchone()[0]
+        batch.append(key)
     return batch
 
 

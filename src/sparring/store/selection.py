@@ -23,16 +23,19 @@ class Where:
         return Where(f"{self.sql} AND {sql}", (*self.values, *values))
 
 
-def where(query: Query) -> Where:
-    """The condition for `query`. Scans go by id, in the order of receipt, unless an index finds few rows."""
-    by_key, by_mark = bool(query.episodes), bool(query.players)
+def where(query: Query, *, by_key: bool = False) -> Where:
+    """The condition for `query`. Rows are scanned by id, in the order of receipt, unless an index finds few;
+    `by_key` keeps it to the index by key, for a clause that has named the episode already.
+    """
     # A unary plus keeps the planner off an index: the one by key would find the whole game and then sort it.
-    found = Where(f"{'c.game' if by_key and not by_mark else '+c.game'} = ?", (query.game,))
+    by_player = bool(query.players) and not by_key
+    by_episode = bool(query.episodes) and not by_key and not by_player
+    found = Where(f"{'' if by_episode else '+'}c.game = ?", (query.game,))
     if query.players:
-        marks = [mark(query.game, player) for player in query.players]
-        found = _among(_among(found, "c.mark", marks), "c.player", query.players)
+        found = _among(found, f"{'' if by_player else '+'}c.mark", [mark(query.game, one) for one in query.players])
+        found = _among(found, "+c.player", query.players)
     if query.episodes:
-        found = _among(found, "c.episode" if not by_mark else "+c.episode", query.episodes)
+        found = _among(found, f"{'' if by_episode else '+'}c.episode", query.episodes)
     for column, wanted in (("c.version", query.versions), ("c.source", query.sources), ("c.seat", query.seats)):
         if wanted:
             found = _among(found, f"+{column}", wanted)
@@ -48,4 +51,9 @@ def where(query: Query) -> Where:
 
 
 def _among(found: Where, column: str, values: Any) -> Where:
-    return found.also(f"{column} IN ({', '.join('?' * len(values))})", *values)
+    return found.also(f"{column} IN ({question_marks(values)})", *values)
+
+
+def question_marks(values: Any) -> str:
+    """One question mark for each."""
+    return ", ".join("?" * len(values))

@@ -20,6 +20,7 @@ from numpy.random import Generator
 
 from sparring.errors import ConfigError, StoreFailed, WireError
 from sparring.store import erasure, mending, retention, schema, summary
+from sparring.store.counts import Counts
 from sparring.store.draws import Draws
 from sparring.store.faults import failed, is_disk_failure
 from sparring.store.protocol import Appended, EpisodeRecord, Erased, GameStats, Kept, Query, Trimmed
@@ -59,7 +60,7 @@ class SqliteStore:
         self._closed = False
         self._broken: StoreFailed | None = None  # after a failed disk no later success could be trusted
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue(READERS)
-        self._draws = Draws()
+        self._draws, self._counts = Draws(), Counts()
         self._db = schema.prepare(path, busy_timeout_s, check=check)
         try:
             with self.writing() as db:
@@ -131,9 +132,9 @@ class SqliteStore:
         return drawn
 
     def stats(self, game: GameId) -> GameStats:
-        """Counts from the rows alone."""
+        """Counts from the rows alone; after the first call only what came since is looked at."""
         with self.reading() as db:
-            return summary.stats(db, game)
+            return self._counts.stats(db, game)
 
     def erase(self, game: GameId, player: PlayerId) -> Erased:
         """Remove the player's seats from every file and refuse them from now on."""

@@ -1,13 +1,13 @@
-"""Episodes and counts, summed up from the rows of their chunks; no body is read."""
+"""Episodes, summed up from the rows of their chunks; no body is read."""
 
 import itertools
 import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from sparring.store.protocol import EpisodeRecord, GameStats, Query, SeatRecord
-from sparring.store.rows import COLUMNS, Row, unsigned
-from sparring.store.selection import where
+from sparring.store.protocol import EpisodeRecord, Query, SeatRecord
+from sparring.store.rows import COLUMNS, Row, mark, unsigned
+from sparring.store.selection import question_marks, where
 from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
 PAGE_EPISODES = 128
@@ -23,12 +23,10 @@ class EpisodePage:
 
 def episode_page(db: sqlite3.Connection, query: Query, after: int) -> EpisodePage:
     """Episodes whose last chunk has an id above `after`, in that order."""
-    chosen = where(query)
-    seats = f"SELECT DISTINCT c.seat FROM chunks c WHERE c.game = m.game AND c.episode = m.episode AND {chosen.sql}"
-    last_of_episode = (
-        "NOT EXISTS (SELECT 1 FROM chunks l WHERE l.game = m.game AND l.episode = m.episode AND l.id > m.id)"
-    )
-    lasts = _lasts(db, query, after, f"{last_of_episode} AND EXISTS ({seats})", chosen.values)
+    chosen = where(query, by_key=True)
+    match = f"SELECT 1 FROM chunks c WHERE c.game = m.game AND c.episode = m.episode AND {chosen.sql}"
+    later = "SELECT 1 FROM chunks l WHERE l.game = m.game AND l.episode = m.episode AND l.id > m.id"
+    lasts = _lasts(db, query, after, f"NOT EXISTS ({later}) AND EXISTS ({match})", chosen.values)
     records = []
     for _, episode in lasts:
         wanted = {
@@ -51,9 +49,12 @@ def episode_page(db: sqlite3.Connection, query: Query, after: int) -> EpisodePag
 def _lasts(
     db: sqlite3.Connection, query: Query, after: int, test: str, values: tuple[Any, ...]
 ) -> list[tuple[int, str]]:
-    few, more = "", query.episodes
+    few, more = "", tuple[Any, ...]()
     if query.episodes:
-        few = f" AND m.episode IN ({', '.join('?' * len(query.episodes))})"
+        few, more = f" AND m.episode IN ({question_marks(query.episodes)})", query.episodes
+    elif query.players:  # their episodes by the index, rather than every episode asked whether it is theirs
+        more = tuple(mark(query.game, player) for player in query.players)
+        few = f" AND m.episode IN (SELECT p.episode FROM chunks p WHERE p.mark IN ({question_marks(more)}))"
     sql = f"SELECT m.id, m.episode FROM chunks m WHERE {'' if few else '+'}m.game = ? AND m.id > ?{few} AND {test}"
     return db.execute(f"{sql} ORDER BY m.id LIMIT {PAGE_EPISODES}", (query.game, after, *more, *values)).fetchall()
 
@@ -92,41 +93,4 @@ def _seat(rows: list[Row]) -> SeatRecord:
         ending=last.ending,
         outcome=last.outcome,
         complete=rows[0].first_step == 0 and last.ending != "running" and last.first_step + last.steps == steps,
-    )
-
-
-def stats(db: sqlite3.Connection, game: GameId) -> GameStats:
-    """What is kept of one game."""
-    groups = db.execute(
-        """SELECT source, version, count(*), sum(steps), sum(size_bytes), min(received_at_ms), max(received_at_ms)
-        FROM chunks WHERE game = ? GROUP BY source, version""",
-        (game,),
-    ).fetchall()
-    if not groups:
-        return GameStats(game)
-    (players,) = db.execute("SELECT count(DISTINCT mark) FROM chunks WHERE game = ?", (game,)).fetchone()
-    episodes, incomplete = db.execute(
-        """SELECT count(*), sum(NOT whole) FROM (SELECT min(whole) AS whole FROM (
-            SELECT episode, min(first_step) = 0 AND sum(steps) = max(first_step + steps)
-            AND max(ending <> 'running') AS whole
-            FROM chunks WHERE game = ? GROUP BY episode, seat) GROUP BY episode)""",
-        (game,),
-    ).fetchone()
-    by_source: dict[str, int] = {}
-    by_version: dict[str, int] = {}
-    for source, version, _, steps, *_ in groups:
-        by_source[source] = by_source.get(source, 0) + steps
-        by_version[version] = by_version.get(version, 0) + steps
-    return GameStats(
-        game=game,
-        chunks=sum(group[2] for group in groups),
-        steps=sum(group[3] for group in groups),
-        episodes=episodes,
-        incomplete_episodes=incomplete,
-        players=players,
-        encoded_bytes=sum(group[4] for group in groups),
-        first_received_ms=min(group[5] for group in groups),
-        last_received_ms=max(group[6] for group in groups),
-        steps_by_source=by_source,
-        steps_by_version=by_version,
     )
