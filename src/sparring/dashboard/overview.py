@@ -3,9 +3,9 @@
 import base64
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -23,15 +23,6 @@ PLAYABLE = ("connect-four", "duel", "cartpole")  # those that have a page of the
 MAX_PROMOTIONS = 50
 
 Value = TypeVar("Value")
-
-
-@runtime_checkable
-class Chronicled(Protocol):
-    """A registry that remembers who reigned when."""
-
-    def versions(self, game: GameId) -> list[str]: ...
-
-    def history(self, game: GameId, version: str, seat: int | None = None) -> Sequence[Reign]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +117,6 @@ class Overview:
 
     def promotions(self) -> list[Promotion]:
         """Who became champion of what, the newest first. Renewals of a signature are left out."""
-        if not isinstance(self.registry, Chronicled):
-            return []
         found: list[Promotion] = []
         for spec in self._newest():
             for version in self.registry.versions(spec.id):
