@@ -5,7 +5,7 @@ import json
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from sparring.gateway.refusals import BadRequest, TooLarge, TooLate
 
@@ -22,7 +22,12 @@ async def read_body(request: Request, limit_bytes: int, deadline_s: float) -> by
     parts, size = [], 0
     try:
         async with asyncio.timeout(deadline_s):
-            async for part in request.stream():
+            more = True
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise BadRequest("the caller went away", where="body", do="Send it again")
+                part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
                 if size > limit_bytes:
                     raise _too_large(f"{size} or more", limit_bytes)
@@ -31,8 +36,6 @@ async def read_body(request: Request, limit_bytes: int, deadline_s: float) -> by
         raise TooLate(
             f"{size} bytes came in {deadline_s:.0f} s", where="body", do="Send it faster", limit=deadline_s
         ) from None
-    except ClientDisconnect:
-        raise BadRequest("the caller went away", where="body", do="Send it again") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

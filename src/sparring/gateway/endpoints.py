@@ -39,11 +39,7 @@ class Endpoint:
 SOCKET = "/v1/games/{game}/play"
 
 ENDPOINTS = (
-    Endpoint("GET", "/healthz", PUBLIC, get_health, "The process answers"),
-    Endpoint("GET", "/readyz", PUBLIC, get_readiness, "The store takes writes", gives={503: "It does not"}),
-    Endpoint("GET", "/openapi.json", PUBLIC, get_openapi, "This description"),
-    Endpoint("GET", "/metrics", "read", get_metrics, "Counters, as Prometheus reads them"),
-    Endpoint("GET", "/v1/games", "read", list_games, "The games that are served"),
+    # First what is called most: routes are tried in this order.
     Endpoint(
         "POST",
         "/v1/games/{game}/chunks",
@@ -72,6 +68,11 @@ ENDPOINTS = (
         takes=(JSON,),
         gives={400: "Not JSON", 404: "No such game or model", 422: "Not a view of that seat", 503: "Try again later"},
     ),
+    Endpoint("GET", "/healthz", PUBLIC, get_health, "The process answers"),
+    Endpoint("GET", "/readyz", PUBLIC, get_readiness, "The store takes writes", gives={503: "It does not"}),
+    Endpoint("GET", "/openapi.json", PUBLIC, get_openapi, "This description"),
+    Endpoint("GET", "/metrics", "read", get_metrics, "Counters, as Prometheus reads them"),
+    Endpoint("GET", "/v1/games", "read", list_games, "The games that are served"),
     Endpoint(
         "GET",
         "/v1/games/{game}/champion",

@@ -1,5 +1,6 @@
 """Who calls: an API key, a player token, or anybody on this machine while there is no key yet."""
 
+import functools
 import ipaddress
 import time
 from dataclasses import dataclass
@@ -134,6 +135,7 @@ def check_host(caller: Caller, host: str, origin: str | None) -> None:
         )
 
 
+@functools.lru_cache(maxsize=1_024)
 def is_loopback(host: str) -> bool:
     """Whether a host name or address can only mean this machine."""
     if host.lower() == "localhost":
