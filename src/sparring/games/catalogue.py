@@ -2,6 +2,8 @@
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +35,11 @@ def spec_of(game_id: str) -> GameSpec:
 
 
 def open_game(game_id: str, n: int = 1) -> Game:
-    """n games of that id, none of them started, or Missing."""
+    """n games of that id, none of them started, or Missing.
+
+    An id may name any function: take it from a command line or spar.toml, never from a request, for which
+    there is the Catalogue.
+    """
     if n < 1:
         raise ConfigError(f"n = {n}", where=f"game {game_id!r}", do="Open at least one game")
     if game_id in _BUILT_IN:
@@ -99,6 +105,8 @@ def _entry(entry: str, folder: Path) -> GameSpec:
 
 def _from_function(game_id: str, module: str, function: str, n: int) -> Game:
     """What `function(n)` of `module` gives; its spec is checked, since a person wrote it."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # an installed command does not look beside itself, `python -m` does
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:

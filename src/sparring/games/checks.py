@@ -76,7 +76,7 @@ class _Expected:
 
     def _beyond(self, value: Any, limit: Any) -> ChunkRefused:
         if not math.isfinite(value):
-            return _refused(self.name, str(value), "finite numbers", "it holds no number", "Leave the column out")
+            return _refused(self.name, str(value), "finite numbers", "it is no number", "Send finite ones")
         return _refused(self.name, value.item(), limit, "a value is out of bounds", "Send what the spec allows")
 
 
@@ -213,7 +213,7 @@ def _check_legal(legal: Array, action: Array, choices: tuple[int, ...]) -> None:
 
 def _check_state(name: str, array: Array) -> None:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise _refused(name, "NaN or inf", "finite numbers", "it holds no number", "Leave the column out")
+        raise _refused(name, "NaN or inf", "finite numbers", "it is no number", "Send finite ones")
 
 
 def _plain(number: float) -> float | int:

@@ -79,10 +79,9 @@ class Duel:
     def step(self, actions: Actions) -> View:
         """Paddles move, then the ball; a miss is a point, and the next serve."""
         running = self._ending == RUNNING
-        for seat in (0, 1):
-            moves = discrete_moves(SPEC, seat, actions[seat], running)
-            moved = self._paddle[:, seat] + np.where(running, (moves - 1) * PADDLE_SPEED, 0)
-            self._paddle[:, seat] = np.clip(moved, -PADDLE_LIMIT, PADDLE_LIMIT)
+        moves = np.stack([discrete_moves(SPEC, seat, actions[seat], running) for seat in (0, 1)], axis=1)
+        moved = self._paddle + np.where(running[:, None], (moves - 1) * PADDLE_SPEED, 0)
+        self._paddle = moved.clip(-PADDLE_LIMIT, PADDLE_LIMIT)
         flying = running & (self._pause == 0)
         self._pause[running & (self._pause > 0)] -= 1
         point = self._fly(flying)

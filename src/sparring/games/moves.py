@@ -10,9 +10,9 @@ from sparring.wire.chunk import Array
 def discrete_moves(spec: GameSpec, seat: int, action: Array, acting: Array, legal: Array | None = None) -> Array:
     """int64 [n]: the actions of the games where `acting`, 0 elsewhere; Refused where one is no choice or not legal."""
     choices = spec.seats[seat].action.choices[0]
-    moves = np.where(acting, action, 0).astype(np.int64)
-    if moves.shape != acting.shape:
+    if np.shape(action) != acting.shape:
         raise _refused(spec, seat, f"actions of shape {np.shape(action)}", f"Give one for each of {len(acting)} games")
+    moves = np.where(acting, action, 0).astype(np.int64)
     wrong = (moves < 0) | (moves >= choices)
     if wrong.any():
         row = int(wrong.argmax())

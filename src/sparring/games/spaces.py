@@ -42,7 +42,8 @@ def action(space: Any, where: str) -> tuple[Leaf, Callable[[Array], Any]]:
         low, high = _bounds(space)
         shape = tuple(space.shape) or (1,)
         leaf = Leaf(name="action", kind="box", shape=shape, dtype="float32", low=low, high=high)
-        return leaf, lambda chosen: chosen.reshape(space.shape).astype(space.dtype)
+        # A leaf has one bound for all entries, the space one for each.
+        return leaf, lambda chosen: np.clip(chosen.reshape(space.shape), space.low, space.high).astype(space.dtype)
     raise _unsupported(space, "action", where)
 
 

@@ -5,6 +5,7 @@ A spec is data. A game that exists only in its players' clients is a spec in TOM
 
 import hashlib
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from sparring.wire.ids import GameId
 
 Kind = Literal["image", "vector", "entities", "discrete", "multi-discrete", "box"]
 DISCRETE = ("discrete", "multi-discrete")
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9._:/()=,-]{0,99}")  # it stands in addresses and file names
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -113,6 +115,8 @@ def checked(spec: GameSpec, where: str) -> GameSpec:
     def wrong(text: str, do: str) -> ConfigError:
         return ConfigError(text, where=where, do=do)
 
+    if not _ID.fullmatch(spec.id):
+        raise wrong(f"id {spec.id!r}", "Use letters, digits and . _ - : / ( ) = , at most 100, a letter first")
     if not spec.seats or spec.max_ticks < 1 or spec.frame_stack < 1:
         raise wrong("a game has at least one seat, one tick and a frame_stack of one", "Fill them in")
     for seat in spec.seats:
@@ -124,6 +128,8 @@ def checked(spec: GameSpec, where: str) -> GameSpec:
             raise wrong(f"seat {seat.name!r} has leaves {names}", 'Name each once; the action is called "action"')
         for leaf in (*seat.observation, seat.action):
             _check_leaf(leaf, wrong)
+            if leaf.kind == "entities" and f"{leaf.name}/count" not in names:
+                raise wrong(f"leaf {leaf.name!r} has no count", f'Add a leaf "{leaf.name}/count"')
     return spec
 
 
@@ -134,6 +140,8 @@ def _check_leaf(leaf: Leaf, wrong: Any) -> None:
         raise wrong(f"leaf {leaf.name!r} has dtype {leaf.dtype!r}", f"Use one of {', '.join(DTYPES)}")
     if len(leaf.shape) >= MAX_DIMENSIONS or any(size < 1 for size in leaf.shape):
         raise wrong(f"leaf {leaf.name!r} has shape {leaf.shape}", "Give each axis at least one entry")
+    if leaf.low is not None and leaf.high is not None and not leaf.low <= leaf.high:
+        raise wrong(f"leaf {leaf.name!r} has low {leaf.low} and high {leaf.high}", "Let low be the lower")
     if leaf.kind in DISCRETE:
         entries = math.prod(leaf.shape)
         if not leaf.choices or min(leaf.choices) < 1 or (leaf.kind == "discrete") != (leaf.shape == ()):
