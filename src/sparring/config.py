@@ -87,7 +87,7 @@ class Config:
     """Everything in spar.toml."""
 
     data: str = "data"  # the data folder, relative to the config file
-    games: tuple[str, ...] = ()  # TOML specs or ids of games beside the built-in ones
+    games: tuple[str, ...] = ()  # TOML specs (paths relative to the config file) or ids, beside the built-in games
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -118,7 +118,8 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Config:
     for text in overrides:
         _override(table, text)
     config: Config = read(Config, table, str(file) if file.exists() else "--set")
-    return replace(config, data=str((file.parent / config.data).resolve()))
+    games = tuple(str((file.parent / game).resolve()) if game.endswith(".toml") else game for game in config.games)
+    return replace(config, data=str((file.parent / config.data).resolve()), games=games)
 
 
 def read(cls: type, table: dict[str, Any], where: str) -> Any:

@@ -117,3 +117,8 @@ class Broken(Many):
 def broken(fault: str, n: int) -> Game:
     """n games with that fault."""
     return Broken(fault, n)
+
+
+def greedy(n: int) -> Game:
+    """n games that pay more than their spec says."""
+    return Broken("greedy", n)

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """`list`, or `check GAME`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list | check")
-    actions.add_parser("list", help="every game that is known here")
-    check = actions.add_parser("check", help="play random episodes and hold the game against the protocol")
-    check.add_argument("game", metavar="GAME", help="an id, or the path of a spec in TOML")
-    check.add_argument("--episodes", type=int, default=20, metavar="N", help="to play (20)")
-    check.add_argument("--seed", type=int, default=0, metavar="S", help="of the first episode (0)")
+    parser.add_argument("action", choices=["list", "check"])
+    parser.add_argument("game", nargs="?", default="", metavar="GAME", help="check: an id, or the path of a TOML spec")
+    parser.add_argument("--episodes", type=int, default=20, metavar="N", help="check: to play (20)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="check: of the first episode (0)")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Show the table, or what a check found; exit code 1 where a promise is broken."""
+    from sparring.errors import ConfigError
+
     if args.action == "list":
         return _list(args, output)
+    if not args.game:
+        raise ConfigError("no game is named", where="spar games check", do="Name one, such as `spar games check duel`")
     if args.game.endswith(".toml"):
         return _check_spec(Path(args.game), output)
     return _check_game(args.game, args.episodes, args.seed, output)

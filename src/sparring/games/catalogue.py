@@ -45,11 +45,11 @@ def open_game(game_id: str, n: int = 1) -> Game:
     if game_id in _BUILT_IN:
         return _BUILT_IN[game_id][1](n)
     scheme, colon, rest = game_id.partition(":")
-    if not colon or not rest:
-        raise _unknown(game_id)
-    if scheme in _ADAPTERS:
+    if colon and rest and scheme in _ADAPTERS:
         opened: Game = importlib.import_module(_ADAPTERS[scheme]).open_game(rest, n)
         return opened
+    if not rest.isidentifier() or not all(part.isidentifier() for part in scheme.split(".")):
+        raise _unknown(game_id)
     return _from_function(game_id, scheme, rest, n)
 
 
@@ -66,8 +66,8 @@ class Catalogue:
 
     @classmethod
     def from_config(cls, config: Config) -> "Catalogue":
-        """The catalogue of `config.games`; its paths are relative to the folder that holds the data folder."""
-        return cls(config.games, Path(config.data).parent)
+        """The catalogue of `config.games`, whose paths `config.load` has made absolute."""
+        return cls(config.games, Path())
 
     def spec(self, game: str, version: str) -> GameSpec | None:
         """That version of that game, where it is known."""

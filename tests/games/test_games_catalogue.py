@@ -1,0 +1,179 @@
+"""Ids, specs in TOML, and the commands: what is there is found, what is not is named."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sparring.cli import main
+from sparring.config import load
+from sparring.errors import ConfigError, Missing
+from sparring.games.catalogue import BUILT_IN, Catalogue, open_game, spec_of
+from sparring.games.spec import GameSpec, parse
+
+PAGE = (Path(__file__).parents[2] / "docs" / "games.md").read_text()
+(ARENA,) = (block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.S) if "[[seats]]" in block)
+(COUNTDOWN,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+def test_the_spec_in_the_documentation_is_whole() -> None:
+    spec = parse(ARENA)
+    assert (spec.id, spec.version, spec.turns, len(spec.seats)) == ("arena", "1.4", "simultaneous", 2)
+    assert spec.seats[0].action.choices == (9, 4)
+    assert spec.seats[1].observation[0].shape == (1, 42, 42)
+
+
+def test_the_game_in_the_documentation_keeps_its_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "countdown.py").write_text(COUNTDOWN)
+    monkeypatch.chdir(tmp_path)
+    assert main(["games", "check", "countdown:make", "--episodes", "5"]) == 0
+    assert "every promise is kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("game_id", "sentence"),
+    [
+        ("cartpol", "game 'cartpol': there is no such game. Did you mean 'cartpole'."),
+        (
+            "chess960",
+            "game 'chess960': there is no such game. "
+            "Use one of cartpole, connect-four, duel, gym:ID, pz:MODULE, spiel:NAME or module:function.",
+        ),
+        ("spiel:kuhn_pokr", "game 'spiel:kuhn_pokr': OpenSpiel has no such game. Did you mean 'spiel:kuhn_poker'."),
+        ("pz:tictactoe_v9", "game 'pz:tictactoe_v9': PettingZoo has no such game. Did you mean 'pz:tictactoe_v3'."),
+        (
+            "gym:CartPoll-v1",
+            "game 'gym:CartPoll-v1': Environment `CartPoll` doesn't exist. Did you mean: `CartPole`. "
+            "`python -c 'import gymnasium; gymnasium.pprint_registry()'` lists what there is.",
+        ),
+        (
+            "spiel:mfg_garnet",
+            "game 'spiel:mfg_garnet': its dynamics are MEAN_FIELD. Use a game of finitely many players.",
+        ),
+    ],
+)
+def test_an_unknown_game_is_named_with_what_was_meant(game_id: str, sentence: str) -> None:
+    with pytest.raises((Missing, ConfigError)) as caught:
+        open_game(game_id)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("game_id", ["", "gym:", "nowhere:make", "sparring.games.catalogue:nothing", "..:x"])
+def test_an_id_that_names_nothing_is_missing(game_id: str) -> None:
+    with pytest.raises(Missing):
+        spec_of(game_id)
+
+
+def test_no_games_at_once_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Open at least one game"):
+        open_game("duel", 0)
+
+
+def test_a_catalogue_knows_the_built_in_games_and_what_the_config_names(tmp_path: Path) -> None:
+    (tmp_path / "arena.toml").write_text(ARENA)
+    (tmp_path / "newer.toml").write_text(ARENA.replace('"1.4"', '"1.5"').replace("5400", "6000"))
+    (tmp_path / "spar.toml").write_text('games = ["arena.toml", "newer.toml", "spiel:kuhn_poker"]')
+    # Paths are the config file's, wherever the data folder is.
+    known = Catalogue.from_config(load(tmp_path / "spar.toml", ("data=elsewhere/data",)))
+    assert [spec.id for spec in known.games()] == [*BUILT_IN, "arena", "arena", "spiel:kuhn_poker"]
+    older, newest = known.spec("arena", "1.4"), known.newest("arena")
+    assert older is not None
+    assert newest is not None
+    assert (older.max_ticks, newest.version, newest.max_ticks) == (5400, "1.5", 6000)
+    assert known.spec("arena", "1") is None
+    assert known.newest("nothing") is None
+    assert known.newest("duel") == spec_of("duel")
+
+
+def test_one_version_of_a_game_has_one_spec(tmp_path: Path) -> None:
+    (tmp_path / "arena.toml").write_text(ARENA)
+    (tmp_path / "other.toml").write_text(ARENA.replace("5400", "6000"))
+    with pytest.raises(ConfigError) as caught:
+        Catalogue(("arena.toml", "other.toml"), tmp_path)
+    said = "game 'other.toml': arena has version '1.4' already, and it differs. Give the newer spec another version."
+    assert str(caught.value) == said
+    with pytest.raises(Missing, match="there is no such spec"):
+        Catalogue(("nothing.toml",), tmp_path)
+
+
+def test_a_hash_covers_all_but_the_version() -> None:
+    spec, patch = parse(ARENA), parse(ARENA.replace('"1.4"', '"1.5"'))
+    assert spec.hash == patch.hash
+    assert spec.hash != parse(ARENA.replace("5400", "5401")).hash
+    assert len({spec_of(game_id).hash for game_id in BUILT_IN}) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('id = "arena"', 'id = "no spaces"', "id 'no spaces'"),
+        ("max_ticks = 5400", "max_ticks = 0", "at least one seat"),
+        ("max_ticks = 5400", "maxticks = 5400", "maxticks"),
+        ('turns = "simultaneous"', 'turns = "both"', "Invalid enum value 'both'"),
+        ("choices = [9, 4]", "choices = [9]", "has 2 entries"),
+        ('"observation/self"', '"self"', "leaf 'self'"),
+        ('"observation/weapon"', '"observation/self"', "has leaves"),
+        ('dtype = "uint8", choices = [5]', 'dtype = "float32", choices = [5]', "has dtype 'float32'"),
+        ("shape = [6], low = -1.0", "shape = [6], low = 2.0", "has low 2.0 and high 1.0"),
+        ('"observation/foes/count"', '"observation/foes/number"', "leaf 'observation/foes' has no count"),
+        ("reward_bounds = [-1.0, 1.0]     #", "reward_bounds = [1.0, -1.0]     #", "has reward_bounds"),
+        ("[[seats]]", "[[seats", "Expected"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused(old: str, new: str, said: str) -> None:
+    assert old in ARENA
+    with pytest.raises(ConfigError) as caught:
+        parse(ARENA.replace(old, new, 1))
+    assert said in str(caught.value)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
+    code = main(["games", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_list_shows_every_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "arena.toml").write_text(ARENA)
+    (tmp_path / "spar.toml").write_text('games = ["arena.toml"]')
+    monkeypatch.chdir(tmp_path)
+    code, said = run(capsys, "list")
+    assert code == 0
+    assert [(row["id"], row["from"]) for row in said["games"]] == [
+        ("cartpole", "built in"),
+        ("connect-four", "built in"),
+        ("duel", "built in"),
+        ("arena", "spar.toml"),
+    ]
+    assert said["games"][3]["actions"] == "9 x 4 choices"
+
+
+def test_a_check_answers_for_games_specs_and_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, "check", "connect-four", "--episodes", "3")
+    assert (code, said["episodes"], said["broken"]) == (0, 3, [])
+    (tmp_path / "arena.toml").write_text(ARENA)
+    code, said = run(capsys, "check", str(tmp_path / "arena.toml"))
+    assert (code, said["game"], said["hash"]) == (0, "arena", parse(ARENA).hash)
+    code, said = run(capsys, "check", "conect-four")
+    assert (code, said["do"]) == (1, "Did you mean 'connect-four'")
+    code, said = run(capsys, "check", str(tmp_path / "nothing.toml"))
+    assert (code, said["error"]) == (1, "there is no such file")
+    code, said = run(capsys, "check")
+    assert (code, said["error"]) == (1, "no game is named")
+    code, said = run(capsys, "check", "duel", "--episodes", "0")
+    assert (code, said["error"]) == (1, "--episodes 0")
+
+
+def test_a_broken_promise_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, "check", "own_game:greedy", "--episodes", "2")
+    assert code == 1
+    assert any("outside of its reward_bounds" in sentence for sentence in said["broken"])
+
+
+def test_a_spec_is_hashable_so_that_checks_can_remember_it() -> None:
+    assert isinstance(hash(parse(ARENA)), int)
+    assert isinstance(parse(ARENA), GameSpec)
