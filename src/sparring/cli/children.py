@@ -42,7 +42,7 @@ class Children:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop(deadline_s=2.5)
+        self.stop(deadline_s=2.0)
 
     def add(self, name: str, command: Command, nice: int = 0) -> None:
         """Keep `command` running from the next turn on."""

@@ -50,8 +50,10 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     shared = _shared(args, data)
     with _only_one(data, url), _stopping() as stopped, Children(data / "logs", output.say) as children:
         _check_port(port)
-        children.add("gateway", lambda: ["serve", "--host", "127.0.0.1", "--port", str(port), *shared])
-        if not _wait_until_ready(children, url, stopped):
+        children.add(
+            "gateway", lambda: ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
+        )
+        if not _wait_until_ready(children, url, data / "logs" / "gateway.log", stopped):
             return {"url": url, "ready": False}
         output.say(f"Play at {url}    learning at {url}/learning    Ctrl-C stops it")
         output.say(f"Data in {data}, logs in {data / 'logs'}")
@@ -134,19 +136,18 @@ class _News:
                 self.output.say(f"{one['game']}: model {one['model'][:8]} is champion no. {one['counter']}")
 
 
-def _wait_until_ready(children: "Children", url: str, stopped: threading.Event) -> bool:
+def _wait_until_ready(children: "Children", url: str, log: Path, stopped: threading.Event) -> bool:
+    """Start the gateway and wait until it answers; False where a signal came first."""
     from sparring.errors import Unreachable
 
+    children.turn(time.monotonic())
     until = time.monotonic() + READY_S
     while not stopped.is_set():
-        now = time.monotonic()
-        children.turn(now)
         if _get(f"{url}/healthz") is not None:
             return True
-        if now > until:
-            raise Unreachable(
-                f"the gateway did not answer within {READY_S:.0f} s", where=url, do="See gateway.log in the logs folder"
-            )
+        if not children.alive("gateway") or time.monotonic() > until:
+            last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise Unreachable(f"the gateway did not start: {last}", where=url, do=f"See {log}")
         stopped.wait(0.05)
     return False
 
@@ -156,7 +157,7 @@ def _get(url: str) -> dict[str, Any] | None:
     import httpx
 
     try:
-        response = httpx.get(url, timeout=2.0, trust_env=False)
+        response = httpx.get(url, timeout=1.0, trust_env=False)
     except httpx.HTTPError:
         return None
     try:

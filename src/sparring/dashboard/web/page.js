@@ -36,6 +36,14 @@ export function show(parent, ...children) {
   if (fresh.innerHTML !== parent.innerHTML) parent.replaceChildren(...fresh.childNodes);
 }
 
+/** Whether a key belongs to the page's game: no chord, and not meant for the control that has the focus. */
+export function isForGame(event) {
+  const [chord, at] = [event.ctrlKey || event.metaKey || event.altKey, event.target];
+  if (chord || at.matches?.("input[type=text], input[type=password], select, textarea")) return false;
+  if (event.key.startsWith("Arrow")) return !at.matches?.("input[type=range]");
+  return event.key !== " " || !at.matches?.("input, button, a");
+}
+
 /** Set a text, unless it is there already: screen readers announce every change. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -1,6 +1,6 @@
 // CartPole for a person: their cart below, the champion's above, both from the same start.
 
-import { h } from "../page.js";
+import { h, isForGame } from "../page.js";
 import { colours, drawCart, sharpen, text } from "./cart.js";
 
 const LEFT = 0, RIGHT = 1;
@@ -25,7 +25,7 @@ export class Board {
       this.#push(event.clientX < box.left + box.width / 2 ? LEFT : RIGHT);
     });
     document.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("input, select, textarea")) return;
+      if (!isForGame(event)) return;
       const way = { ArrowLeft: LEFT, a: LEFT, A: LEFT, ArrowRight: RIGHT, d: RIGHT, D: RIGHT }[event.key];
       if (way === undefined) return;
       this.#push(way);

@@ -1,6 +1,6 @@
 // Connect Four on the screen: seven buttons over a drawing, so that mouse, finger, keyboard and screen reader all play.
 
-import { h, s } from "../page.js";
+import { h, isForGame, s } from "../page.js";
 
 const COLUMNS = 7, ROWS = 6;
 const CELL = 100, EDGE = 14, ABOVE = 88;
@@ -93,7 +93,7 @@ export class Board {
   }
 
   #key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("input, select, textarea")) return;
+    if (!isForGame(event)) return;
     const here = this.buttons.indexOf(document.activeElement);
     if (/^[1-7]$/.test(event.key)) {
       this.onColumn(Number(event.key) - 1);

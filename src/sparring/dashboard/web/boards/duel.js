@@ -1,6 +1,6 @@
 // Duel on a canvas: drawn between two ticks, so that thirty decisions a second look smooth.
 
-import { h } from "../page.js";
+import { h, isForGame } from "../page.js";
 import { colours, sharpen, text } from "./cart.js";
 
 const HALF_WIDTH = 5376, HALF_HEIGHT = 3072; // the field with some air behind the paddles
@@ -84,7 +84,7 @@ export class Board {
   }
 
   #key(event, down, onBegin = () => {}) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("input, select, textarea, button, a")) return;
+    if (!isForGame(event)) return;
     const way = { ArrowUp: UP, w: UP, W: UP, ArrowDown: DOWN, s: DOWN, S: DOWN }[event.key];
     if (way !== undefined) {
       this.held[down ? "add" : "delete"](way);

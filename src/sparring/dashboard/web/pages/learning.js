@@ -9,21 +9,24 @@ import { newer } from "../panel.js";
 import { $, ago, brief, clock, figure, h, poll, say, server, short, show } from "../page.js";
 
 const METRICS = {
-  return_mean: "return per episode", loss: "loss", steps_per_s: "steps per second", episodes: "episodes",
+  return_mean: "return per episode", past_return_mean: "return against past selves", loss: "loss",
+  steps_per_s: "steps per second", episodes: "episodes",
 };
 const GOALS = { "cartpole/return_mean": 475 };
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400];
 const MOST_RUNS = 6;
+const MOST_PROMOTIONS = 12;
 const MOST_ROWS = 4000; // of one run, in this page
 
 const curves = new Map(); // run → {next, rows}
 const hiddenRuns = new Set();
 const chart = new Chart($("chart"));
 let runs = [];
+let metric = null; // as chosen; null: what tells most about the game
 let game = new URLSearchParams(location.search).get("game");
 
 $("game").addEventListener("change", (event) => { game = event.target.value; refresh(); });
-$("metric").addEventListener("change", draw);
+$("metric").addEventListener("change", (event) => { metric = event.target.value; draw(); });
 $("over").addEventListener("change", draw);
 
 async function refresh() {
@@ -35,7 +38,7 @@ async function refresh() {
   if (game) $("game").value = game;
   runs = all.filter((run) => run.game === game).slice(0, MOST_RUNS);
   await Promise.all(runs.map((run) => follow(run.run)));
-  show($("log"), promotions.length ? promotions.map(promotion) : h("li", {}, h("span", {}),
+  show($("log"), promotions.length ? promotions.slice(0, MOST_PROMOTIONS).map(promotion) : h("li", {}, h("span", {}),
     h("span", { class: "quiet" }, "No promotion yet. A model is published about once a minute, and reigns when it beats the one before.")));
   chips();
   metricChoices();
@@ -55,7 +58,7 @@ async function follow(run) {
 function chips() {
   const chip = (run, i) => h("label", {},
     h("input", { type: "checkbox", value: run.run, checked: !hiddenRuns.has(run.run) }),
-    h("span", { class: `dot fill-${i}` }), `${run.algo} · ${run.run}`,
+    h("span", { class: `dot fill-${i}` }), h("span", { title: run.run }, nameOf(run)),
     h("span", { class: `tag ${run.state}` }, run.state === "running" ? `${brief(last(run, "steps_per_s") ?? 0)} steps/s` : run.state));
   const box = $("runs");
   const legend = box.querySelector("legend");
@@ -70,6 +73,12 @@ function chips() {
   }
 }
 
+const BEGUN = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+
+function nameOf(run) {
+  return `${run.algo}, ${BEGUN.format(run.started_at_ms)}`;
+}
+
 function last(run, key) {
   return curves.get(run.run)?.rows.findLast((row) => typeof row[key] === "number")?.[key] ?? null;
 }
@@ -77,23 +86,24 @@ function last(run, key) {
 function metricChoices() {
   const known = new Set(runs.flatMap((run) => Object.keys(curves.get(run.run)?.rows.at(-1) ?? {})));
   const extra = [...known].filter((key) => !(key in METRICS) && !["seconds", "env_steps", "updates", "return_sd"].includes(key));
-  const options = [...Object.keys(METRICS), ...extra].map((key) => h("option", { value: key }, METRICS[key] ?? key.replaceAll("_", " ")));
-  const before = $("metric").value;
+  const named = Object.keys(METRICS).filter((key) => key === "return_mean" || known.has(key));
+  const options = [...named, ...extra].map((key) => h("option", { value: key }, METRICS[key] ?? key.replaceAll("_", " ")));
   show($("metric"), options);
-  $("metric").value = before || "return_mean";
+  // In self-play one's own return says little: both sides get better. Against past selves it says whether.
+  $("metric").value = metric ?? (runs.some((run) => last(run, "past_return_mean") !== null) ? "past_return_mean" : "return_mean");
 }
 
 function draw() {
-  const metric = $("metric").value || "return_mean", over = $("over").value;
+  const key = $("metric").value || "return_mean", over = $("over").value;
   const series = runs.map((run, colour) => ({
-    name: `${run.algo} · ${run.run}`, colour, shown: !hiddenRuns.has(run.run),
-    points: (curves.get(run.run)?.rows ?? []).filter((row) => Number.isFinite(row[metric]) && Number.isFinite(row[over])).map((row) => [row[over], row[metric]]),
+    name: nameOf(run), colour, shown: !hiddenRuns.has(run.run),
+    points: (curves.get(run.run)?.rows ?? []).filter((row) => Number.isFinite(row[key]) && Number.isFinite(row[over])).map((row) => [row[over], row[key]]),
   })).filter((one) => one.shown);
-  const words = METRICS[metric] ?? metric.replaceAll("_", " ");
+  const words = METRICS[key] ?? key.replaceAll("_", " ");
   say($("measured"), words[0].toUpperCase() + words.slice(1));
   const drawn = series.some((one) => one.points.length);
   const axis = over === "seconds" ? { unit: clock, steps: CLOCK_STEPS } : { unit: brief };
-  chart.draw(series, { ...axis, label: words, goal: (drawn && GOALS[`${game}/${metric}`]) ?? null });
+  chart.draw(series, { ...axis, label: words, goal: (drawn && GOALS[`${game}/${key}`]) ?? null });
   let empty = $("no-runs");
   if (!empty) $("chart").prepend(empty = h("div", { id: "no-runs", class: "empty" }));
   empty.hidden = drawn;

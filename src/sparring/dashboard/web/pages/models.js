@@ -30,6 +30,21 @@ function share(steps) {
     entries.map(([source, n]) => h("span", {}, h("span", { class: `dot source-${source}` }), `${SOURCES[source] ?? source} ${brief(n)}`)))];
 }
 
+/** A link to a file; with a key it is fetched by hand, since a link cannot carry one. */
+function download(model, name, word) {
+  const [href, saved] = [`/v1/models/${model.id}/${name}`, `${short(model.id)}-${name}`];
+  return h("a", { href, download: saved, "data-file": server.token && saved }, word);
+}
+
+$("list").addEventListener("click", async (event) => {
+  const link = event.target.closest("a[data-file]");
+  if (!link) return;
+  event.preventDefault();
+  const url = URL.createObjectURL(new Blob([await server.bytes(link.getAttribute("href"))]));
+  h("a", { href: url, download: link.dataset.file }).click();
+  URL.revokeObjectURL(url);
+});
+
 function row(model, index) {
   const cell = (label, ...children) => h("td", { "data-label": label }, h("div", {}, children));
   const files = [["card.json", "card"], ["weights.safetensors", "weights"], ["model.onnx", "ONNX"]];
@@ -43,7 +58,7 @@ function row(model, index) {
     cell("learned from", share(model.steps)),
     cell("parents", model.parents.length ? model.parents.map((id) => h("code", { class: "under", title: id }, short(id))) : h("span", { class: "quiet" }, "none: from scratch")),
     cell("files", h("span", { class: "files" }, files.filter(([name]) => model.files.includes(name))
-      .map(([name, word]) => h("a", { href: `/v1/models/${model.id}/${name}`, download: `${short(model.id)}-${name}` }, word)))));
+      .map(([name, word]) => download(model, name, word)))));
 }
 
 function table(models) {

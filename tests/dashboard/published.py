@@ -1,0 +1,30 @@
+"""Models with drawn weights, published and promoted into a server's own registry."""
+
+import time
+
+import numpy as np
+
+from sparring.games.catalogue import spec_of
+from sparring.learn.layout import parameters
+from sparring.learn.modelfile import make_model
+from sparring.registry import open_registry
+from sparring.registry.protocol import Evidence
+from sparring.wire.model import Lineage
+from sparring.wire.network import Dense, Head, Input, NetworkSpec
+
+
+def publish(data, game, seed=0, *, mean=0.0, promote=True, **lineage):
+    """The id of a model of `game` whose weights are drawn from `seed`; champion unless told otherwise."""
+    spec = spec_of(game)
+    heads = (Head("logits", spec.seats[0].action.choices[0]), Head("value", 1))
+    inputs = tuple(Input(leaf.name, leaf.shape, dtype=leaf.dtype) for leaf in spec.seats[0].observation)
+    network = NetworkSpec(inputs, heads, (Dense(32), Dense(32, "relu")))
+    rng = np.random.default_rng(seed)
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in parameters(network).items()}
+    about = Lineage(algorithm="ppo", config={}, **{"steps": {"selfplay": 1000, "play": 50}, "seed": seed, **lineage})
+    model = make_model(spec, network, weights, "categorical", about, int(time.time() * 1000))
+    with open_registry(f"file://{data}/models") as registry:
+        registry.publish(model)
+        if promote:
+            registry.promote(spec.id, model.id, Evidence(episodes=10, mean=mean, sd=1.0))
+    return model.id

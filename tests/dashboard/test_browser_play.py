@@ -1,0 +1,161 @@
+"""A person plays in a real browser, and what they did is in the store."""
+
+import re
+
+import pytest
+from published import publish
+
+from serving import serving, start, stop
+from sparring.games.catalogue import open_game
+from sparring.games.resimulate import mismatches
+from sparring.store import open_store
+from sparring.store.protocol import Query
+
+pytestmark = pytest.mark.chromium
+YOUR_MOVE = "/our move/.test(document.getElementById('status').textContent)"
+
+
+def episodes(server, game):
+    """Every episode in the server's store, oldest first."""
+    with open_store(f"sqlite:///{server.data}/experience.db") as store:
+        return list(store.episodes(Query(game)))
+
+
+def chunks_of(server, game, episode):
+    with open_store(f"sqlite:///{server.data}/experience.db") as store:
+        return list(store.read(Query(game, episodes=(episode,))))
+
+
+def play_columns(page, press):
+    """Drop stones, in any column that takes one, until the game is over."""
+    for _ in range(21):
+        page.wait_for_function(f"() => !document.getElementById('again').hidden || {YOUR_MOVE}")
+        if page.locator("#again").is_visible():
+            return
+        before = page.locator(".stone").count()
+        for column in (4, 4, 3, 5, 2, 6, 1, 7):
+            if page.locator(".columns button").nth(column - 1).get_attribute("aria-label").endswith("full"):
+                continue
+            press(column)
+            break
+        page.wait_for_function("n => document.querySelectorAll('.stone').length > n", arg=before)
+
+
+def test_a_whole_game_of_connect_four_by_clicks_is_recorded_for_both_seats(server, page):
+    page.goto(f"{server.url}/play/connect-four")
+    page.locator(".columns button").first.wait_for()
+    play_columns(page, lambda column: page.locator(".columns button").nth(column - 1).click())
+    assert page.locator("#status").inner_text() in ("You won.", "The bot won.", "A draw.")
+    page.locator("#kept[data-state=kept]").wait_for()
+    said = int(re.search(r"recorded ✓ (\d+) steps", page.locator("#kept").inner_text()).group(1))
+    (episode,) = episodes(server, "connect-four")
+    assert episode.complete
+    assert sum(seat.steps for seat in episode.seats) == said == page.locator(".stone").count()
+    assert [seat.actor for seat in episode.seats] == ["person", "script:random"]
+    assert [bool(seat.player) for seat in episode.seats] == [True, False]
+    assert sum(seat.outcome for seat in episode.seats) == 0
+    assert mismatches(chunks_of(server, "connect-four", episode.episode), open_game("connect-four")) == 0
+
+
+def test_a_game_by_keys_alone_and_the_other_begins_the_next(server, page):
+    page.goto(f"{server.url}/play/connect-four")
+    page.locator(".columns button").first.wait_for()
+    before = len(episodes(server, "connect-four"))
+    play_columns(page, lambda column: page.keyboard.press(str(column)))
+    page.locator("#kept[data-state=kept]").wait_for()
+    page.keyboard.press("Enter")  # the button to play again has the focus
+    page.wait_for_function("() => document.querySelectorAll('.stone').length === 1")  # the bot began this time
+    assert page.locator(".stone.bot").count() == 1
+    page.wait_for_function(f"() => {YOUR_MOVE}")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.locator(".stone.you").wait_for()
+    assert len(episodes(server, "connect-four")) == before + 1
+
+
+def test_duel_with_keys_and_a_reload_in_the_middle_loses_nothing(server, page):
+    page.goto(f"{server.url}/play/duel")
+    page.locator("#again").wait_for()
+    page.keyboard.press("Space")
+    page.keyboard.down("ArrowUp")
+    page.wait_for_timeout(700)
+    page.keyboard.up("ArrowUp")
+    page.keyboard.down("s")
+    page.wait_for_timeout(700)
+    page.reload()
+    page.locator("#again").wait_for()
+    page.wait_for_function("() => !Object.keys(localStorage).some(key => key.startsWith('sparring/spool/'))")
+    (episode,) = episodes(server, "duel")
+    assert episode.complete
+    assert {seat.actor for seat in episode.seats} == {"person", "script:random"}
+    assert {seat.ending for seat in episode.seats} == {"truncated"}
+    chunks = chunks_of(server, "duel", episode.episode)
+    person = next(chunk for chunk in chunks if chunk.header.actor == "person")
+    assert person.header.steps > 20
+    assert set(person.columns["action"][2:15]) == {0}
+    assert person.columns["action"][-1] == 2
+    assert mismatches(chunks, open_game("duel")) == 0
+
+
+def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_path, page):
+    first = start(tmp_path / "data")
+    page.goto(f"{first.url}/play/cartpole")
+    page.wait_for_function("() => /Ready/.test(document.getElementById('status').textContent)")
+    stop(first)
+    page.locator("#pace").fill("50")
+    page.locator("#board canvas").click(position={"x": 5, "y": 5})
+    page.wait_for_function("() => /You held it/.test(document.getElementById('status').textContent)")
+    with serving(tmp_path / "data", port=first.port) as again:
+        page.reload()
+        page.wait_for_function("() => /Ready/.test(document.getElementById('status').textContent)")
+        page.wait_for_function("() => !Object.keys(localStorage).some(key => key.startsWith('sparring/spool/'))")
+        (episode,) = episodes(again, "cartpole")
+        assert (episode.complete, episode.seats[0].actor, episode.seats[0].ending) == (True, "person", "terminated")
+        assert mismatches(chunks_of(again, "cartpole", episode.episode), open_game("cartpole")) == 0
+    assert all("Failed to load" in problem for problem in page.problems)
+    page.problems.clear()  # the browser itself notes each request that nobody answered
+
+
+def test_the_bot_improves_without_a_reload_and_says_so(server, page):
+    page.goto(f"{server.url}/play/connect-four")
+    page.wait_for_function(f"() => {YOUR_MOVE}")
+    assert page.locator("#bot").inner_text() == "No champion yet"
+    first = publish(server.data, "connect-four", 11)
+    page.get_by_text(f"the bot has learned something: model {first[:8]}").wait_for()
+    assert page.locator("#bot").inner_text() == "Champion no. 1"
+    second = publish(server.data, "connect-four", 12, parents=(first,))
+    page.get_by_text(f"the bot improved: model {second[:8]}").wait_for()
+    page.locator("#advice").check()
+    page.locator(".hint").wait_for()
+    assert page.locator("#advised").inner_text().startswith("The bot would drop into column")
+    play_columns(page, lambda column: page.keyboard.press(str(column)))
+    page.locator("#kept[data-state=kept]").wait_for()
+    newest = episodes(server, "connect-four")[-1]
+    assert {seat.actor for seat in newest.seats} == {"person", f"model:{second}"}
+    bot = next(c for c in chunks_of(server, "connect-four", newest.episode) if c.header.actor != "person")
+    assert set(bot.columns["behaviour_logp"]) == {0.0}
+
+
+def test_a_browser_that_cannot_check_signatures_lets_the_server_choose(server, page):
+    model = publish(server.data, "connect-four", 13)
+    page.add_init_script("Object.defineProperty(Crypto.prototype, 'subtle', { value: undefined })")
+    page.goto(f"{server.url}/play/connect-four")
+    page.get_by_text("this browser cannot check signatures, so the server chooses the moves").wait_for()
+    play_columns(page, lambda column: page.keyboard.press(str(column)))
+    page.locator("#kept[data-state=kept]").wait_for()
+    newest = episodes(server, "connect-four")[-1]
+    assert {seat.actor for seat in newest.seats} == {"person", f"model:{model}"}
+
+
+def test_a_model_whose_weights_were_changed_on_the_way_is_not_run(server, page):
+    publish(server.data, "connect-four", 14)
+
+    def change(route):
+        body = bytearray(route.fetch().body())
+        body[-1] ^= 1
+        route.fulfill(body=bytes(body))
+
+    page.route("**/weights.safetensors", change)
+    page.goto(f"{server.url}/play/connect-four")
+    page.get_by_text("are not what its card says").wait_for()
+    assert page.locator("#bot").inner_text() == "No champion yet"
