@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from recorded import CARTPOLE, lane_of, seen, steps_of, taken, write
 
-from sparring.client.cutter import encoded
+from sparring.client.cutter import cut, encoded
 from sparring.errors import ChunkRefused
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.wire.chunk import MAX_ENCODED_BYTES, decode
@@ -155,7 +155,7 @@ def _wide(entries):
     return GameSpec(id=GameId("wide"), turns="simultaneous", seats=(seat,), max_ticks=1000)
 
 
-def test_steps_that_do_not_compress_are_cut_where_they_still_fit():
+def test_steps_that_do_not_compress_still_fit_their_chunks():
     spec, rng = _wide(20_000), np.random.default_rng(1)
     lane = lane_of(spec)
     for _ in range(30):
@@ -168,8 +168,6 @@ def test_steps_that_do_not_compress_are_cut_where_they_still_fit():
 
 
 def test_a_single_step_above_the_limit_is_refused_with_both_sizes():
-    from sparring.client.cutter import cut
-
     spec, rng = _wide(300_000), np.random.default_rng(1)
     lane = lane_of(spec)
     lane.write(rng.random(300_000, np.float32), 0, 0.0, tick=None, legal=None, logp=None, actor="person")
@@ -181,8 +179,6 @@ def test_a_single_step_above_the_limit_is_refused_with_both_sizes():
 
 
 def test_a_nan_in_a_leaf_too_big_to_look_at_at_once_is_found_before_it_is_spooled():
-    from sparring.client.cutter import cut
-
     spec = _wide(5000)
     lane = lane_of(spec)
     lane.write(np.full(5000, np.nan, np.float32), 0, 0.0, tick=None, legal=None, logp=None, actor="person")
@@ -197,10 +193,7 @@ def test_the_same_steps_become_the_same_bytes():
     for step in range(5):
         write(lane, step)
     lane.end(seen(5), terminated=True, outcome=None)
-    from sparring.client.cutter import cut
-
     (chunk,) = cut(lane, due=False)
-    (first,) = encoded(chunk)
-    (second,) = encoded(chunk)
+    first, second = encoded(chunk), encoded(chunk)
     assert first == second
     assert decode(first).content_hash() == decode(second).content_hash()

@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ from sparring.games.spec import GameSpec, SeatSpec
 from sparring.wire.chunk import Array, Source
 from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_episode, new_episode
 
+STOP_S = 1.0  # a request under way may finish within this; after it the thread is left to its timeout
 REMEMBERED_RATES = 4096  # of episodes opened lately, so that their other seats get the same
 
 log = logging.getLogger("sparring.client")
@@ -57,21 +59,25 @@ class Connection:
         self._settings, self._player, self._counters = settings, player, Counters()
         token, ca = settings.token, settings.ca
         self._gateway = Gateway(url, game, token, settings.timeout_s, ca)
-        folder = settings.root / _name(self._gateway.url, game)
-        self.spec: GameSpec = spec_for(game, settings.spec, self._gateway, folder / "spec.json")
-        self._hash = self.spec.hash
-        self._layouts = [Layout(self.spec, seat) for seat in range(len(self.spec.seats))]
-        self._rng = np.random.default_rng(settings.seed)
         self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
         self._groups: dict[str, Group] = {}
         self._open: dict[int, Episode] = {}
+        self._rng = np.random.default_rng(settings.seed)
         self._budget = Budget(settings.memory_bytes)
-        self._spool = Spool(folder / "spool" / _name(player or ""), settings.spool_bytes, self._counters)
+        self._server: ServerAct | None = None
+        with ExitStack() as begun:  # what was begun is closed again where a later part cannot be had
+            begun.callback(self._gateway.close)
+            folder = settings.root / _name(self._gateway.url, game)
+            self.spec: GameSpec = spec_for(game, settings.spec, self._gateway, folder / "spec.json")
+            self._hash = self.spec.hash
+            self._layouts = [Layout(self.spec, seat) for seat in range(len(self.spec.seats))]
+            self._spool = Spool(folder / "spool" / _name(player or ""), settings.spool_bytes, self._counters)
+            begun.callback(self._spool.close)
+            client = _client_id(settings.root)
+            begun.pop_all()
         self._sender = Sender(self._gateway, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s)
         self._recorder = Recorder(self._spool, self._counters, settings.flush_every_s, self._sender.wake)
-        client = _client_id(settings.root)
         self._models = Models(self._gateway, folder, self.spec, client, settings.trust, self._counters)
-        self._server = None
         if settings.act == "server":
             self._server = ServerAct(self._gateway.url, game, token, settings.act_timeout_s, ca)
         else:
@@ -208,11 +214,11 @@ class Connection:
             episode.leave()
         self.flush(limit_s)
         self._recorder.stop(limit_s)
-        self._sender.stop(0.0)
-        self._models.stop(0.0)
-        self._gateway.close()  # cuts off a request that is still under way
-        self._sender.stop(self._settings.timeout_s)
-        self._models.stop(self._settings.timeout_s)
+        for thread in (self._sender, self._models):
+            thread.stop(0.0)  # both hear of it before either is waited for
+        for thread in (self._sender, self._models):
+            thread.stop(STOP_S)
+        self._gateway.close()
         if self._server is not None:
             self._server.close()
         self._spool.close()

@@ -4,7 +4,6 @@ The last two steps of a running lane are held back: the last may still earn, and
 without an end the last one falls away and the one before it must carry the ending.
 """
 
-import msgspec
 import numpy as np
 
 from sparring.client.lane import Block, Lane
@@ -38,15 +37,13 @@ def cut(lane: Lane, *, due: bool) -> list[Chunk]:
     return chunks
 
 
-def encoded(chunk: Chunk) -> list[bytes]:
-    """The chunk as bytes, in halves where it is too big; ChunkRefused where one step alone is, or has a NaN."""
+def encoded(chunk: Chunk) -> bytes:
+    """The chunk as bytes; ChunkRefused where a single step is too big for one (a block never is), or has a NaN."""
     for name, array in chunk.columns.items():
         if array.dtype.kind == "f" and array[:1].size > FINITE_AT_ONCE and not np.isfinite(array).all():
             raise refused(name, "it has a NaN or infinite entry", "not finite", "finite")
     whole = encode(chunk)
-    if len(whole) <= MAX_ENCODED_BYTES:
-        return [whole]
-    if chunk.header.steps == 1:
+    if len(whole) > MAX_ENCODED_BYTES:
         wrong = f"the step at {chunk.header.first_step} takes {len(whole)} bytes encoded"
         raise ChunkRefused(
             f"{wrong}, the limit is {MAX_ENCODED_BYTES}",
@@ -56,8 +53,7 @@ def encoded(chunk: Chunk) -> list[bytes]:
             value=len(whole),
             limit=MAX_ENCODED_BYTES,
         )
-    middle = chunk.header.steps // 2
-    return encoded(_part(chunk, 0, middle)) + encoded(_part(chunk, middle, chunk.header.steps))
+    return whole
 
 
 def _limit(lane: Lane, last: Block, over: bool) -> int:
@@ -103,21 +99,3 @@ def _last_seen(lane: Lane) -> dict[str, Array]:
     block = next(block for block in reversed(lane.blocks) if block.count)
     row = block.count - 1
     return {f"final_{slot.name}": leaf[row] for slot, leaf in zip(lane.layout.slots, block.leaves, strict=True)}
-
-
-def _part(chunk: Chunk, start: int, end: int) -> Chunk:
-    """Some of a chunk's steps; what belongs to the end goes with the last of them."""
-    head, closes = chunk.header, end == chunk.header.steps
-    columns = {
-        name: array if name.startswith("final_") else array[start:end]
-        for name, array in chunk.columns.items()
-        if closes or not name.startswith("final_")
-    }
-    header = msgspec.structs.replace(
-        head,
-        first_step=head.first_step + start,
-        steps=end - start,
-        ending=head.ending if closes else "running",
-        outcome=head.outcome if closes else None,
-    )
-    return Chunk(header, columns)

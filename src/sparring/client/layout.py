@@ -17,7 +17,9 @@ from sparring.games.spec import GameSpec, Leaf, SeatSpec
 from sparring.wire.chunk import MAX_STEPS, Array
 
 FINITE_AT_ONCE = 4096  # entries of a float leaf; more are checked in the background
-BLOCK_BYTES = 2 << 20  # a block of steps is about this big at most
+BLOCK_BYTES = (
+    448 << 10
+)  # of a block's steps, at most: with a final observation it still fits MAX_ENCODED_BYTES, uncompressed
 TOLERANCE = 1e-6  # of reward bounds and log-probabilities, as in games/checks.py
 
 

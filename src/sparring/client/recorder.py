@@ -96,15 +96,15 @@ class Recorder:
     def _keep(self, chunk: Chunk) -> None:
         head = chunk.header
         try:
-            parts = encoded(chunk)
+            part = encoded(chunk)
         except ChunkRefused as error:
             self._counters.add(refused_chunks=1, dropped_steps=head.steps)
             self._tell(f"{head.steps} steps of episode {head.episode} are not sent: {error}")
             return
-        for part in parts:
-            taken = self._spool_patiently(head.episode, head.seat, part)
-            self._counters.add(chunks=int(taken))
-        self._counters.add(**{"steps" if taken else "dropped_steps": head.steps})
+        if self._spool_patiently(head.episode, head.seat, part):
+            self._counters.add(chunks=1, steps=head.steps)
+        else:
+            self._counters.add(dropped_steps=head.steps)
 
     def _spool_patiently(self, episode: EpisodeId, seat: int, part: bytes) -> bool:
         """Until the disk takes it. Meanwhile blocks fill the memory budget, and then the game's steps are dropped."""
