@@ -23,6 +23,7 @@ _TOP = _BOTTOM << np.uint64(ROWS - 1)
 _CELLS = np.array(  # of the bit in each cell of the board, the top row first
     [[_HEIGHT * column + height for column in range(COLUMNS)] for height in reversed(range(ROWS))], np.uint64
 )
+_PLACES = _CELLS.astype(np.intp)
 _BOARD = Leaf(name="observation/board", kind="image", shape=(2, ROWS, COLUMNS), dtype="uint8", low=0.0, high=1.0)
 
 
@@ -96,7 +97,8 @@ class ConnectFour:
         to_act = np.zeros((self.n, 2), bool)
         to_act[np.arange(self.n), self._tick % 2] = running
         legal = self._legal()
-        planes = (self._stones[:, :, None, None] >> _CELLS & np.uint64(1)).astype(np.uint8)
+        bits = np.unpackbits(self._stones.astype("<u8").view(np.uint8).reshape(self.n, 2, 8), axis=2, bitorder="little")
+        planes = bits[:, :, _PLACES]
         return View(
             to_act=to_act,
             observation=(

@@ -30,6 +30,9 @@ SERVE_SPEED, SPEED_GAIN, MAX_SPEED = 192, 24, 768
 SERVE_SLOPES = 257  # a serve's vertical speed is drawn from -128 … 128
 
 FEATURES = ("own paddle", "other paddle", "ball x", "ball y", "ball vx", "ball vy", "pause", "own score", "other score")
+_SCALE = 1 / np.array([4096, 4096, 8192, 4096, 1024, 1024, 16, 8, 8])
+_OTHERS = np.array([1, 0, 2, 3, 4, 5, 6, 8, 7])  # the same features as the other seat names them
+_MIRROR = np.array([1, 1, -1, 1, -1, 1, 1, 1, 1])
 
 
 def _seat(name: str, team: int) -> SeatSpec:
@@ -116,38 +119,45 @@ class Duel:
         }
 
     def _serve(self, which: Array) -> None:
-        drawn = chance.draw(self._seed, self._score.sum(axis=1))
+        drawn = chance.draw(self._seed[which], self._score[which].sum(axis=1))
         side = np.where(drawn & np.uint64(1), 1, -1)
-        slope = ((drawn >> np.uint64(8)) % np.uint64(SERVE_SLOPES)).astype(np.int64) - SERVE_SLOPES // 2
-        served = np.stack((np.zeros_like(side), np.zeros_like(side), side * SERVE_SPEED, slope), axis=1)
-        self._ball[which] = served[which]
+        self._ball[which, :2] = 0
+        self._ball[which, 2] = side * SERVE_SPEED
+        self._ball[which, 3] = ((drawn >> np.uint64(8)) % np.uint64(SERVE_SLOPES)).astype(np.int64) - SERVE_SLOPES // 2
         self._pause[which] = PAUSE_TICKS
 
     def _fly(self, flying: Array) -> Array:
         """Move the ball where it flies; int64 [n]: +1 a point for the left seat, -1 for the right, 0 none."""
-        x, y, vx, vy = self._ball.T
-        x, y = x + vx, y + vy
-        bounced = np.abs(y) > BALL_LIMIT
-        y = np.where(bounced, np.sign(y) * 2 * BALL_LIMIT - y, y)
-        vy = np.where(bounced, -vy, vy)
-        side = np.sign(vx)  # of the paddle that the ball flies towards
-        reached = np.abs(x) >= PADDLE_X  # a ball turns or scores there, so it can only be on its way out
-        offset = y - np.where(side < 0, self._paddle[:, 0], self._paddle[:, 1])
-        hit = reached & (np.abs(offset) <= REACH)
-        speed = np.minimum(np.abs(vx) + SPEED_GAIN, MAX_SPEED)
-        x = np.where(hit, side * 2 * PADDLE_X - x, x)
-        vx = np.where(hit, -side * speed, vx)
-        vy = np.where(hit, np.sign(offset) * (np.abs(offset) * speed // REACH), vy)
-        self._ball[flying] = np.stack((x, y, vx, vy), axis=1)[flying]
-        return np.where(flying & reached & ~hit, side, 0)
+        x, y, vx, vy = self._ball.T  # views: what is written here is written there
+        x += vx * flying
+        y += vy * flying
+        point = np.zeros(self.n, np.int64)
+        # In most ticks no ball meets anything, so both cases work on the few rows where one does.
+        bounced = np.flatnonzero(np.abs(y) > BALL_LIMIT)
+        if len(bounced):
+            y[bounced] = np.sign(y[bounced]) * 2 * BALL_LIMIT - y[bounced]
+            vy[bounced] *= -1
+        reached = np.flatnonzero((np.abs(x) >= PADDLE_X) & flying)
+        if len(reached):
+            side = np.sign(vx[reached])  # of the paddle that the ball flies towards
+            offset = y[reached] - self._paddle[reached, (side + 1) // 2]
+            hit = np.abs(offset) <= REACH
+            point[reached] = np.where(hit, 0, side)
+            rows, side, offset = reached[hit], side[hit], offset[hit]
+            speed = np.minimum(np.abs(vx[rows]) + SPEED_GAIN, MAX_SPEED)
+            x[rows] = side * 2 * PADDLE_X - x[rows]
+            vx[rows] = -side * speed
+            vy[rows] = np.sign(offset) * (np.abs(offset) * speed // REACH)
+        return point
 
     def _view(self, point: Array) -> View:
         over = self._ending != RUNNING
+        left, right = self._seen()
         lead = np.sign(self._score[:, 0] - self._score[:, 1]).astype(np.float32)
         outcome = np.where(over, lead, 0).astype(np.float32)
         return View(
             to_act=np.repeat(~over[:, None], 2, axis=1),
-            observation=({"observation/field": self._seen(0)}, {"observation/field": self._seen(1)}),
+            observation=({"observation/field": left}, {"observation/field": right}),
             legal=(None, None),
             reward=np.stack((point, 0 - point), axis=1),  # 0 - x: never -0.0
             ending=np.repeat(self._ending[:, None], 2, axis=1),
@@ -155,21 +165,14 @@ class Duel:
             tick=self._tick.copy(),
         )
 
-    def _seen(self, seat: int) -> Array:
-        """float32 [n, 9] in ±1, every divisor but the last a power of two; seat 1 sees x mirrored."""
-        other = 1 - seat
-        mirror = 1 - 2 * seat
-        x, y, vx, vy = self._ball.T
-        waits = self._pause > 0
-        seen = (
-            self._paddle[:, seat] / 4096,
-            self._paddle[:, other] / 4096,
-            mirror * x / 8192,
-            y / 4096,
-            np.where(waits, 0, mirror * vx) / 1024,  # a serve is not shown before it flies
-            np.where(waits, 0, vy) / 1024,
-            self._pause / 16,
-            self._score[:, seat] / 8,
-            self._score[:, other] / 8,
-        )
-        return np.stack(seen, axis=1).astype(np.float32)
+    def _seen(self) -> tuple[Array, Array]:
+        """float32 [n, 9] in ±1 for each seat; both see themselves on the left."""
+        seen = np.empty((self.n, len(FEATURES)), np.int64)
+        seen[:, :2] = self._paddle
+        seen[:, 2:6] = self._ball
+        seen[:, 4:6] *= self._pause[:, None] == 0  # a serve is not shown before it flies
+        seen[:, 6] = self._pause
+        seen[:, 7:] = self._score
+        # Mirrored while they are integers, which have no -0; then exact, since each scale is a power of two.
+        mirrored = seen[:, _OTHERS] * _MIRROR
+        return (seen * _SCALE).astype(np.float32), (mirrored * _SCALE).astype(np.float32)
