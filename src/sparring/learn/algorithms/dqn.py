@@ -27,6 +27,7 @@ class DqnConfig:
     """What can be set with --algo-set."""
 
     learning_rate: float = 5e-4
+    anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
     n_steps: int = 3  # decisions that one target looks ahead
     batch_steps: int = 128
@@ -127,6 +128,8 @@ class Dqn:
         config = learner.config
         delta = td_errors(learner.online, learner.target, batch, config)
         losses = huber(delta)
+        left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
+        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
         loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
         norm = learner.optimiser.descend(loss, config.max_gradient_norm)
         learner.updates += 1

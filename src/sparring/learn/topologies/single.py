@@ -62,9 +62,13 @@ class _Play:
     actor: Actor
     past: PastSelves
     past_kept: int = 0  # how often a past self was kept
+    followed: int = 0  # the learner's updates that the actor knows of
 
     def follow(self, rng: Generator) -> None:
-        """The actor goes on with what was learned; now and then what it was is kept to play against."""
+        """Before it plays on, the actor takes what was learned; now and then that is kept to play against later."""
+        if self.followed == self.learner.updates:
+            return
+        self.followed = self.learner.updates
         weights = self.learner.weights()
         self.actor.use(Forward(self.learner.network, weights))
         if len(self.plan.spec.seats) > 1 and self.actor.env_steps // PAST_EVERY_STEPS > self.past_kept:
@@ -72,13 +76,18 @@ class _Play:
             self.past.add(weights, rng)
 
     def save(self) -> Tree:
-        return {"learner": self.learner.save(), "actor": self.actor.save(), "past_kept": self.past_kept}
+        return {
+            "learner": self.learner.save(),
+            "actor": self.actor.save(),
+            "past_kept": self.past_kept,
+            "followed": self.followed,
+        }
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         self.actor.load(state["actor"])
         self.actor.use(Forward(self.learner.network, self.learner.weights()))
-        self.past_kept = state["past_kept"]
+        self.past_kept, self.followed = state["past_kept"], state["followed"]
 
 
 class _Single:
@@ -147,7 +156,6 @@ class _Transitions(_Single):
         self.play.learner = update.learner
         self.table.learned(rows, update.priorities)
         self.gate.sample(size)
-        self.play.follow(self.rng)
         return Turn(update, batch, self.play.actor.ended(), self.gate.flow())
 
     def _sampling_is_due(self, size: int) -> bool:
@@ -158,6 +166,7 @@ class _Transitions(_Single):
 
     def _insert(self) -> None:
         play = self.play
+        play.follow(self.rng)
         steps = play.actor.step(play.plan.algorithm.exploration(play.learner, play.actor.env_steps))
         self.table.insert(steps)
         self.played["selfplay"] += len(steps)
@@ -178,6 +187,7 @@ class _Trajectories(_Single):
     def turn(self) -> Turn:
         play = self.play
         feed: TrajectoryFeed = play.plan.settings
+        play.follow(self.rng)
         batch = play.actor.rollout(feed.rollout_ticks)
         self.played["selfplay"] += int(batch.reward.size if batch.mask is None else batch.mask.sum())
         if self.feeder is not None:
@@ -189,5 +199,4 @@ class _Trajectories(_Single):
                 batch = replace(batch, records=records)
         update = play.plan.algorithm.update(play.learner, batch)
         play.learner = update.learner
-        play.follow(self.rng)
         return Turn(update, batch, play.actor.ended(), {})
