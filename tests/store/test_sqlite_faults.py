@@ -148,6 +148,15 @@ def test_a_truncated_file_is_refused_with_what_to_do(file: Path, share: float) -
         open_store(url_of(file))
 
 
+@pytest.mark.parametrize("spoiled", [b"CREATE TABLE bodies", b"CREATE TABLE chunks"])
+def test_a_schema_that_is_no_text_any_more_is_refused(file: Path, spoiled: bytes) -> None:
+    filled(file)
+    raw = file.read_bytes()
+    file.write_bytes(raw.replace(spoiled, spoiled[:4] + b"\xc6" + spoiled[5:]))
+    with pytest.raises(StoreFailed, match="spar restore"):
+        open_store(url_of(file))
+
+
 def test_a_log_cut_anywhere_keeps_what_came_before_the_cut(file: Path, tmp_path: Path) -> None:
     with open_store(url_of(file)) as store:
         for episode in range(6):
@@ -236,6 +245,25 @@ def test_an_erase_that_was_killed_before_scrubbing_is_finished_on_the_next_open(
     assert player_of(1).encode() in raw_bytes(file)
     with open_store(url_of(file)):
         assert player_of(1).encode() not in raw_bytes(file)
+
+
+def test_a_large_file_is_scrubbed_by_the_next_trim(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparring.store.erasure.SCRUB_AT_ONCE_BYTES", 0)
+    filled(file)
+    with open_store(url_of(file)) as store:
+        store.erase(GAME, player_of(1))
+        assert player_of(1).encode() not in raw_bytes(file)
+        assert pending(file) == 1
+        store.trim()
+        assert pending(file) == 0
+        assert store.stats(GAME).players == 2
+
+
+def pending(file: Path) -> int:
+    db = sqlite3.connect(file)
+    (value,) = db.execute("SELECT value FROM counters WHERE name = 'scrub'").fetchone()
+    db.close()
+    return int(value)
 
 
 def test_retention_by_bytes_removes_the_oldest_and_the_file_shrinks(file: Path) -> None:

@@ -1,7 +1,8 @@
 """Forgetting a player: rows, the pages they were on, and the log that still quotes them.
 
 The rows go and the tombstone comes in one transaction, with a mark that the scrubbing is still to do;
-a process killed between the two finishes on the next open.
+a process killed between the two finishes on the next open. Scrubbing writes the file anew: secure_delete
+clears what is deleted, but a page that was split or merged earlier may hold an older copy of it.
 """
 
 import mmap
@@ -14,6 +15,8 @@ from sparring.store.protocol import Erased
 from sparring.store.retention import give_back_pages
 from sparring.store.rows import mark
 from sparring.wire.ids import GameId, PlayerId
+
+SCRUB_AT_ONCE_BYTES = 1 << 30  # some ten seconds; a larger file is scrubbed by the next trim or open
 
 
 def erase(db: sqlite3.Connection, path: Path, game: GameId, player: PlayerId) -> Erased:
@@ -30,29 +33,31 @@ def erase(db: sqlite3.Connection, path: Path, game: GameId, player: PlayerId) ->
         db.execute("DELETE FROM chunks WHERE mark = ? AND game = ?", (sign, game))
         now_ms = int(time.time() * 1000)
         db.execute("INSERT OR IGNORE INTO tombstones VALUES (?, ?, ?)", (game, sign, now_ms))
-        db.execute("UPDATE counters SET value = value + 1 WHERE name = 'removals'")
-        db.execute("UPDATE counters SET value = 1 WHERE name = 'scrub'")
+        if gone[0]:
+            db.execute("UPDATE counters SET value = value + 1 WHERE name = 'removals'")
+            db.execute("UPDATE counters SET value = 1 WHERE name = 'scrub'")
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-    give_back_pages(db)
     empty_log(db, str(path))
-    if _holds(path, player.encode()):
-        # secure_delete clears what is deleted, but a page that was split earlier may hold an older copy.
-        db.execute("VACUUM")
+    if path.stat().st_size <= SCRUB_AT_ONCE_BYTES or _holds(path, player.encode()):
+        finish(db, str(path))
+    else:
+        give_back_pages(db)
         empty_log(db, str(path))
-    _scrubbed(db, str(path))
     return Erased(*gone)
 
 
 def finish(db: sqlite3.Connection, where: str) -> None:
-    """Scrub the file if a process was killed between erasing and scrubbing."""
+    """Scrub the file if that is still to do."""
     (pending,) = db.execute("SELECT value FROM counters WHERE name = 'scrub'").fetchone()
     if pending:
-        db.execute("VACUUM")  # whose name to look for is not known any more, so everything is written anew
-        _scrubbed(db, where)
+        db.execute("VACUUM")
+        empty_log(db, where)
+        db.execute("UPDATE counters SET value = 0 WHERE name = 'scrub'")
+        empty_log(db, where)
 
 
 def empty_log(db: sqlite3.Connection, where: str) -> None:
@@ -62,13 +67,8 @@ def empty_log(db: sqlite3.Connection, where: str) -> None:
         raise StoreFailed(
             "the rows are gone, but a reader still holds the log that quotes them",
             where=where,
-            do="Stop the reader and do it again, or restart: the next open finishes it",
+            do="Stop the reader and do it again; the next trim or open finishes it too",
         )
-
-
-def _scrubbed(db: sqlite3.Connection, where: str) -> None:
-    db.execute("UPDATE counters SET value = 0 WHERE name = 'scrub'")
-    empty_log(db, where)
 
 
 def _holds(path: Path, text: bytes) -> bool:

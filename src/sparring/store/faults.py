@@ -22,17 +22,23 @@ _SENTENCES = {
 }
 
 
-def is_disk_failure(error: sqlite3.Error) -> bool:
+# The second is Python's, for a complaint that quotes a damaged schema and so is no UTF-8 itself.
+FAULTS = (sqlite3.Error, UnicodeDecodeError)
+
+
+def is_disk_failure(error: Exception) -> bool:
     """Whether the disk itself gave up, after which no later success can be trusted."""
     return primary_code(error) == sqlite3.SQLITE_IOERR
 
 
-def primary_code(error: sqlite3.Error) -> int:
+def primary_code(error: Exception) -> int:
     """The result code without its extension; 0 for errors of the Python module's own."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def failed(error: sqlite3.Error, where: str) -> StoreFailed:
+def failed(error: Exception, where: str) -> StoreFailed:
     """The same fault as a sentence."""
     wrong, do = _SENTENCES.get(primary_code(error), ("the database refused", "Report this with the text above"))
     return StoreFailed(f"{wrong} ({getattr(error, 'sqlite_errorname', '?')}: {error})", where=where, do=do)
@@ -43,5 +49,5 @@ def explained(where: str) -> Iterator[None]:
     """Turns whatever SQLite raises inside into a StoreFailed."""
     try:
         yield
-    except sqlite3.Error as error:
+    except FAULTS as error:
         raise failed(error, where) from error

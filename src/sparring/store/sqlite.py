@@ -22,7 +22,7 @@ from sparring.errors import ConfigError, StoreFailed, WireError
 from sparring.store import erasure, mending, retention, schema, summary
 from sparring.store.counts import Counts
 from sparring.store.draws import Draws
-from sparring.store.faults import failed, is_disk_failure
+from sparring.store.faults import FAULTS, failed, is_disk_failure
 from sparring.store.protocol import Appended, EpisodeRecord, Erased, GameStats, Kept, Query, Trimmed
 from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, digest, judge, mark, prepare
 from sparring.store.selection import where
@@ -39,6 +39,11 @@ _NEAR = "SELECT first_step, steps, ending, uploader, content FROM chunks WHERE g
 _BEFORE = f"{_NEAR} AND first_step <= ? ORDER BY first_step DESC LIMIT 1"
 _AFTER = f"{_NEAR} AND first_step > ? ORDER BY first_step LIMIT 1"
 _WHOLE_CHUNK = "SELECT c.id, b.header, b.body, c.stored FROM chunks c JOIN bodies b ON b.id = c.id"
+
+# From each game straight to the next one in the index; DISTINCT would walk all of it.
+_GAMES = """WITH RECURSIVE found(game) AS (SELECT min(game) FROM chunks UNION ALL
+    SELECT (SELECT min(game) FROM chunks WHERE game > found.game) FROM found WHERE found.game IS NOT NULL)
+    SELECT game FROM found WHERE game IS NOT NULL"""
 
 
 def open_url(url: str, **settings: Any) -> "SqliteStore":
@@ -149,6 +154,7 @@ class SqliteStore:
     def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
         """Remove whole episodes, oldest first: all received before `before_ms`, then down to `max_bytes`."""
         with self.writing() as db:
+            erasure.finish(db, str(self.path))
             return retention.trim(db, before_ms=before_ms, max_bytes=max_bytes)
 
     def verify(self) -> dict[Key, str]:
@@ -161,7 +167,7 @@ class SqliteStore:
     def games(self) -> list[GameId]:
         """Every game that has chunks."""
         with self.reading() as db:
-            return [GameId(game) for (game,) in db.execute("SELECT DISTINCT game FROM chunks ORDER BY game")]
+            return [GameId(game) for (game,) in db.execute(_GAMES)]
 
     def copy_to(self, target: Path) -> None:
         """A consistent copy while others write, by SQLite's own backup."""
@@ -192,7 +198,7 @@ class SqliteStore:
                 raise self._broken
             try:
                 yield self._db
-            except sqlite3.Error as error:
+            except FAULTS as error:
                 explained = failed(error, str(self.path))
                 if is_disk_failure(error):
                     self._broken = explained
@@ -213,7 +219,7 @@ class SqliteStore:
                 yield db
             finally:
                 self._give_back(db)
-        except sqlite3.Error as error:
+        except FAULTS as error:
             raise failed(error, str(self.path)) from error
 
     def _give_back(self, db: sqlite3.Connection) -> None:
