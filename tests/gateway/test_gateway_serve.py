@@ -1,0 +1,206 @@
+"""Starting and stopping: one gateway per folder, no open door by accident, a clean end, TLS that verifies."""
+
+import hashlib
+import json
+import resource
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from talking import one_chunk, post, stored
+
+from serving import serving, start, stop
+from sparring.config import Config, GatewayConfig
+from sparring.errors import ConfigError
+from sparring.gateway.endpoints import ENDPOINTS, SOCKET
+from sparring.gateway.keys import Keys
+from sparring.gateway.openapi import describe
+from sparring.gateway.serve import Serving, serve
+
+NOW_MS = 1_790_000_000_000
+
+
+def spar(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "sparring", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_second_gateway_on_the_same_folder_is_refused(server):
+    done = spar("serve", "--data", str(server.data), "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"spar: {server.data}: another gateway (process {server.process.pid}) has this data folder. "
+        "Stop it, or use --data.\n"
+    )
+
+
+def test_a_port_in_use_is_a_sentence(server, tmp_path):
+    done = spar("serve", "--data", str(tmp_path), "--port", str(server.port))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"spar: [gateway] port: 127.0.0.1:{server.port} cannot be bound: Address already in use. "
+        "Stop what uses it, or give --port 0.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "sentence"),
+    [
+        (False, (), "--host 0.0.0.0: it would be reachable from elsewhere without TLS. Add --tls self-signed."),
+        (
+            False,
+            ("--tls", "self-signed"),
+            "--host 0.0.0.0: it would be reachable from elsewhere and there is no key. "
+            "Run `spar keys create NAME` first.",
+        ),
+        (True, (), "--host 0.0.0.0: it would be reachable from elsewhere without TLS. Add --tls self-signed."),
+    ],
+)
+def test_nothing_but_loopback_is_bound_without_keys_and_tls(tmp_path, keys, words, sentence):
+    if keys:
+        Keys(tmp_path).create("one", ("read",), NOW_MS)
+    done = spar("serve", "--data", str(tmp_path), "--host", "0.0.0.0", "--port", "0", *words)
+    assert done.returncode == 1
+    assert done.stderr == f"spar: {sentence}\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_cleanly_and_answers_what_it_accepted(tmp_path, signum):
+    server = start(tmp_path / "data")
+    acknowledged, gone = [], threading.Event()
+
+    def upload():
+        with httpx.Client(base_url=server.url, timeout=20) as client:
+            for number in range(10_000):
+                try:
+                    response = post(client, [one_chunk(number)])
+                except httpx.TransportError:
+                    break
+                if response.status_code != 200:
+                    break
+                acknowledged.append(number)
+        gone.set()
+
+    uploader = threading.Thread(target=upload)
+    uploader.start()
+    idle = socket.create_connection(("127.0.0.1", server.port))
+    while len(acknowledged) < 5:
+        time.sleep(0.01)
+    begun = time.monotonic()
+    assert stop(server, signum) == 0
+    assert time.monotonic() - begun < 9
+    assert gone.wait(20)
+    uploader.join()
+    idle.close()
+    kept = [chunk.header.episode for chunk in stored(tmp_path / "data")]
+    assert len(kept) == len(set(kept))
+    assert {one_chunk(number).header.episode for number in acknowledged} <= set(kept)
+
+
+def test_tls_is_served_verified_by_its_own_certificate_and_refused_in_the_clear(tmp_path):
+    data = tmp_path / "data"
+    text = Keys(data).create("one", ("read",), NOW_MS)[1]
+    with serving(data, "--tls", "self-signed", "--host", "127.0.0.1") as server:
+        assert server.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(data / "tls-cert.pem"))
+        with httpx.Client(base_url=server.url, verify=context, headers={"Authorization": f"Bearer {text}"}) as client:
+            assert client.get("/v1/games").status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(server.url + "/healthz")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://127.0.0.1:{server.port}/healthz")
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with socket.create_connection(("127.0.0.1", server.port)) as plain, old.wrap_socket(plain) as wrapped:
+            assert wrapped.version() == "TLSv1.2"
+            der = wrapped.getpeercert(binary_form=True)
+        assert server.fingerprint.replace(":", "").lower() == hashlib.sha256(der).hexdigest()
+    assert (data / "tls-key.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_keys_are_made_listed_and_revoked_from_the_command_line(tmp_path):
+    made = json.loads(
+        spar("keys", "create", "studio", "--scopes", "record,read", "--data", str(tmp_path), "--json").stdout
+    )
+    assert made["scopes"] == ["record", "read"]
+    listed = spar("keys", "list", "--data", str(tmp_path))
+    assert made["id"] in listed.stdout
+    assert made["key"] not in listed.stdout
+    assert spar("keys", "create", "x", "--scopes", "root", "--data", str(tmp_path)).stderr == (
+        "spar: --scopes: there is no scope 'root'. Choose from record, act, read, node, admin.\n"
+    )
+    assert spar("keys", "revoke", "studio", "--data", str(tmp_path)).returncode == 0
+    assert spar("keys", "revoke", "studio", "--data", str(tmp_path)).returncode == 1
+    assert [json.loads(line)["action"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()] == [
+        "create",
+        "revoke",
+    ]
+
+
+def test_it_can_be_started_inside_a_program_and_stopped_from_another_thread(tmp_path):
+    config = Config(data=str(tmp_path / "data"), gateway=GatewayConfig(port=0))
+    ready, told = threading.Event(), []
+
+    def note(serving: Serving) -> None:
+        told.append(serving)
+        ready.set()
+
+    runner = threading.Thread(target=serve, args=(config, note))
+    runner.start()
+    assert ready.wait(30)
+    try:
+        assert httpx.get(told[0].url + "/healthz").json() == {"status": "ok"}
+        with pytest.raises(ConfigError, match="another gateway"):
+            serve(config, note)
+    finally:
+        told[0].stop()
+        runner.join(9)
+    assert not runner.is_alive()
+
+
+def test_every_route_is_described(http):
+    said = http.get("/openapi.json").json()
+    assert said == json.loads(json.dumps(describe()))
+    assert {(method.upper(), path) for path, methods in said["paths"].items() for method in methods} == {
+        (one.method, one.path) for one in ENDPOINTS
+    } | {("GET", SOCKET)}
+
+
+def test_the_metrics_are_prometheus_text_and_pages_carry_their_headers(http):
+    post(http, [one_chunk(1)])
+    text = http.get("/metrics").text
+    assert 'spar_chunks_total{verdict="new"} 1' in text
+    assert "spar_steps_total 5" in text
+    assert "spar_sample_rate 1" in text
+    for line in text.splitlines():
+        assert line.startswith("# ") or float(line.rpartition(" ")[2]) >= 0
+    page = http.get("/")
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert "'self'" in page.headers["content-security-policy"]
+
+
+def test_a_store_that_cannot_write_is_never_an_ok(tmp_path):
+    """A limit on file sizes, set while it runs, is what a full disk looks like to it."""
+    with serving(tmp_path / "data") as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        post(client, [one_chunk(1)]).raise_for_status()
+        limit = (tmp_path / "data" / "experience.db-wal").stat().st_size + 100
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        answers = [post(client, [one_chunk(number)]) for number in range(2, 8)]
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert refused
+        for answer in refused:
+            assert answer.status_code in (503, 507)
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["code"] == "failed"
+            assert "sqlite" not in answer.text.lower()
+        said = {2 + at for at, answer in enumerate(answers) if answer.status_code == 200}
+    kept = {chunk.header.episode for chunk in stored(tmp_path / "data")}
+    assert {one_chunk(number).header.episode for number in said | {1}} <= kept
