@@ -5,12 +5,6 @@ import sqlite3
 from sparring.store.protocol import Trimmed
 
 BATCH_EPISODES = 256  # removed in one transaction, so that uploads wait for no more than that
-DAY_MS = 86_400_000
-
-
-def cutoff_ms(keep_days: float, now_ms: int) -> int:
-    """Chunks received before this are too old; 0 keeps all."""
-    return int(now_ms - keep_days * DAY_MS) if keep_days > 0 else 0
 
 
 def trim(db: sqlite3.Connection, *, before_ms: int, max_bytes: int) -> Trimmed:

@@ -157,26 +157,10 @@ class SqliteStore:
             erasure.finish(db, str(self.path))
             return retention.trim(db, before_ms=before_ms, max_bytes=max_bytes)
 
-    def verify(self) -> dict[Key, str]:
-        """Read every chunk of every game; the damaged ones by key, with what is wrong."""
-        for game in self.games():
-            for _ in self.read(Query(game)):
-                pass  # reading is the check
-        return dict(self.damaged)
-
     def games(self) -> list[GameId]:
         """Every game that has chunks."""
         with self.reading() as db:
             return [GameId(game) for (game,) in db.execute(_GAMES)]
-
-    def copy_to(self, target: Path) -> None:
-        """A consistent copy while others write, by SQLite's own backup."""
-        with self.reading() as db:
-            copy = sqlite3.connect(target)
-            try:
-                db.backup(copy)
-            finally:
-                copy.close()
 
     def close(self) -> None:
         """Let go of the file; the last one out empties the log."""
