@@ -34,7 +34,30 @@ function firstDifference(twin, golden) {
     if (tick > 0) game.step([...golden.actions[tick - 1]].map(Number));
     if (mark(shown(game, seats)) !== golden.marks[tick]) return `differs at tick ${tick}`;
   }
-  return shown(game, seats).toString("hex") === golden.last ? null : "differs in its last view";
+  if (shown(game, seats).toString("hex") !== golden.last) return "differs in its last view";
+  return misbehaves(twin, game, seats);
+}
+
+/** What golden games cannot show: a finished game stands still, and a move that is none is refused and changes nothing. */
+function misbehaves(twin, finished, seats) {
+  finished.step(Array(seats).fill(0));
+  const still = shown(finished, seats);
+  finished.step(Array(seats).fill(0));
+  if (finished.reward.some((reward) => reward !== 0) || !shown(finished, seats).equals(still)) return "does not stand still";
+  const fresh = new twin.Game();
+  fresh.reset(0n);
+  const before = shown(fresh, seats);
+  for (const wrong of [-1, 99, 0.5, NaN, undefined, "1"]) {
+    const moves = Array(seats).fill(twin.spec.turns === "alternating" ? wrong : 1);
+    moves[seats - 1] = wrong; // the last seat alone, where all move at once
+    try {
+      fresh.step(moves);
+      return `takes ${wrong} as a move`;
+    } catch (error) {
+      if (!error.message.includes("Choose from")) throw error;
+    }
+  }
+  return shown(fresh, seats).equals(before) ? null : "is changed by a move that it refuses";
 }
 
 for (const file of files) {

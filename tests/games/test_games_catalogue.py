@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,24 @@ def test_an_unknown_game_is_named_with_what_was_meant(game_id: str, sentence: st
 def test_an_id_that_names_nothing_is_missing(game_id: str) -> None:
     with pytest.raises(Missing):
         spec_of(game_id)
+
+
+@pytest.mark.parametrize(
+    ("library", "package", "game_id"),
+    [
+        ("gymnasium", "gymnasium", "gym:CartPole-v1"),
+        ("pettingzoo", "pettingzoo", "pz:rps_v2"),
+        ("pyspiel", "open_spiel", "spiel:kuhn_poker"),
+    ],
+)
+def test_a_library_that_is_not_there_is_named_with_its_extra(
+    library: str, package: str, game_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)  # Python's own way to say: not installed
+    with pytest.raises(Missing) as caught:
+        open_game(game_id)
+    assert caught.value.wrong == f"{package} is not installed"
+    assert caught.value.do == 'Install it with: pip install "sparring[games]"'
 
 
 def test_no_games_at_once_is_refused() -> None:

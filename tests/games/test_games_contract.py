@@ -131,6 +131,9 @@ def test_a_move_that_is_none_is_refused_and_changes_nothing(game_id: str) -> Non
     for wrong in (np.array([0, 9]), np.array([0, -1]), np.array([0, 0, 0])):
         with pytest.raises(Refused):
             game.step([wrong] * seats)
+        if game.spec.turns == "simultaneous":  # also when the last seat alone is wrong
+            with pytest.raises(Refused):
+                game.step([*[np.array([0, 0])] * (seats - 1), wrong])
     assert game.save() == before
 
 
