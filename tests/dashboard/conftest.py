@@ -39,8 +39,17 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
         launched = started.chromium.launch(executable_path=path, args=FLAGS)
+        _warm(launched)
         yield launched
         launched.close()
+
+
+def _warm(browser):
+    """Its service for storage starts at the first use and stays: not in the middle of a test, which would be blamed."""
+    with browser.new_context() as context, context.new_page() as page:
+        page.route("**/*", lambda route: route.fulfill(body="<title>warm</title>", content_type="text/html"))
+        page.goto("http://127.0.0.1/")
+        page.evaluate("localStorage.setItem('warm', '1')")
 
 
 @pytest.fixture

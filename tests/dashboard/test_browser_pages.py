@@ -1,9 +1,11 @@
 """The pages in a real browser: what they list and draw, on wide and narrow screens, empty and with a run."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from published import publish
 
@@ -56,6 +58,26 @@ def test_the_curve_of_a_real_run_is_drawn_and_read_off(trained, page):
     page.wait_for_function("() => /^tick [1-9]/.test(document.getElementById('balance').textContent)")
     page.locator("#runs input").uncheck()
     line.wait_for(state="detached")
+
+
+def test_the_example_in_the_docs_is_a_whole_client(trained, page):
+    text = (Path(__file__).parents[2] / "docs" / "javascript.md").read_text()
+    example = re.search(r"```html\n(.*?)```", text, re.S).group(1)
+    page.route("**/example", lambda route: route.fulfill(body=example, content_type="text/html"))
+    page.goto(f"{trained.url}/example")
+    page.locator("#view").get_by_text("tick 0,").wait_for()
+    page.get_by_role("button", name="right").click()
+    page.locator("#view").get_by_text("tick 1,").wait_for()
+    for _ in range(3):
+        page.get_by_role("button", name="let the bot push").click()
+    while page.evaluate("Number(document.getElementById('view').textContent.match(/tick (\\d+)/)[1])") > 0:
+        page.get_by_role("button", name="left").click()
+    page.wait_for_function("() => /, [1-9]\\d* steps recorded/.test(document.getElementById('view').textContent)")
+    page.wait_for_function("() => !Object.keys(localStorage).some(key => key.startsWith('sparring/spool/'))")
+    steps = int(re.search(r", (\d+) steps", page.locator("#view").inner_text()).group(1))
+    stats = httpx.get(f"{trained.url}/api/stats", params={"game": "cartpole"}).json()
+    assert stats["steps"] == steps
+    assert stats["steps_by_source"] == {"play": steps}
 
 
 def test_models_are_ranked_with_lineage_and_files(trained, page):

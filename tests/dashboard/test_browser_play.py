@@ -147,6 +147,18 @@ def test_a_browser_that_cannot_check_signatures_lets_the_server_choose(server, p
     assert {seat.actor for seat in newest.seats} == {"person", f"model:{model}"}
 
 
+def test_when_the_server_chooses_and_goes_away_the_page_says_so_and_offers_another_game(tmp_path, page):
+    page.add_init_script("Object.defineProperty(Crypto.prototype, 'subtle', { value: undefined })")
+    with serving(tmp_path / "data") as away:
+        publish(away.data, "connect-four", 1)
+        page.goto(f"{away.url}/play/connect-four")
+        page.wait_for_function(f"() => {YOUR_MOVE}")
+    page.keyboard.press("4")
+    page.get_by_text("The bot cannot move: the server does not answer").wait_for()
+    assert page.locator("#again").is_visible()
+    page.problems.clear()  # the browser itself notes each request that nobody answered
+
+
 def test_a_model_whose_weights_were_changed_on_the_way_is_not_run(server, page):
     publish(server.data, "connect-four", 14)
 

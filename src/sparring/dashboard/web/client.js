@@ -66,7 +66,10 @@ export class Connection {
     this.skipped = 0; // steps of episodes that were not asked for
     this.lost = 0; // steps that did not fit the spool
     this.modelProblem = "";
-    globalThis.addEventListener?.("pagehide", () => this.#leave());
+    globalThis.addEventListener?.("pagehide", () => {
+      this.#leave();
+      this.uploads.part();
+    });
   }
 
   /** The id of the model that acts, or null while none reigns. */

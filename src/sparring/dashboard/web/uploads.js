@@ -8,6 +8,7 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 30_000;
 const KEPT = new Set(["new", "had", "taken"]);
 const REMEMBERED_EPISODES = 64;
+const MAX_PARTING_CHARACTERS = 60_000; // browsers allow 64 KiB to requests that outlive their page
 
 /** One upload at a time; waits twice as long after each failure, with full jitter. */
 export class Uploads {
@@ -40,6 +41,16 @@ export class Uploads {
       if (this.failures) await within(new Promise(() => {}), Math.min(250, until - Date.now()));
     }
     return this.spool.keys().length === 0;
+  }
+
+  /**
+   * The page is going: send what fits into a request that outlives it, and hear no answer. What was not
+   * answered for stays in the spool, and the next page sends it again; the server keeps it once.
+   */
+  part() {
+    const chunks = this.spool.peek(16, MAX_PARTING_CHARACTERS).map(([, chunk]) => chunk);
+    if (!chunks.length || JSON.stringify(chunks).length > MAX_PARTING_CHARACTERS) return;
+    this.server.post(`/v1/games/${this.game}/chunks`, { chunks }, { keepalive: true }).catch(() => {});
   }
 
   close() {

@@ -24,7 +24,7 @@ export class Board {
       s("rect", { class: "back", x: 4, y: ABOVE + 4, width: WIDTH - 8, height: HEIGHT - ABOVE - 8, rx: 24 }),
       this.stones, s("path", { class: "board", "fill-rule": "evenodd", d: front() }), rims(), this.over);
     this.buttons = Array.from({ length: COLUMNS }, (_, column) => h("button", {
-      type: "button", onclick: () => onColumn(column), onpointerenter: () => this.#ghost(column),
+      type: "button", "aria-label": `Column ${column + 1}`, "aria-disabled": "true", onclick: () => onColumn(column), onpointerenter: () => this.#ghost(column),
       onpointerleave: () => this.#ghost(null), onfocus: () => this.#ghost(column), onblur: () => this.#ghost(null),
     }));
     root.append(h("div", { class: "four" }, this.svg, h("div", { class: "columns", role: "group", "aria-label": "Columns" }, this.buttons)));

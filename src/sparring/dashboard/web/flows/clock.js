@@ -3,6 +3,7 @@
 import { Match, nextFrame } from "../match.js";
 import { $, say } from "../page.js";
 import { nextSeat } from "../panel.js";
+import { SparringError } from "../server.js";
 
 const LONGEST_SLEEP_MS = 250; // a page that was hidden goes on from where it was
 
@@ -38,11 +39,15 @@ class Table {
     $("again").hidden = true;
     say($("status"), this.goes);
     $("board").querySelector("canvas").focus({ preventScroll: true });
-    await this.run();
+    const stuck = await this.run().catch((error) => error);
     this.running = false;
     $("again").hidden = false;
     say($("again"), "Play again");
-    await this.finish();
+    if (!stuck) return this.finish();
+    if (!(stuck instanceof SparringError)) throw stuck;
+    this.match.abandon();
+    await this.ready();
+    say($("status"), `The bot cannot move: ${stuck.message}`); // the server chooses, and does not answer
   }
 
   async run() {

@@ -3,6 +3,7 @@
 import { Match } from "../match.js";
 import { $, say } from "../page.js";
 import { nextSeat } from "../panel.js";
+import { SparringError } from "../server.js";
 
 const THINKING_MS = 450; // an answer at once feels like a slap
 
@@ -23,7 +24,7 @@ export async function playByTurns({ game, board, Game, connection, panel }) {
     match = new Match(connection, rules, nextSeat(game), 2);
     say($("status"), match.person === 0 ? "You begin. Your move." : "The bot begins…");
     draw();
-    await turn("");
+    await turn("").catch(stuck);
   }
 
   async function move(column) {
@@ -34,7 +35,14 @@ export async function playByTurns({ game, board, Game, connection, panel }) {
     }
     busy = true;
     act(column);
-    await turn("");
+    await turn("").catch(stuck);
+  }
+
+  /** Where the server chooses the moves and does not answer: said, and a new game offered. */
+  function stuck(error) {
+    if (!(error instanceof SparringError)) throw error;
+    say($("status"), `The bot cannot move: ${error.message}`);
+    $("again").hidden = false;
   }
 
   /** The bot's moves, if it is its turn; then the person's. */

@@ -36,6 +36,9 @@ async function begin() {
   await play({ game, board, Game: rules.Game, connection, panel: new Panel(connection, game) });
 }
 
+// A page that comes back from the browser's cache was recorded as left: begin anew.
+addEventListener("pageshow", (event) => event.persisted && location.reload());
+
 begin().catch((error) => {
   if (!(error instanceof SparringError)) {
     say($("status"), "Something broke in this page; reload it.");
