@@ -136,6 +136,7 @@ def test_a_hash_covers_all_but_the_version() -> None:
         ('"observation/self"', '"self"', "leaf 'self'"),
         ('"observation/weapon"', '"observation/self"', "has leaves"),
         ('dtype = "uint8", choices = [5]', 'dtype = "float32", choices = [5]', "has dtype 'float32'"),
+        ("choices = [9, 4]", "choices = [9, 400]", "has 400 choices in int8"),
         ("shape = [6], low = -1.0", "shape = [6], low = 2.0", "has low 2.0 and high 1.0"),
         ('"observation/foes/count"', '"observation/foes/number"', "leaf 'observation/foes' has no count"),
         ("reward_bounds = [-1.0, 1.0]     #", "reward_bounds = [1.0, -1.0]     #", "has reward_bounds"),

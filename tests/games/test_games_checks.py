@@ -1,11 +1,13 @@
 """Everything that one chunk alone can show to be wrong is refused, with field, value and limit."""
 
+import contextlib
+
 import msgspec
 import numpy as np
 import pytest
 from small_chunks import episode, with_columns, with_entry, with_header
 
-from sparring.errors import ChunkRefused
+from sparring.errors import ChunkRefused, WireError
 from sparring.games import cartpole, connect_four, duel
 from sparring.games.checks import check
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, parse
@@ -261,3 +263,26 @@ def test_a_density_may_exceed_one() -> None:
     header = msgspec.structs.replace(CART.header, spec=spec.hash, steps=1, ending="running", outcome=None)
     check(Chunk(header, columns), spec)
     assert refusal(with_columns(Chunk(header, columns), legal=np.ones((1, 1), np.uint8)), spec).field == "legal"
+
+
+def test_damaged_chunks_are_refused_and_never_crash_the_check() -> None:
+    rng, refused = np.random.default_rng(0), 0
+    for chunk, spec in ((CART, cartpole.SPEC), (FOUR, connect_four.SPEC)):
+        packed = encode(chunk)
+        raw = decode(packed)
+        for _ in range(300):
+            name = list(raw.columns)[rng.integers(len(raw.columns))]
+            array = raw.columns[name].copy()
+            noise = array.reshape(-1).view(np.uint8)
+            noise[rng.integers(len(noise))] ^= np.uint8(1 << rng.integers(8))
+            try:
+                check(Chunk(raw.header, {**raw.columns, name: array}), spec)
+            except ChunkRefused as error:
+                msgspec.json.encode([error.field, error.value, error.limit])
+                refused += 1
+        for _ in range(300):
+            damaged = bytearray(packed)
+            damaged[rng.integers(len(damaged))] ^= 1 << rng.integers(8)
+            with contextlib.suppress(WireError, ChunkRefused):
+                check(decode(bytes(damaged)), spec)
+    assert refused > 50

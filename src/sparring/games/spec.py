@@ -150,5 +150,7 @@ def _check_leaf(leaf: Leaf, wrong: Any) -> None:
             raise wrong(f"leaf {leaf.name!r} has {entries} entries", f"Give {entries} choices")
         if not np.issubdtype(np.dtype(leaf.dtype), np.integer):
             raise wrong(f"leaf {leaf.name!r} has dtype {leaf.dtype!r}", "Use an integer dtype for choices")
+        if max(leaf.choices) - 1 > np.iinfo(leaf.dtype).max:
+            raise wrong(f"leaf {leaf.name!r} has {max(leaf.choices)} choices in {leaf.dtype}", "Use a wider dtype")
     elif leaf.choices:
         raise wrong(f"leaf {leaf.name!r} has choices", "Only discrete and multi-discrete leaves have them")
