@@ -72,6 +72,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     for name in ("clients", "episodes", "processes"):
         if getattr(args, name) < 1:
             raise ConfigError(f"{getattr(args, name)}", where=f"--{name}", do="Give at least 1")
+    _greet(args)
     begun_s = time.perf_counter()
     result = _in_processes(args, output) if args.processes > 1 else _in_threads(args, output)
     result["seconds"] = round(time.perf_counter() - begun_s, 3)
@@ -79,6 +80,17 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     _report(result, output)
     lost = result["waiting_chunks"] + result["refused_chunks"] + result["dropped_steps"] + result["dropped_chunks"]
     return {"game": args.game, "clients": args.clients, "seed": args.seed, **result, "exit_code": int(lost > 0)}
+
+
+def _greet(args: argparse.Namespace) -> None:
+    """Missing or Unreachable before anything is played; the client itself would spool and wait."""
+    from sparring.client.gateway import Gateway
+
+    gateway = Gateway(args.to, args.game, args.token, 5.0, None)
+    try:
+        gateway.spec()
+    finally:
+        gateway.close()
 
 
 def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:

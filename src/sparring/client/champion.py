@@ -16,12 +16,17 @@ from sparring.wire.champion import Champion, Signed, verify
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of the champion of one seat: the key that was pinned, and the manifest accepted last."""
+    """What is known of the champion of one seat.
+
+    `signed` is the newest manifest accepted; `running` the newest whose model was there, whole and loaded: what a
+    restart begins with.
+    """
 
     format: int = 1
     key: str
     counter: int
     signed: Signed
+    running: Signed | None = None
 
 
 def accepted(
@@ -76,10 +81,20 @@ class Memory:
         with locked(self._path.with_suffix(".lock")):
             held = self.read()
             champion = accepted(signed, held, trust, game=game, seat=seat, now_ms=now_ms)
-            fresh = Held(key=signed.key, counter=champion.counter, signed=signed)
-            if fresh != held:
-                write_whole(self._path, msgspec.json.encode(fresh))
+            running = held.running if held is not None else None
+            self._write(Held(key=signed.key, counter=champion.counter, signed=signed, running=running), held)
             return champion
+
+    def loaded(self, signed: Signed) -> None:
+        """Its model was verified and runs. A newer manifest that another process accepted meanwhile stays."""
+        with locked(self._path.with_suffix(".lock")):
+            held = self.read()
+            if held is not None:
+                self._write(msgspec.structs.replace(held, running=signed), held)
+
+    def _write(self, fresh: Held, held: Held | None) -> None:
+        if fresh != held:
+            write_whole(self._path, msgspec.json.encode(fresh))
 
 
 def _not(wrong: str, do: str) -> ModelDamaged:

@@ -37,7 +37,7 @@ class Models:
         self._refused: set[str] = set()  # said once each
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._polled = threading.Condition()
-        self._polls = 0
+        self._begun, self._done = 0, 0  # polls
         self._thread: threading.Thread | None = None
 
     def start(self, every_s: float, rng: Generator) -> None:
@@ -65,10 +65,12 @@ class Models:
 
     def wait(self, timeout_s: float) -> bool:
         """Until the champions have been asked for once more; whether that happened in time."""
+        if self._thread is None:
+            return False  # act="server": the gateway's own model acts
         with self._polled:
-            before = self._polls
+            mine = self._begun + 1  # one that is under way may have asked before what the caller waits for
             self._wake.set()
-            return self._polled.wait_for(lambda: self._polls > before or self._stopping.is_set(), timeout_s)
+            return self._polled.wait_for(lambda: self._done >= mine or self._stopping.is_set(), timeout_s)
 
     def stop(self, timeout_s: float) -> None:
         self._stopping.set()
@@ -78,10 +80,12 @@ class Models:
 
     def _run(self, every_s: float, rng: Generator) -> None:
         while not self._stopping.is_set():
+            with self._polled:
+                self._begun += 1
             for seat in tuple(self._seats):
                 self._poll(seat)
             with self._polled:
-                self._polls += 1
+                self._done = self._begun
                 self._polled.notify_all()
             # Jittered, so that clients which started together do not ask together for ever.
             self._wake.wait(every_s * (0.8 + 0.4 * float(rng.random())))
@@ -97,6 +101,7 @@ class Models:
                     log.warning("no trust was given: the first key is pinned, %s", signed.key)
                 champion = memory.keep(signed, self._trust, game=self._game, seat=seat, now_ms=now_ms)
                 self._follow(champion, seat)
+                memory.loaded(signed)
                 self._seats[seat] = etag
         except Missing:
             log.debug("no champion of %s %s yet", self._game.id, self._game.version)
@@ -161,8 +166,8 @@ class Models:
         self._seats[seat] = ""
         try:
             held = self._memory(seat).read()
-            if held is not None:
-                champion = belongs(held.signed, self._trust or held.key, game=self._game, seat=seat)
+            if held is not None and held.running is not None:
+                champion = belongs(held.running, self._trust or held.key, game=self._game, seat=seat)
                 self._expires_at_ms[seat] = champion.expires_at_ms
                 self._install(Runner(self._read(for_client(champion, self._client))), champion, seat)
         except FileNotFoundError:
