@@ -105,12 +105,13 @@ class _Lessons:
         return words
 
     def _newest(self, game: str) -> Path | None:
-        """The newest run of the game that can be gone on with."""
+        """The newest run of the game that can be gone on with: not one that failed, or never kept anything."""
         found = []
         for path in self.runs.glob("*/run.json"):
-            about = _object(path)
-            if (about.get("game"), about.get("algo")) == (game, "ppo") and (path.parent / "checkpoint/state").exists():
-                found.append((about.get("started_at_ms", 0), path.parent))
+            about, run = _object(path), path.parent
+            mine = (about.get("game"), about.get("algo")) == (game, "ppo")
+            if mine and (run / "checkpoint" / "state").exists() and _state(run) != "failed":
+                found.append((about.get("started_at_ms", 0), run))
         return max(found)[1] if found else None
 
 
