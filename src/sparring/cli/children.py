@@ -14,7 +14,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 STEADY_S = 60.0  # a child that lived this long starts again without a wait
 MAX_LOG_BYTES = 8 << 20  # then it becomes <name>.log.1
 
-Command = Callable[[], list[str] | None]  # the words after `spar`, asked for at every start; None: not now
+# The words after `spar`, asked for at every start with the number of failures in a row; None: not now.
+Command = Callable[[int], list[str] | None]
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Children:
         self._children.clear()
 
     def _start(self, child: Child, now_s: float) -> None:
-        words = child.command()
+        words = child.command(child.failures)
         if words is None:
             child.next_s = now_s + FIRST_WAIT_S
             return

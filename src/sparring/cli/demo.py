@@ -28,6 +28,7 @@ NICE = 10  # training gives way to the game on the screen
 READY_S = 60.0
 TURN_S = 0.1
 NEWS_EVERY_S = 2.0
+GIVE_UP_AFTER = 3  # starts of a run that failed, one after the other
 PATIENCE_S = 180.0  # for CartPole; then the other games begin beside it
 MORE_STEPS = 5_000_000  # of one sitting; a run that has done them goes on with as many again
 PUBLISH_EVERY_S = {"cartpole": 10, "connect-four": 30, "duel": 30}
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     with _only_one(data, url), _stopping() as stopped, Children(data / "logs", output.say) as children:
         _check_port(port)
         children.add(
-            "gateway", lambda: ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
+            "gateway", lambda _: ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
         )
         if not _wait_until_ready(children, url, data / "logs" / "gateway.log", stopped):
             return {"url": url, "ready": False}
@@ -90,7 +91,7 @@ class _Lessons:
     def command(self, game: str) -> "Command":
         """A function that gives the words for the next start of that game's training; None: it is done."""
 
-        def words() -> list[str] | None:
+        def words(failures: int) -> list[str] | None:
             newest = self._newest(game)
             if game == FIRST and _state(newest) == "done":
                 return None
@@ -100,7 +101,8 @@ class _Lessons:
                 said += ["--until", "475"]
             else:
                 said += ["--from", "mix", "--steps", str(_steps_done(newest) + MORE_STEPS)]
-            return said + (["--resume", newest.name] if newest else [])
+            # A checkpoint that does not load after several tries stays as it is, and a new run begins.
+            return said + (["--resume", newest.name] if newest and failures < GIVE_UP_AFTER else [])
 
         return words
 

@@ -52,7 +52,7 @@ export class Board {
     drawCart(context, bot, { top: 0, height: share, width, pole: ink.bot, ink: ink.quiet, line: ink.line, label: `bot: ${botTicks} ticks` });
     drawCart(context, between, { top: share, height: height - share, width, pole: ink.you, ink: ink.ink, line: ink.line, label: `you: ${ticks} ticks` });
     if (advice !== null) text(context, advice === LEFT ? "◀" : "▶", width / 2 + (advice === LEFT ? -34 : 34), height - 12, ink.you, { size: 22, align: "center" });
-    if (banner) text(context, banner, width / 2, share + (height - share) * 0.1, ink.ink, { size: Math.max(15, height * 0.045), align: "center", weight: 600 });
+    if (banner) text(context, banner, width / 2, height - (height - share) * 0.045, ink.ink, { size: Math.max(14, height * 0.036), align: "center", weight: 600 });
   }
 
   #push(way) {

@@ -54,7 +54,7 @@ function row(model, index) {
       model.champion && h("span", { class: "tag champion" }, `champion no. ${model.counter}`),
       h("span", { class: "under" }, ago(model.created_at_ms))),
     cell("evaluation", evaluation(model.evidence)),
-    cell("algorithm", model.algorithm, model.run && h("span", { class: "under" }, model.run)),
+    cell("algorithm", model.algorithm, model.run && h("span", { class: "under", title: model.run }, `run ${model.run.split("-").at(-1)}`)),
     cell("learned from", share(model.steps)),
     cell("parents", model.parents.length ? model.parents.map((id) => h("code", { class: "under", title: id }, short(id))) : h("span", { class: "quiet" }, "none: from scratch")),
     cell("files", h("span", { class: "files" }, files.filter(([name]) => model.files.includes(name))
@@ -70,7 +70,7 @@ function table(models) {
 
 poll(async () => {
   const { games } = await server.get("/api/games");
-  const game = asked ?? (games.find((one) => one.champion) ?? games.find((one) => one.models) ?? games[0]).id;
+  const game = asked ?? games.reduce((most, one) => (one.models > most.models ? one : most)).id;
   show($("tabs"), games.map((one) => h("a", { href: `/models?game=${encodeURIComponent(one.id)}`, "aria-current": one.id === game && "page" },
     `${one.id} ${one.models || ""}`)));
   const { models } = await server.get(`/api/models?game=${encodeURIComponent(game)}`);
