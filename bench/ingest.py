@@ -4,10 +4,13 @@ Ours: `spar serve`, one chunk of 512 steps a request, every check, the embedded 
 run: FastAPI + JSON (100 steps a request) + one row per step in SQLite, under uvicorn. Both commit with
 synchronous=FULL before they answer; both sides' bodies are encoded before the clock starts. The rate
 limit per address is lifted, since one address plays eight.
+
+`through_client` is the whole way: record() in eight games, spooled, sent, and on disk when flush() returns.
 """
 
 import argparse
 import json
+import multiprocessing
 import socket
 import subprocess
 import sys
@@ -24,11 +27,14 @@ import numpy as np
 from bench.flood import Flood, flood, request
 from bench.ledger import ROOT, case, result
 
+import sparring
 from sparring.games.spec import parse
+from sparring.store import open_store
 from sparring.wire.chunk import Chunk, Header, encode, encode_parts, pack
 from sparring.wire.ids import GameId, new_episode
 
 CLIENTS, CHUNK_STEPS, JSON_STEPS, BODIES = 8, 512, 100, 32
+BATCH = 8  # chunks in one request, in the case that says so
 PEER = "fastapi+json+sqlite"
 SPEC = """
 id = "bench-cart"
@@ -53,8 +59,13 @@ def columns(rng: np.random.Generator, steps: int) -> dict[str, Any]:
     }
 
 
-def chunk_requests(client: int, count: int) -> list[bytes]:
-    """Uploads of one chunk each; every chunk is an episode of its own."""
+def batch_requests(client: int, count: int) -> list[bytes]:
+    """Uploads of BATCH chunks each."""
+    return chunk_requests(client, count, BATCH)
+
+
+def chunk_requests(client: int, count: int, chunks: int = 1) -> list[bytes]:
+    """Uploads of one chunk each, by default; every chunk is an episode of its own."""
     rng, spec = np.random.default_rng(client), parse(SPEC)
     ready = []
     for _ in range(BODIES):
@@ -68,9 +79,12 @@ def chunk_requests(client: int, count: int) -> list[bytes]:
     path, kind = f"/v1/games/{spec.id}/chunks", "application/x-spar-chunks"
     sent = []
     for n in range(count):
-        chunk = ready[n % BODIES]
-        renamed = Chunk(msgspec.structs.replace(chunk.header, episode=new_episode()), chunk.columns, chunk.body)
-        sent.append(request(path, kind, pack([encode(renamed)])))
+        encoded = []
+        for at in range(chunks):
+            chunk = ready[(n * chunks + at) % BODIES]
+            header = msgspec.structs.replace(chunk.header, episode=new_episode())
+            encoded.append(encode(Chunk(header, chunk.columns, chunk.body)))
+        sent.append(request(path, kind, pack(encoded)))
     return sent
 
 
@@ -136,22 +150,60 @@ def peer_server(folder: Path) -> Iterator[int]:
         process.wait()
 
 
-def measure(seconds: float, requests: int) -> tuple[Flood, Flood]:
-    """One round: ours, then the peer."""
+def play(url: str, folder: str, at: int, seconds: float, results: Any) -> None:
+    """A game that records as fast as record() returns; what the gateway had acknowledged at the end."""
+    spec, rng = parse(SPEC), np.random.default_rng(at)
+    made = columns(rng, CHUNK_STEPS)
+    states, actions = made["observation/state"], made["action"].tolist()
+    with sparring.connect(url, spec.id, player=f"player {at}", spec=spec, folder=f"{folder}/{at}") as game:
+        begun, recorded = time.monotonic(), 0
+        while time.monotonic() - begun < seconds:
+            with game.episode() as episode:
+                for step in range(CHUNK_STEPS):
+                    episode.record(states[step], actions[step], 1.0, tick=step)
+                episode.end(states[-1])
+            recorded += CHUNK_STEPS
+        game.flush(60.0)
+    results.put((begun, time.monotonic(), recorded))
+
+
+def through_client(seconds: float) -> tuple[float, int]:
+    """Steps per second from record() in CLIENTS games to the disk, the last flush included; and how many are stored."""
+    with tempfile.TemporaryDirectory() as folder, our_server(Path(folder)) as port:
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        url = f"http://127.0.0.1:{port}"
+        games = [context.Process(target=play, args=(url, folder, at, seconds, results)) for at in range(CLIENTS)]
+        for game in games:
+            game.start()
+        found = [results.get() for _ in games]
+        for game in games:
+            game.join()
+        with open_store(f"sqlite:///{folder}/data/experience.db", check=False) as store:
+            kept = store.stats(GameId(parse(SPEC).id)).steps
+    return kept / (max(one[1] for one in found) - min(one[0] for one in found)), kept - sum(one[2] for one in found)
+
+
+def measure(seconds: float, requests: int) -> tuple[Flood, Flood, Flood]:
+    """One round: ours with one chunk a request, the peer, ours with BATCH chunks a request."""
     with tempfile.TemporaryDirectory() as ours, tempfile.TemporaryDirectory() as theirs:
         with our_server(Path(ours)) as port:
             mine = flood(port, chunk_requests, clients=CLIENTS, seconds=seconds, requests=requests)
         with peer_server(Path(theirs)) as port:
             other = flood(port, json_requests, clients=CLIENTS, seconds=seconds, requests=requests)
-    return mine, other
+    with tempfile.TemporaryDirectory() as ours, our_server(Path(ours)) as port:
+        batched = flood(port, batch_requests, clients=CLIENTS, seconds=seconds, requests=requests // BATCH + 1)
+    return mine, other, batched
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Rounds that take turns; medians, with the smallest and largest beside them."""
     rounds = [measure(2.0, 1_200) if args.quick else measure(10.0, 6_000) for _ in range(1 if args.quick else 5)]
-    ours = [mine.answers * CHUNK_STEPS / mine.seconds for mine, _ in rounds]
-    theirs = [other.answers * JSON_STEPS / other.seconds for _, other in rounds]
-    mine, other = [one for one, _ in rounds], [one for _, one in rounds]
+    mine, other, batched = ([one[at] for one in rounds] for at in range(3))
+    ours = [one.answers * CHUNK_STEPS / one.seconds for one in mine]
+    theirs = [one.answers * JSON_STEPS / one.seconds for one in other]
+    eights = [one.answers * BATCH * CHUNK_STEPS / one.seconds for one in batched]
+    client, unaccounted = through_client(2.0 if args.quick else 10.0)
     cases = [
         case(
             "durable steps per second",
@@ -174,6 +226,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             less_is_better=True,
             spread=(min(one.p99_ms for one in mine), max(one.p99_ms for one in mine)),
             p50_ms=median(one.p50_ms for one in mine),
+        ),
+        case(
+            f"durable steps per second, {BATCH} chunks a request",
+            median(eights),
+            "steps/s",
+            peers={PEER: median(theirs)},
+            spread=(min(eights), max(eights)),
+            p99_ms=median(one.p99_ms for one in batched),
+            chunks_per_request=BATCH,
+        ),
+        case(
+            "through_client",
+            client,
+            "steps/s",
+            peers={PEER: median(theirs)},
+            stored_minus_recorded_steps=unaccounted,
+            clients=CLIENTS,
         ),
     ]
     return result("ingest", cases)

@@ -1,9 +1,12 @@
 """Which server carries the gateway: granian or uvicorn, under 10 kB POST bodies from 8 client processes, one worker.
 
-The application only reads the body and answers 60 bytes, so the figures are the servers' own.
+The application only reads the body and answers 60 bytes, so the figures are the servers' own. Behind
+docs/decisions/0030-uvicorn.md; granian is no dependency, install it to measure again:
+
+    python -m bench.servers [--quick]
 """
 
-import argparse
+import json
 import multiprocessing
 import socket
 import subprocess
@@ -98,9 +101,9 @@ def _wait(port: int) -> None:
     raise SystemExit("the server did not start")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def main(quick: bool) -> dict[str, Any]:
     """Three rounds, servers taking turns; the medians."""
-    rounds = [{server: measure(server, 1.0 if args.quick else 4.0) for server in SERVERS} for _ in range(3)]
+    rounds = [{server: measure(server, 1.0 if quick else 4.0) for server in SERVERS} for _ in range(3)]
     middle = {
         server: {key: sorted(each[server][key] for each in rounds)[1] for key in rounds[0][server]}
         for server in SERVERS
@@ -109,4 +112,4 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(run(argparse.Namespace(quick="--quick" in sys.argv)))
+    print(json.dumps(main("--quick" in sys.argv), indent=2))

@@ -21,7 +21,7 @@ from sparring.errors import ConfigError
 from sparring.gateway.endpoints import ENDPOINTS, SOCKET
 from sparring.gateway.keys import Keys
 from sparring.gateway.openapi import describe
-from sparring.gateway.serve import Serving, serve
+from sparring.gateway.serve import Serving, bound, serve
 
 NOW_MS = 1_790_000_000_000
 
@@ -164,6 +164,11 @@ def test_it_can_be_started_inside_a_program_and_stopped_from_another_thread(tmp_
         told[0].stop()
         runner.join(9)
     assert not runner.is_alive()
+
+
+def test_the_socket_names_its_protocol_so_that_answers_are_not_held_back():
+    with bound("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # asyncio turns Nagle off for such alone
 
 
 def test_every_route_is_described(http):
