@@ -46,22 +46,33 @@ def test_hashes_sampling_and_rollout_are_those_of_python():
     assert all(0 <= seed < 2**53 for seed in said["seeds"])
 
 
+def in_a_row(forward, rows):
+    """What the network says to each row in turn, as the steps of one episode."""
+    state, steps = None, []
+    for i in range(len(next(iter(rows.values())))):
+        steps.append(forward({name: column[i : i + 1] for name, column in rows.items()}, state))
+        state = steps[-1].get("state")
+    return steps
+
+
 def test_every_kind_of_network_gives_what_numpy_gives():
     drawn, rng = drawn_networks(), np.random.default_rng(7)
     cases, expected = [], []
-    for _ in range(120):
+    for _ in range(160):
         spec = drawn.draw_network(rng)
         weights = {name: rng.normal(0, 0.4, shape).astype(np.float32) for name, shape in parameters(spec).items()}
-        rows = drawn.draw_observation(spec, 2, rng)
-        listed = [{name: column[i].ravel().tolist() for name, column in rows.items()} for i in range(2)]
+        rows = drawn.draw_observation(spec, 3, rng)
+        listed = [{name: column[i].ravel().tolist() for name, column in rows.items()} for i in range(3)]
         packed = base64.b64encode(save(weights)).decode()
         cases.append({"spec": msgspec.to_builtins(spec), "weights": packed, "rows": listed})
-        expected.append(Forward(spec, weights)(rows))
+        expected.append(in_a_row(Forward(spec, weights), rows))
     answers = run_script("networks.mjs", cases)
-    for answer, out in zip(answers, expected, strict=True):
-        for name, column in out.items():
-            mine = np.array([row[name] for row in answer], np.float32).reshape(column.shape)
-            np.testing.assert_allclose(mine, column, rtol=1e-4, atol=1e-4)
+    for answer, steps in zip(answers, expected, strict=True):
+        for mine, out in zip(answer, steps, strict=True):
+            assert set(mine) == set(out)
+            for name, column in out.items():
+                given = np.array(mine[name], np.float32).reshape(column.shape)
+                np.testing.assert_allclose(given, column, rtol=1e-4, atol=1e-4)
 
 
 def test_choices_carry_the_same_log_probability():

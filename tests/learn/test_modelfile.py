@@ -12,6 +12,7 @@ from drawn_networks import draw_network, draw_observation
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.learn.forward import Forward
+from sparring.learn.layout import state_width
 from sparring.learn.modelfile import (
     MAX_HEADER_BYTES,
     check_agreement,
@@ -25,7 +26,7 @@ from sparring.learn.onnx_graph import ILLEGAL, OPSET, to_onnx
 from sparring.learn.policies import best
 from sparring.wire.ids import GameId
 from sparring.wire.model import ONNX, WEIGHTS, Lineage, Model
-from sparring.wire.network import Dense, Head, Input, NetworkSpec
+from sparring.wire.network import Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec
 
 SEAT = SeatSpec(name="a", observation=(vector("observation/x", 4),), action=discrete(3), reward_bounds=(0.0, 1.0))
 GAME = GameSpec(id=GameId("small"), turns="simultaneous", seats=(SEAT,), max_ticks=9)
@@ -44,7 +45,7 @@ def session(content):
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_onnx_runtime_and_numpy_give_the_same_numbers_and_choose_alike(seed):
     rng = np.random.default_rng(1_000 + seed)
     spec = draw_network(rng)
@@ -52,13 +53,17 @@ def test_onnx_runtime_and_numpy_give_the_same_numbers_and_choose_alike(seed):
     forward, run = Forward(spec, weights), session(to_onnx(spec, weights))
     for n in (1, 2, 33):
         observation = draw_observation(spec, n, rng)
-        ours, given = forward(observation), dict(observation)
+        state = rng.normal(0, 0.5, (n, state_width(spec))).astype(np.float32)
+        ours, given = forward(observation, state), dict(observation)
+        if spec.memory:
+            given["state"] = state
         legal = None
         if "logits" in ours:
             legal = rng.random(ours["logits"].shape) < 0.6
             legal[np.arange(n), rng.integers(0, legal.shape[1], n)] = True
             given["legal"] = legal.astype(np.uint8)
-        theirs = dict(zip(ours, run.run(list(ours), given), strict=True))
+        wanted = ["state_out" if name == "state" else name for name in ours]
+        theirs = dict(zip(ours, run.run(wanted, given), strict=True))
         for name, array in ours.items():
             expected = np.where(legal, array, np.float32(ILLEGAL)) if name == "logits" else array
             assert theirs[name].shape == expected.shape
@@ -77,6 +82,36 @@ def test_inputs_and_outputs_are_named_typed_and_free_in_their_batch():
         ("legal", "tensor(uint8)", ["batch", 3]),
     ]
     assert [(o.name, o.shape) for o in run.get_outputs()] == [("logits", ["batch", 3]), ("value", ["batch"])]
+
+
+def test_a_memory_is_one_more_input_and_output():
+    spec = NetworkSpec((Input("observation/x", (2,)),), (Head("logits", 3), Head("value", 1)), memory=Lstm(4))
+    run = session(to_onnx(spec, drawn_weights(spec, 0)))
+    assert [(i.name, i.shape) for i in run.get_inputs()][-2:] == [("state", ["batch", 8]), ("legal", ["batch", 3])]
+    assert [(o.name, o.shape) for o in run.get_outputs()][-1] == ("state_out", ["batch", 8])
+
+
+@pytest.mark.parametrize("memory", [Gru(6), Lstm(6)])
+def test_a_graph_that_remembers_otherwise_is_refused_though_its_first_step_agrees(memory):
+    spec = NetworkSpec((Input("observation/x", (4,)),), (Head("logits", 3),), (Dense(8),), memory=memory)
+    weights = drawn_weights(spec, 0)
+    other = weights | {"memory/hidden/weight": weights["memory/hidden/weight"] * 2}  # unseen while the state is zero
+    assert check_agreement(spec, weights, to_onnx(spec, weights)) <= 1e-5
+    with pytest.raises(ModelDamaged, match="differs from the weights by"):
+        check_agreement(spec, weights, to_onnx(spec, other))
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_the_graph_never_sees_entities_beyond_their_count(pool):
+    inputs = (Input("observation/e", (6, 3)), Input("observation/e/count", (), dtype="int32"))
+    encoder = Entities("observation/e", "observation/e/count", 8, 2, 2, pool)
+    spec = NetworkSpec(inputs, (Head("value", 1),), entities=(encoder,))
+    run, rng = session(to_onnx(spec, drawn_weights(spec, 0))), np.random.default_rng(0)
+    rows, count = rng.normal(size=(7, 6, 3)).astype(np.float32), np.arange(7, dtype=np.int32)
+    other = np.where((np.arange(6) < count[:, None])[..., None], rows, np.float32(np.nan))
+    first, second = (run.run(["value"], {"observation/e": x, "observation/e/count": count})[0] for x in (rows, other))
+    assert np.isfinite(first).all()
+    assert (first == second).all()
 
 
 def test_equal_weights_give_equal_files_in_the_opset_that_engines_take():

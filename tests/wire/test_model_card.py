@@ -8,7 +8,7 @@ import msgspec
 from sparring.wire.champion import canonical
 from sparring.wire.ids import GameId
 from sparring.wire.model import Card, Lineage
-from sparring.wire.network import Conv, Dense, Head, Input, NetworkSpec
+from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec, Pool, Residual
 
 GOLDEN = Path(__file__).parent / "golden" / "card.json"  # written before networks had memory, blocks and entities
 GOLDEN_ID = "4817df0aacc8352913397a0d1bd6f5687bfc6fafd9a16186df7628a44610d0bb"
@@ -51,3 +51,24 @@ def test_a_card_of_the_first_format_reads_and_keeps_its_id():
     assert read == card(NETWORK)
     assert read.id == GOLDEN_ID
     assert msgspec.json.decode(msgspec.json.encode(read), type=Card).id == GOLDEN_ID
+
+
+def test_what_a_network_does_not_have_is_not_in_its_card():
+    assert set(msgspec.to_builtins(NETWORK)) == {"inputs", "heads", "trunk", "image", "separate_value"}
+    assert set(msgspec.to_builtins(PLAIN)) == {"inputs", "heads", "trunk", "image", "separate_value"}
+    spelled = NetworkSpec(PLAIN.inputs, PLAIN.heads, (), (), False, None, ())
+    assert card(spelled).id == card(PLAIN).id
+
+
+def test_memory_blocks_and_entities_travel_in_the_card_and_change_its_id():
+    inputs = (*NETWORK.inputs, Input("observation/e", (5, 3)), Input("observation/e/count", ()))
+    entities = (Entities("observation/e", "observation/e/count"),)
+    layers = (Conv(4, 3), Pool(), Residual(out="relu"))
+    seen = {card(NETWORK).id}
+    for memory in (Gru(8), Lstm(8)):
+        network = NetworkSpec(inputs, NETWORK.heads, (Residual(3),), layers, memory=memory, entities=entities)
+        read = msgspec.json.decode(canonical(card(network)), type=Card)
+        assert read.network == network
+        assert read.id == card(network).id
+        seen.add(read.id)
+    assert len(seen) == 3

@@ -6,20 +6,36 @@ channels last, so that each copy is of whole rows.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from sparring.errors import ConfigError
 from sparring.games.protocol import Columns
-from sparring.learn.layout import Shape, after, fit, flats, head_layer, image_shape, images, trunk_of, width
+from sparring.learn.layout import (
+    STATE,
+    Shape,
+    after,
+    entity_sets,
+    fit,
+    flats,
+    head_layer,
+    image_shape,
+    images,
+    memory_of,
+    memory_width,
+    set_shape,
+    state_width,
+    trunk_of,
+    trunks,
+    width,
+)
+from sparring.learn.numpy_layers import Recall, Step, conv, dense, dense_of, encoder_of, memory_step, pool, residual
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation, Conv, Head, Input, Layer, NetworkSpec
+from sparring.wire.network import Conv, Dense, Head, Input, Layer, NetworkSpec, Pool, Residual
 
 _BLOCK_ROWS = 32  # of images: keeps the gathered windows near the cache
-
-Step = Callable[[Array], Array]
 
 
 class Forward:
@@ -33,13 +49,55 @@ class Forward:
         self._image: list[Step] = []
         if (shape := image_shape(spec)) is not None:
             self._image = _image_steps(spec.image, weights, shape)
-        places = ("trunk", "value_trunk") if spec.separate_value else ("trunk",)
-        self._branches = [_Branch.of(spec, weights, place) for place in places]
+        self._sets = [
+            (
+                leaf.name,
+                count.name,
+                _set_reader(leaf),
+                encoder_of(encoder, set_shape(leaf)[0], f"entities/{i}", weights),
+            )
+            for i, (encoder, leaf, count) in enumerate(entity_sets(spec))
+        ]
+        self._branches = [_Branch.of(spec, weights, i, place) for i, place in enumerate(trunks(spec))]
 
-    def __call__(self, observation: Columns) -> dict[str, Array]:
-        """Heads by name: float32 [n, units], and "value" as [n]."""
+    def initial_state(self, n: int) -> Array:
+        """The memory of n episodes that begin: zeros [n, state_width]."""
+        return np.zeros((n, state_width(self.spec)), np.float32)
+
+    def __call__(self, observation: Columns, state: Array | None = None) -> dict[str, Array]:
+        """Heads by name: float32 [n, units], and "value" as [n].
+
+        With a memory also "state", [n, state_width]: what the next step is given. Without a state an episode begins.
+        """
+        joined = self._joined(observation)
+        out: dict[str, Array] = {}
+        if self.spec.memory is None:
+            for branch in self._branches:
+                branch.read(branch.features(joined), out)
+            return out
+        if state is None:
+            state = self.initial_state(len(joined))
+        elif state.shape != (len(joined), state_width(self.spec)):
+            raise ConfigError(
+                f"a state of shape {state.shape} for {len(joined)} rows",
+                where="network",
+                do=f"Give back what the step before gave, [n, {state_width(self.spec)}], or none",
+            )
+        states = []
+        for branch in self._branches:
+            x, kept = branch.recalled(branch.features(joined), state)
+            states.append(kept)
+            branch.read(x, out)
+        out[STATE] = states[0] if len(states) == 1 else np.concatenate(states, axis=1)
+        return out
+
+    def _joined(self, observation: Columns) -> Array:
         try:
             parts = [read(observation[name]) for name, read in self._flats]
+            if self._sets:
+                parts[:0] = [
+                    encode(read(observation[leaf]), observation[count]) for leaf, count, read, encode in self._sets
+                ]
             if self._pictures:
                 parts.insert(0, self._features(observation))
         except KeyError as missing:
@@ -48,15 +106,7 @@ class Forward:
                 where="network",
                 do=f"Give {', '.join(x.name for x in self.spec.inputs)}",
             ) from None
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        out: dict[str, Array] = {}
-        for branch in self._branches:
-            x = joined
-            for step in branch.steps:
-                x = step(x)
-            for name, columns in branch.heads:
-                out[name] = x[:, columns]
-        return out
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def _features(self, observation: Columns) -> Array:
         frames = [read(observation[name]) for name, read in self._pictures]
@@ -72,24 +122,49 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A trunk and the heads on it, as one matrix: each head is a slice of its columns, a number one column."""
+    """A trunk, its memory, and the heads on it as one matrix: each head is a slice of its columns, a number one
+    column."""
 
     steps: list[Step]
+    recall: Recall | None
+    place: slice  # of its memory in the state
+    join: Step | None  # the heads' matrix; None where no head is on this trunk
     heads: list[tuple[str, slice | int]]
 
     @classmethod
-    def of(cls, spec: NetworkSpec, weights: Mapping[str, Array], place: str) -> "_Branch":
-        steps = [_dense_of(weights, f"{place}/{i}", layer.activation) for i, layer in enumerate(spec.trunk)]
+    def of(cls, spec: NetworkSpec, weights: Mapping[str, Array], index: int, place: str) -> "_Branch":
         mine = [head for head in spec.heads if trunk_of(spec, head) == place]
-        if not mine:
-            return cls([], [])
+        if not mine and spec.memory is None:
+            return cls([], None, slice(0), None, [])
+        steps = _dense_steps(spec.trunk, weights, place)
+        recall = None if spec.memory is None else memory_step(spec.memory, memory_of(place), weights)
+        size = memory_width(spec.memory)
         layers = [head_layer(head, weights) for head in mine]
-        steps.append(_dense(np.concatenate([w for w, _ in layers]), np.concatenate([b for _, b in layers]), "none"))
+        join = None
+        if mine:
+            join = dense(np.concatenate([w for w, _ in layers]), np.concatenate([b for _, b in layers]), "none")
         columns, first = [], 0
         for head in mine:
             columns.append((head.name, _columns(head, first)))
             first += head.units
-        return cls(steps, columns)
+        return cls(steps, recall, slice(index * size, (index + 1) * size), join, columns)
+
+    def features(self, x: Array) -> Array:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+    def recalled(self, x: Array, state: Array) -> tuple[Array, Array]:
+        """The memory's output and its own part of the next state."""
+        assert self.recall is not None
+        return self.recall(x, state[:, self.place])
+
+    def read(self, x: Array, out: dict[str, Array]) -> None:
+        """Put its heads into `out`."""
+        if self.join is not None:
+            y = self.join(x)
+            for name, columns in self.heads:
+                out[name] = y[:, columns]
 
 
 def _columns(head: Head, first: int) -> slice | int:
@@ -124,67 +199,39 @@ def _channels_last(leaf: Input) -> Step:
     return read
 
 
+def _set_reader(leaf: Input) -> Step:
+    """Raw sets to float32 [n x frames, most, features]."""
+    read, shape = _reader(leaf), set_shape(leaf)[1:]
+    return lambda raw: read(raw).reshape(-1, *shape)
+
+
 def _image_steps(layers: tuple[Layer, ...], weights: Mapping[str, Array], shape: Shape) -> list[Step]:
     steps: list[Step] = []
     for i, layer in enumerate(layers):
-        if isinstance(layer, Conv):
-            steps.append(_conv(layer, weights[f"image/{i}/weight"], weights[f"image/{i}/bias"], shape))
-        else:
+        if isinstance(layer, Dense):
             if len(shape) == 3:
                 steps.append(_flatten)
-            steps.append(_dense_of(weights, f"image/{i}", layer.activation))
+            steps.append(dense_of(weights, f"image/{i}", layer.activation))
+        elif isinstance(layer, Conv):
+            steps.append(conv(layer, weights[f"image/{i}/weight"], weights[f"image/{i}/bias"], shape))
+        elif isinstance(layer, Pool):
+            steps.append(pool(layer, shape))
+        else:
+            steps.append(residual(layer, f"image/{i}", weights, shape))
         shape = after(layer, shape)
     return [*steps, _flatten] if len(shape) == 3 else steps
 
 
-def _conv(layer: Conv, weight: Array, bias: Array, shape: Shape) -> Step:
-    channels, kernel, stride, pad = shape[0], layer.kernel, layer.stride, layer.padding
-    _, high, wide = after(layer, shape)
-    matrix = np.ascontiguousarray(weight.transpose(2, 3, 1, 0).reshape(-1, layer.channels))
-    dense = _product(matrix, bias.copy(), layer.activation)
-
-    def step(x: Array) -> Array:
-        if pad:
-            x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-        n, (s0, s1, s2, s3) = len(x), x.strides
-        windows = np.lib.stride_tricks.as_strided(
-            x, (n, high, wide, kernel, kernel, channels), (s0, s1 * stride, s2 * stride, s1, s2, s3), writeable=False
-        )
-        return dense(windows.reshape(n * high * wide, len(matrix))).reshape(n, high, wide, layer.channels)
-
-    return step
+def _dense_steps(layers: tuple[Layer, ...], weights: Mapping[str, Array], place: str) -> list[Step]:
+    steps: list[Step] = []
+    for i, layer in enumerate(layers):
+        assert isinstance(layer, Dense | Residual)  # `parameters` refused any other
+        if isinstance(layer, Dense):
+            steps.append(dense_of(weights, f"{place}/{i}", layer.activation))
+        else:
+            steps.append(residual(layer, f"{place}/{i}", weights, (0,)))
+    return steps
 
 
 def _flatten(x: Array) -> Array:
     return x.transpose(0, 3, 1, 2).reshape(len(x), math.prod(x.shape[1:]))
-
-
-def _dense_of(weights: Mapping[str, Array], place: str, activation: Activation) -> Step:
-    return _dense(weights[f"{place}/weight"], weights[f"{place}/bias"], activation)
-
-
-def _dense(weight: Array, bias: Array, activation: Activation) -> Step:
-    return _product(np.array(weight.T, order="C"), bias.copy(), activation)
-
-
-def _product(matrix: Array, bias: Array, activation: Activation) -> Step:
-    multiply, maximum, tanh, zero = np.matmul, np.maximum, np.tanh, np.float32(0)
-
-    def linear(x: Array) -> Array:
-        y: Array = multiply(x, matrix)
-        y += bias
-        return y
-
-    def relu(x: Array) -> Array:
-        y: Array = multiply(x, matrix)
-        y += bias
-        maximum(y, zero, out=y)
-        return y
-
-    def hyperbolic(x: Array) -> Array:
-        y: Array = multiply(x, matrix)
-        y += bias
-        tanh(y, out=y)
-        return y
-
-    return {"none": linear, "relu": relu, "tanh": hyperbolic}[activation]

@@ -10,10 +10,13 @@ import numpy as np
 
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.wire.chunk import DTYPES, Array
-from sparring.wire.network import Conv, Dense, Head, Input, Layer, NetworkSpec
+from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Layer, Memory, NetworkSpec, Pool, Residual
 
 MAX_LAYERS = 256  # of one stack; a spec may come from a stranger's card
 MAX_PARAMETERS = 1 << 28  # numbers in all: 1 GiB
+MAX_BLOCKS = 16  # of one encoder
+STATE = "state"  # what a recurrent network takes and gives beside its leaves and heads, in each of its forms
+RESERVED = (STATE, "state_out", "legal")  # names that no head and no leaf may have
 
 Shape = tuple[int, ...]
 
@@ -25,7 +28,42 @@ def images(spec: NetworkSpec) -> tuple[Input, ...]:
 
 def flats(spec: NetworkSpec) -> tuple[Input, ...]:
     """The inputs that are flattened."""
-    return tuple(leaf for leaf in spec.inputs if not leaf.image)
+    sets = {encoder.leaf for encoder in spec.entities}
+    return tuple(leaf for leaf in spec.inputs if not leaf.image and leaf.name not in sets)
+
+
+def entity_sets(spec: NetworkSpec) -> tuple[tuple[Entities, Input, Input], ...]:
+    """Each encoder with the inputs that it reads: the entities and their count."""
+    by_name = {leaf.name: leaf for leaf in spec.inputs}
+    return tuple((encoder, by_name[encoder.leaf], by_name[encoder.count]) for encoder in spec.entities)
+
+
+def set_shape(leaf: Input) -> tuple[int, int, int]:
+    """Frames, entities in each at most, and numbers of each entity."""
+    frames = leaf.shape[0] if len(leaf.shape) == 3 else 1
+    return frames, leaf.shape[-2], leaf.shape[-1] * (leaf.one_hot or 1)
+
+
+def trunks(spec: NetworkSpec) -> tuple[str, ...]:
+    """The places of the stacks that run side by side."""
+    return ("trunk", "value_trunk") if spec.separate_value else ("trunk",)
+
+
+def memory_of(trunk: str) -> str:
+    """The place of the memory behind that trunk."""
+    return trunk.replace("trunk", "memory")
+
+
+def memory_width(memory: Memory | None) -> int:
+    """How many numbers one memory carries to the next step."""
+    if memory is None:
+        return 0
+    return memory.units if isinstance(memory, Gru) else 2 * memory.units
+
+
+def state_width(spec: NetworkSpec) -> int:
+    """How many numbers the whole state has: each trunk's memory in turn; 0 where there is none."""
+    return memory_width(spec.memory) * len(trunks(spec))
 
 
 def width(leaf: Input) -> int:
@@ -47,12 +85,14 @@ def after(layer: Layer, shape: Shape) -> Shape:
     """The shape of one row behind `layer`."""
     if isinstance(layer, Dense):
         return (layer.units,)
+    if isinstance(layer, Residual):
+        return shape
     if len(shape) != 3:
-        raise _wrong("a convolution follows a dense layer", "Put convolutions first, and only in `image`")
+        raise _wrong("a convolution or a pool follows a dense layer", "Put both first, and only in `image`")
     sides = tuple((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in shape[1:])
     if min(sides) < 1:
-        raise _wrong(f"a {layer.kernel}x{layer.kernel} convolution does not fit {shape}", "Use smaller kernels")
-    return (layer.channels, *sides)
+        raise _wrong(f"a {layer.kernel}x{layer.kernel} window does not fit {shape}", "Use smaller kernels")
+    return (shape[0] if isinstance(layer, Pool) else layer.channels, *sides)
 
 
 def parameters(spec: NetworkSpec) -> dict[str, Shape]:
@@ -62,13 +102,17 @@ def parameters(spec: NetworkSpec) -> dict[str, Shape]:
     joined = sum(width(leaf) for leaf in flats(spec))
     if (picture := image_shape(spec)) is not None:
         joined += math.prod(_stack(shapes, "image", spec.image, picture))
-    trunk = _stack(shapes, "trunk", spec.trunk, (joined,))
-    if spec.separate_value:
-        _stack(shapes, "value_trunk", spec.trunk, (joined,))
+    for i, (encoder, leaf, _) in enumerate(entity_sets(spec)):
+        joined += _encoder(shapes, f"entities/{i}", encoder, leaf)
+    behind = 0
+    for place in trunks(spec):
+        behind = _stack(shapes, place, spec.trunk, (joined,))[0]
+        if spec.memory is not None:
+            behind = _memory(shapes, memory_of(place), spec.memory, behind)
     for head in spec.heads:
-        _dense(shapes, head.name, head.units, trunk[0])
+        _dense(shapes, head.name, head.units, behind)
         if head.dueling:
-            _dense(shapes, f"{head.name}/value", 1, trunk[0])
+            _dense(shapes, f"{head.name}/value", 1, behind)
     if (total := sum(math.prod(shape) for shape in shapes.values())) > MAX_PARAMETERS:
         raise _wrong(f"{total} parameters, the limit is {MAX_PARAMETERS}", "Make it smaller")
     return shapes
@@ -107,12 +151,44 @@ def _stack(shapes: dict[str, Shape], place: str, layers: tuple[Layer, ...], shap
     for i, layer in enumerate(layers):
         behind = after(layer, shape)
         if isinstance(layer, Conv):
-            shapes[f"{place}/{i}/weight"] = (layer.channels, shape[0], layer.kernel, layer.kernel)
-            shapes[f"{place}/{i}/bias"] = (layer.channels,)
-        else:
+            _conv(shapes, f"{place}/{i}", layer.channels, shape[0], layer.kernel)
+        elif isinstance(layer, Dense):
             _dense(shapes, f"{place}/{i}", layer.units, math.prod(shape))
+        elif isinstance(layer, Residual):
+            units = layer.units or shape[0]
+            for name, out, into in (("first", units, shape[0]), ("second", shape[0], units)):
+                if len(shape) == 3:
+                    _conv(shapes, f"{place}/{i}/{name}", out, into, layer.kernel)
+                else:
+                    _dense(shapes, f"{place}/{i}/{name}", out, into)
         shape = behind
     return shape
+
+
+def _encoder(shapes: dict[str, Shape], place: str, encoder: Entities, leaf: Input) -> int:
+    frames, _, features = set_shape(leaf)
+    units = encoder.units
+    _dense(shapes, f"{place}/embed", units, features)
+    for block in range(encoder.blocks):
+        for name, out, into in (
+            ("attend", 3 * units, units),
+            ("join", units, units),
+            ("first", units, units),
+            ("second", units, units),
+        ):
+            _dense(shapes, f"{place}/{block}/{name}", out, into)
+    return frames * units
+
+
+def _memory(shapes: dict[str, Shape], place: str, memory: Memory, inputs: int) -> int:
+    gates = (3 if isinstance(memory, Gru) else 4) * memory.units
+    _dense(shapes, f"{place}/input", gates, inputs)
+    _dense(shapes, f"{place}/hidden", gates, memory.units)
+    return memory.units
+
+
+def _conv(shapes: dict[str, Shape], place: str, channels: int, inputs: int, kernel: int) -> None:
+    shapes[f"{place}/weight"], shapes[f"{place}/bias"] = (channels, inputs, kernel, kernel), (channels,)
 
 
 def _dense(shapes: dict[str, Shape], place: str, units: int, inputs: int) -> None:
@@ -124,17 +200,50 @@ def _check_numbers(spec: NetworkSpec) -> None:
     names = [head.name for head in spec.heads]
     if not spec.inputs or not names or len(set(names)) != len(names) or len(layers) > MAX_LAYERS:
         raise _wrong(f"{len(spec.inputs)} inputs, heads {names}, {len(layers)} layers", "Name each head once")
+    if taken := sorted({*names, *(leaf.name for leaf in spec.inputs)} & set(RESERVED)):
+        raise _wrong(f"a head or leaf is called {taken[0]!r}", f"Leave {', '.join(RESERVED)} to the network itself")
     for layer in layers:
-        sizes = (layer.units,) if isinstance(layer, Dense) else (layer.channels, layer.kernel, layer.stride)
-        if min(sizes) < 1 or (isinstance(layer, Conv) and not 0 <= layer.padding < layer.kernel):
+        if not _sound(layer):
             raise _wrong(f"a layer of {layer}", "Give it sizes of at least 1, and less padding than its kernel")
     for leaf in spec.inputs:
         if leaf.dtype not in DTYPES or min(leaf.shape, default=1) < 1 or leaf.one_hot < 0:
             raise _wrong(f"input {leaf.name!r} of {leaf.dtype} {leaf.shape}", f"Use one of {', '.join(DTYPES)}")
         if (leaf.image and leaf.one_hot) or not (math.isfinite(leaf.shift) and math.isfinite(leaf.scale)):
             raise _wrong(f"input {leaf.name!r}", "An image is not one-hot; shift and scale are finite")
-    if any(isinstance(layer, Conv) for layer in spec.trunk) or min(head.units for head in spec.heads) < 1:
-        raise _wrong("the trunk holds a convolution, or a head has no unit", "Put convolutions in `image`")
+    if any(isinstance(layer, Conv | Pool) for layer in spec.trunk) or min(head.units for head in spec.heads) < 1:
+        raise _wrong("the trunk holds a convolution or a pool, or a head has no unit", "Put both in `image`")
+    if spec.memory is not None and spec.memory.units < 1:
+        raise _wrong(f"a memory of {spec.memory.units} units", "Give it at least one")
+    _check_entities(spec)
+
+
+def _sound(layer: Layer) -> bool:
+    if isinstance(layer, Dense):
+        return layer.units >= 1
+    if isinstance(layer, Residual):
+        return layer.units >= 0 and layer.kernel >= 1 and layer.kernel % 2 == 1
+    if isinstance(layer, Pool):  # at most half of it, or a window could lie in the padding alone
+        return layer.kernel >= 1 and layer.stride >= 1 and 0 <= 2 * layer.padding <= layer.kernel
+    return min(layer.channels, layer.kernel, layer.stride) >= 1 and 0 <= layer.padding < layer.kernel
+
+
+def _check_entities(spec: NetworkSpec) -> None:
+    by_name = {leaf.name: leaf for leaf in spec.inputs}
+    leaves = [encoder.leaf for encoder in spec.entities]
+    if len(set(leaves)) != len(leaves) or len(leaves) > MAX_LAYERS:
+        raise _wrong(f"encoders of {leaves}", "Give each leaf one encoder")
+    for encoder in spec.entities:
+        leaf, count = by_name.get(encoder.leaf), by_name.get(encoder.count)
+        if leaf is None or count is None or leaf.image or count.image or encoder.count in leaves:
+            raise _wrong(f"an encoder of {encoder.leaf!r} and {encoder.count!r}", "Name two inputs that are no images")
+        if len(leaf.shape) not in (2, 3) or math.prod(count.shape) != set_shape(leaf)[0]:
+            raise _wrong(
+                f"entities of shape {leaf.shape} with counts of {count.shape}",
+                "Use (most, features) and (), or one more axis of frames before both",
+            )
+        sizes = (encoder.units, encoder.heads)
+        if min(sizes) < 1 or encoder.units % encoder.heads or not 0 <= encoder.blocks <= MAX_BLOCKS:
+            raise _wrong(f"an encoder of {encoder}", f"Let heads divide units, and have at most {MAX_BLOCKS} blocks")
 
 
 def _wrong(text: str, do: str) -> ConfigError:

@@ -16,7 +16,7 @@ import numpy as np
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.learn.forward import Forward
-from sparring.learn.layout import fit, parameters
+from sparring.learn.layout import STATE, fit, parameters
 from sparring.learn.protocol import Weights
 from sparring.wire.chunk import Array
 from sparring.wire.model import ONNX, WEIGHTS, Card, Lineage, Model
@@ -25,6 +25,7 @@ from sparring.wire.network import Input, NetworkSpec
 MAX_HEADER_BYTES = 256 << 10
 MAX_TENSORS = 1_024
 TOLERANCE = 1e-5  # of the largest output, or of 1
+_ROWS, _STEPS = 16, 4  # on which a graph is compared with its weights
 _LENGTH = struct.Struct("<Q")
 
 
@@ -96,25 +97,37 @@ def parse_weights(network: NetworkSpec, content: bytes) -> Weights:
 
 
 def check_agreement(network: NetworkSpec, weights: Weights, onnx: bytes) -> float:
-    """The largest difference between ONNX Runtime and the weights in 16 drawn rows; ModelDamaged above TOLERANCE."""
+    """The largest difference between ONNX Runtime and the weights in 16 drawn rows, with a memory over several
+    steps in which each carries its own state; ModelDamaged above TOLERANCE."""
     import onnxruntime
 
+    from sparring.learn.onnx_graph import STATE_OUT
+
     rng = np.random.default_rng(0)
-    rows = {leaf.name: _drawn(leaf, 16, rng) for leaf in network.inputs}
-    ours = Forward(network, weights)(rows)
-    given: dict[str, Array] = dict(rows)
-    if "logits" in ours:
-        given["legal"] = np.ones(ours["logits"].shape, np.uint8)
+    forward = Forward(network, weights)
+    mine = theirs = forward.initial_state(_ROWS) if network.memory is not None else None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    worst = 0.0
     try:
         session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
-        theirs = session.run(list(ours), given)
+        for _ in range(1 if mine is None else _STEPS):
+            rows = {leaf.name: _drawn(leaf, _ROWS, rng) for leaf in network.inputs}
+            ours = forward(rows, mine)
+            given: dict[str, Array] = dict(rows)
+            if "logits" in ours:
+                given["legal"] = np.ones(ours["logits"].shape, np.uint8)
+            if theirs is not None:
+                given[STATE] = theirs
+            wanted = [STATE_OUT if name == STATE else name for name in ours]
+            other = dict(zip(ours, session.run(wanted, given), strict=True))
+            differences = [_difference(ours[name], other[name]) for name in ours]
+            worst = max(worst, *(math.inf if math.isnan(one) else one for one in differences))
+            mine, theirs = ours.get(STATE), other.get(STATE)
     except Exception as error:  # noqa: BLE001  (the runtime's errors share no base class but this)
         raise ModelDamaged(f"ONNX Runtime refuses it: {error}", where=ONNX, do="Do not use it") from None
-    worst = max(_difference(mine, other) for mine, other in zip(ours.values(), theirs, strict=True))
-    if not worst <= TOLERANCE:  # a NaN is not
+    if worst > TOLERANCE:
         raise ModelDamaged(f"it differs from the weights by {worst:.2g}", where=ONNX, do="Do not use it")
     return worst
 

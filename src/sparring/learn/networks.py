@@ -9,9 +9,35 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparring.games.spec import DISCRETE, Leaf, SeatSpec
-from sparring.learn.layout import fit, flats, images, parameters, trunk_of, width
+from sparring.learn.layout import (
+    STATE,
+    entity_sets,
+    fit,
+    flats,
+    images,
+    memory_of,
+    memory_width,
+    parameters,
+    set_shape,
+    state_width,
+    trunk_of,
+    trunks,
+    width,
+)
 from sparring.learn.protocol import Weights
-from sparring.wire.network import Activation, Conv, Dense, Head, Input, Layer, NetworkSpec
+from sparring.learn.torch_layers import encoded, passed, remembered
+from sparring.wire.network import (
+    Activation,
+    Conv,
+    Dense,
+    Entities,
+    Head,
+    Input,
+    Layer,
+    Lstm,
+    Memory,
+    NetworkSpec,
+)
 
 _POLICY_HEADS = ("logits", "mean", "log_std")
 _ORDER_ONE = 10.0  # floats bounded by this are left as they are
@@ -28,17 +54,37 @@ class Network(nn.Module):
             value = torch.zeros(shape)
             if name.endswith("/weight"):
                 nn.init.orthogonal_(value, _gain(name, spec), generator=draw)
+            elif name.endswith("memory/hidden/bias") and isinstance(spec.memory, Lstm):
+                value[spec.memory.units : 2 * spec.memory.units] = (
+                    1.0  # nothing is forgotten at first (Gers et al. 2000)
+                )
             if len(shape) == 4:
                 value = value.contiguous(memory_format=torch.channels_last)
             self.register_parameter(name, nn.Parameter(value))
 
-    def forward(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Heads by name: [n, units], and "value" as [n]. `observation`: leaf name → [n, *shape] of any dtype."""
-        x = self._joined(observation)
-        trunks = {"trunk": self._stack("trunk", self.spec.trunk, x)}
-        if self.spec.separate_value:
-            trunks["value_trunk"] = self._stack("value_trunk", self.spec.trunk, x)
-        return {head.name: self._head(head, trunks[trunk_of(self.spec, head)]) for head in self.spec.heads}
+    def forward(self, observation: Mapping[str, Tensor], state: Tensor | None = None) -> dict[str, Tensor]:
+        """Heads by name: [n, units], and "value" as [n]. `observation`: leaf name → [n, *shape] of any dtype.
+
+        With a memory also "state", [n, state_width]: what the next step is given. Without a state an episode begins.
+        """
+        return self._outputs(self._joined(observation), 1, state, None)
+
+    def unroll(
+        self, observation: Mapping[str, Tensor], state: Tensor | None = None, starts: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Heads by name, [time, n, …], for leaves [time, n, *shape]; with a memory also "state" after the last step.
+
+        `state` [n, state_width] is what the first step is given; where `starts` [time, n] is true an episode
+        begins at that step, and its memory is empty. A network without a memory takes both and needs neither.
+        """
+        time, n = next(iter(observation.values())).shape[:2]
+        x = self._joined({name: value.flatten(0, 1) for name, value in observation.items()})
+        out = self._outputs(x, time, state, starts)
+        return {name: y if name == STATE else y.reshape(time, n, *y.shape[1:]) for name, y in out.items()}
+
+    def initial_state(self, n: int) -> Tensor:
+        """The memory of n episodes that begin: zeros [n, state_width]."""
+        return next(self.parameters()).new_zeros((n, state_width(self.spec)))
 
     def weights(self) -> Weights:
         """A copy of every parameter, float32."""
@@ -54,6 +100,30 @@ class Network(nn.Module):
             for name, value in self.named_parameters():
                 value.copy_(torch.tensor(weights[name]))
 
+    def _outputs(self, x: Tensor, time: int, state: Tensor | None, starts: Tensor | None) -> dict[str, Tensor]:
+        """Heads of the joined leaves [time x n, numbers], and the state after the last step where there is a memory."""
+        memory, n = self.spec.memory, len(x) // time
+        size = memory_width(memory)
+        seen: dict[str, Tensor] = {}
+        after: list[Tensor] = []
+        for i, place in enumerate(trunks(self.spec)):
+            y = self._stack(place, self.spec.trunk, x)
+            if memory is not None:
+                held = self.initial_state(n) if state is None else state
+                y, last = remembered(
+                    memory,
+                    memory_of(place),
+                    self._pair,
+                    y.reshape(time, n, y.shape[1]),
+                    held[:, i * size : (i + 1) * size],
+                    starts,
+                )
+                after.append(last)
+                y = y.flatten(0, 1)
+            seen[place] = y
+        out = {head.name: self._head(head, seen[trunk_of(self.spec, head)]) for head in self.spec.heads}
+        return out | {STATE: torch.cat(after, 1)} if after else out
+
     def _joined(self, observation: Mapping[str, Tensor]) -> Tensor:
         parts = []
         if pictures := images(self.spec):
@@ -62,17 +132,18 @@ class Network(nn.Module):
             x = frames[0] if len(frames) == 1 else torch.cat(frames, 1)
             x = x.contiguous(memory_format=torch.channels_last)
             parts.append(self._stack("image", self.spec.image, x).flatten(1))
+        for i, (encoder, leaf, count) in enumerate(entity_sets(self.spec)):
+            stack, most, features = set_shape(leaf)
+            each = _scaled(leaf, observation[leaf.name]).reshape(-1, most, features)
+            there = observation[count.name].reshape(-1)
+            pooled = encoded(encoder, f"entities/{i}", self._pair, each, there)
+            parts.append(pooled.reshape(-1, stack * encoder.units))
         parts += [_scaled(leaf, observation[leaf.name]).reshape(-1, width(leaf)) for leaf in flats(self.spec)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _stack(self, place: str, layers: tuple[Layer, ...], x: Tensor) -> Tensor:
         for i, layer in enumerate(layers):
-            weight, bias = self._pair(f"{place}/{i}")
-            if isinstance(layer, Conv):
-                x = functional.conv2d(x, weight, bias, layer.stride, layer.padding)
-            else:
-                x = functional.linear(x.flatten(1), weight, bias)
-            x = _activated(layer.activation, x)
+            x = passed(layer, f"{place}/{i}", self._pair, x)
         return x
 
     def _head(self, head: Head, x: Tensor) -> Tensor:
@@ -95,8 +166,9 @@ def default_network(
     heads: tuple[Head, ...] = (),
     separate_value: bool = False,
     frame_stack: int = 1,
+    memory: Memory | None = None,
 ) -> NetworkSpec:
-    """The network that suits what `seat` sees and does; convolutions where it sees images.
+    """The network that suits what `seat` sees and does; convolutions where it sees images, attention over entities.
 
     Without `heads`: logits (one per choice) or mean and log_std (one per number), then value.
     """
@@ -107,6 +179,10 @@ def default_network(
         trunk=tuple(Dense(units, activation) for units in hidden),
         image=_image_layers(min(size)) if size else (),
         separate_value=separate_value,
+        memory=memory,
+        entities=tuple(
+            Entities(leaf.name, f"{leaf.name}/count") for leaf in seat.observation if leaf.kind == "entities"
+        ),
     )
 
 
@@ -159,7 +235,10 @@ def _gain(name: str, spec: NetworkSpec) -> float:
     place = name.removesuffix("/weight")
     if place in _POLICY_HEADS:
         return 0.01  # a new policy is nearly uniform, and new action values are nearly equal
-    return 1.0 if any(place.split("/")[0] == head.name for head in spec.heads) else math.sqrt(2)
+    if place.endswith(("/second", "/join")):
+        return 0.0  # a block begins as the identity (Goyal et al. 2017), however many there are
+    whole = ("memory", "value_memory", *(head.name for head in spec.heads))
+    return 1.0 if place.split("/")[0] in whole or place.endswith("/attend") else math.sqrt(2)
 
 
 def _scaled(leaf: Input, raw: Tensor) -> Tensor:
@@ -169,9 +248,3 @@ def _scaled(leaf: Input, raw: Tensor) -> Tensor:
     if leaf.shift != 0.0:
         x = x - leaf.shift
     return x if leaf.scale == 1.0 else x * leaf.scale
-
-
-def _activated(activation: Activation, x: Tensor) -> Tensor:
-    if activation == "relu":
-        return functional.relu(x)
-    return torch.tanh(x) if activation == "tanh" else x

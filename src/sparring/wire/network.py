@@ -2,13 +2,18 @@
 
 Each observation leaf is scaled. Leaves marked `image` are joined along their channels and pass the
 `image` layers (convolutions, then dense ones); their features, flattened as [channels, height, width],
-come first, then every other leaf, flattened, in the order of `inputs`. All that passes the `trunk`; each
-head is one dense layer on the trunk's output. Parameters are named by place: "image/0/weight",
-"trunk/1/bias", "value_trunk/0/weight", "logits/weight"; a dueling head has "logits/value/weight" and
-"logits/value/bias" (one unit) beside its advantages.
+come first, then what the `entities` encoders make of theirs, then every other leaf, flattened, in the order
+of `inputs`. All that passes the `trunk`, then the `memory` where there is one; each head is one dense layer
+on that. Parameters are named by place: "image/0/weight", "trunk/1/bias", "value_trunk/0/weight",
+"logits/weight"; a dueling head has "logits/value/weight" and "logits/value/bias" (one unit) beside its
+advantages; a residual layer "trunk/2/first/weight" and "trunk/2/second/weight"; a memory
+"memory/input/weight" and "memory/hidden/weight" (also "value_memory/…" where the value has a trunk of its
+own); an encoder "entities/0/embed/weight" and for each block "entities/0/1/attend/weight", "…/join/weight",
+"…/first/weight", "…/second/weight"; each with its bias.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,7 +37,66 @@ class Conv(msgspec.Struct, frozen=True, tag="conv"):
     activation: Activation = "relu"
 
 
-Layer = Dense | Conv
+class Pool(msgspec.Struct, frozen=True, tag="pool"):
+    """The largest of each window of an image, each channel for itself; the padding is never the largest."""
+
+    kernel: int = 3
+    stride: int = 2
+    padding: int = 1
+
+
+class Residual(msgspec.Struct, frozen=True, tag="residual"):
+    """y = out(x + second(activation(first(activation(x))))), as in IMPALA's deep network (Espeholt et al. 2018).
+
+    Over an image both are kernel x kernel convolutions that keep its size, over numbers dense layers;
+    between them lie `units` channels or numbers, as many as x has where that is 0.
+    """
+
+    units: int = 0
+    kernel: int = 3  # odd; of images alone
+    activation: Activation = "relu"
+    out: Activation = "none"
+
+
+Layer = Dense | Conv | Pool | Residual
+
+
+class Gru(msgspec.Struct, frozen=True, tag="gru"):
+    """Cho et al. 2014, as torch has it: gates r, z, n, in this order; the reset gate after the product.
+
+    "input/weight" is [3 units, inputs], "hidden/weight" [3 units, units]. Its state is h.
+    """
+
+    units: int
+
+
+class Lstm(msgspec.Struct, frozen=True, tag="lstm"):
+    """Hochreiter & Schmidhuber 1997, as torch has it: gates i, f, g, o, in this order.
+
+    "input/weight" is [4 units, inputs], "hidden/weight" [4 units, units]. Its state is h, then c.
+    """
+
+    units: int
+
+
+Memory = Gru | Lstm
+
+
+class Entities(msgspec.Struct, frozen=True):
+    """A set of entities as `units` numbers: each through a dense layer with relu, `blocks` of self-attention
+    (Vaswani et al. 2017, without normalisation: a block begins as the identity), and the mean or the largest
+    of those that are there. What lies beyond the count is never seen.
+
+    `leaf` names an input of shape (most, features), `count` one of a single number; or k frames of both,
+    (k, most, features) and (k,), each frame a set by itself and all through the same encoder.
+    """
+
+    leaf: str
+    count: str  # stays an ordinary input too: a mean does not say how many it is of
+    units: int = 64
+    heads: int = 4
+    blocks: int = 1
+    pool: Literal["mean", "max"] = "mean"
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -55,11 +119,20 @@ class Head(msgspec.Struct, frozen=True):
     dueling: bool = False
 
 
-class NetworkSpec(msgspec.Struct, frozen=True):
-    """Inputs in the spec's order, layers, heads."""
+def _always(default: Callable[[], object]) -> Any:
+    """A default that is written all the same: msgspec leaves out only what is the default itself, not what a
+    function makes. Cards made before `memory` and `entities` have these fields in the JSON that names them."""
+    return msgspec.field(default_factory=lambda: default())
+
+
+class NetworkSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Inputs in the spec's order, layers, heads. A field added later is left out of the JSON at its default,
+    so that a model keeps its id."""
 
     inputs: tuple[Input, ...]
     heads: tuple[Head, ...]
-    trunk: tuple[Layer, ...] = ()
-    image: tuple[Layer, ...] = ()
-    separate_value: bool = False  # value has a trunk of its own ("value_trunk/…"), as PPO likes on small nets
+    trunk: tuple[Layer, ...] = _always(tuple)
+    image: tuple[Layer, ...] = _always(tuple)
+    separate_value: bool = _always(bool)  # value has a trunk of its own ("value_trunk/…"), as PPO likes on small nets
+    memory: Memory | None = None
+    entities: tuple[Entities, ...] = ()

@@ -3,8 +3,9 @@
 // Numbers are float32 where they are kept and double where they are summed, so results agree with NumPy to
 // about 1e-6. One observation at a time: a browser plays one game.
 
+import { concatenate, conv, dense, encode, pool, remember, residual } from "./layers.js";
+
 const DTYPES = { F32: Float32Array, F64: Float64Array, I32: Int32Array, U8: Uint8Array };
-const ACTIVATIONS = { relu: (x) => (x > 0 ? x : 0), tanh: Math.tanh, none: (x) => x };
 const MAX_HEADER_BYTES = 1 << 20;
 
 /** The tensors in a safetensors file: name → {shape, data}. Throws where the bytes are not what they claim. */
@@ -27,27 +28,45 @@ export function readSafetensors(bytes) {
   return tensors;
 }
 
-/** A network ready to run: `run({leaf: array}) → {head: Float32Array}`. */
+/**
+ * A network ready to run: `run({leaf: array}) → {head: Float32Array}`. One with a memory also gives `state`, which
+ * the episode's next step is run with; without a state an episode begins.
+ */
 export class Network {
   constructor(spec, tensors) {
     this.spec = spec;
     this.tensors = tensors;
   }
 
-  run(observation) {
+  run(observation, state = null) {
+    const { inputs, heads, memory = null, entities = [] } = this.spec;
     const parts = [];
-    const images = this.spec.inputs.filter((input) => input.image);
+    const images = inputs.filter((input) => input.image);
     if (images.length) parts.push(this.#image(images, observation));
-    for (const input of this.spec.inputs)
-      if (!input.image) parts.push(prepare(input, leafOf(observation, input.name)));
+    entities.forEach((encoder, i) => parts.push(this.#entities(`entities/${i}`, encoder, observation)));
+    const sets = new Set(entities.map((encoder) => encoder.leaf));
+    for (const input of inputs)
+      if (!input.image && !sets.has(input.name)) parts.push(prepare(input, leafOf(observation, input.name)));
     const features = concatenate(parts);
-    const trunk = this.#stack("trunk", this.spec.trunk ?? [], features);
+    const trunks = this.spec.separate_value ? ["trunk", "value_trunk"] : ["trunk"];
+    const seen = {};
+    const after = [];
+    trunks.forEach((place, i) => {
+      seen[place] = this.#stack(place, this.spec.trunk ?? [], { x: features }).x;
+      if (!memory) return;
+      const size = memory.type === "gru" ? memory.units : 2 * memory.units;
+      if (state && state.length !== size * trunks.length) throw new Error(`the state has ${state.length} numbers`);
+      const held = state ? state.slice(i * size, (i + 1) * size) : new Float32Array(size);
+      const next = remember(memory, this.#pair(place.replace("trunk", "memory")), seen[place], held);
+      seen[place] = next.output;
+      after.push(next.state);
+    });
     const outputs = {};
-    for (const head of this.spec.heads) {
+    for (const head of heads) {
       const own = head.name === "value" && this.spec.separate_value;
-      const from = own ? this.#stack("value_trunk", this.spec.trunk ?? [], features) : trunk;
-      outputs[head.name] = this.#head(head, from);
+      outputs[head.name] = this.#head(head, seen[own ? "value_trunk" : "trunk"]);
     }
+    if (memory) outputs.state = concatenate(after);
     return outputs;
   }
 
@@ -55,55 +74,46 @@ export class Network {
   #image(inputs, observation) {
     const x = concatenate(inputs.map((input) => prepare(input, leafOf(observation, input.name))));
     const [height, width] = inputs[0].shape.slice(-2);
-    let now = { x, channels: x.length / (height * width), height, width };
-    (this.spec.image ?? []).forEach((layer, i) => {
-      now = layer.type === "conv" ? this.#conv(`image/${i}`, layer, now)
-        : { x: this.#dense(`image/${i}`, now.x, layer.activation ?? "tanh") };
-    });
-    return now.x;
+    return this.#stack("image", this.spec.image ?? [], { x, channels: x.length / (height * width), height, width }).x;
   }
 
-  #stack(place, layers, x) {
-    return layers.reduce((now, layer, i) => this.#dense(`${place}/${i}`, now, layer.activation ?? "tanh"), x);
+  /** One encoder's sets, each frame for itself. */
+  #entities(place, encoder, observation) {
+    const input = this.spec.inputs.find(({ name }) => name === encoder.leaf);
+    const counts = leafOf(observation, encoder.count);
+    const most = input.shape.at(-2);
+    const all = prepare(input, leafOf(observation, encoder.leaf));
+    const size = all.length / counts.length;
+    return concatenate(Array.from(counts, (count, i) =>
+      encode(encoder, this.#pair(place), all.slice(i * size, (i + 1) * size), most, Number(count))));
+  }
+
+  /** Layers one behind the other; an image has channels, height and width beside its numbers. */
+  #stack(place, layers, image) {
+    return layers.reduce((now, layer, i) => {
+      const pair = this.#pair(`${place}/${i}`);
+      if (layer.type === "conv") return conv(layer, pair(), now);
+      if (layer.type === "pool") return pool(layer, now);
+      if (layer.type === "residual") return residual(layer, pair, now);
+      return { x: dense(pair(), now.x, layer.activation ?? "tanh") };
+    }, image);
   }
 
   #head(head, x) {
-    const advantage = this.#dense(head.name, x, "none");
+    const pair = this.#pair(head.name);
+    const advantage = dense(pair(), x, "none");
     if (!head.dueling) return advantage;
     const mean = advantage.reduce((a, b) => a + b, 0) / advantage.length;
-    const [value] = this.#dense(`${head.name}/value`, x, "none");
+    const [value] = dense(pair("value"), x, "none");
     return advantage.map((a) => value + a - mean);
   }
 
-  #dense(place, x, activation) {
-    const { shape: [units, inputs], data } = this.#tensor(`${place}/weight`);
-    const bias = this.#tensor(`${place}/bias`).data;
-    if (inputs !== x.length) throw new Error(`${place} takes ${inputs} numbers and was given ${x.length}`);
-    const squash = ACTIVATIONS[activation];
-    const y = new Float32Array(units);
-    for (let unit = 0, at = 0; unit < units; unit++) {
-      let sum = bias[unit];
-      for (let i = 0; i < inputs; i++) sum += data[at++] * x[i];
-      y[unit] = squash(sum);
-    }
-    return y;
-  }
-
-  #conv(place, layer, { x, channels, height, width }) {
-    const { kernel, stride = 1, padding = 0 } = layer;
-    const { data } = this.#tensor(`${place}/weight`);
-    const bias = this.#tensor(`${place}/bias`).data;
-    const squash = ACTIVATIONS[layer.activation ?? "relu"];
-    const rows = Math.floor((height + 2 * padding - kernel) / stride) + 1;
-    const columns = Math.floor((width + 2 * padding - kernel) / stride) + 1;
-    const y = new Float32Array(layer.channels * rows * columns);
-    for (let out = 0, at = 0; out < layer.channels; out++)
-      for (let row = 0; row < rows; row++)
-        for (let column = 0; column < columns; column++, at++) {
-          const corner = { top: row * stride - padding, left: column * stride - padding };
-          y[at] = squash(bias[out] + window(x, data, { out, channels, height, width, kernel, ...corner }));
-        }
-    return { x: y, channels: layer.channels, height: rows, width: columns };
+  /** `pair("first")` is the weight and bias of that part of `place`, `pair()` of the place itself. */
+  #pair(place) {
+    return (part = "") => {
+      const at = part ? `${place}/${part}` : place;
+      return { place: at, weight: this.#tensor(`${at}/weight`), bias: this.#tensor(`${at}/bias`).data };
+    };
   }
 
   #tensor(name) {
@@ -111,23 +121,6 @@ export class Network {
     if (!found) throw new Error(`the weights have no ${name}`);
     return found;
   }
-}
-
-/** The sum of one kernel laid over one place of the image; what hangs over the edge is zero. */
-function window(x, weights, { out, channels, height, width, kernel, top, left }) {
-  let sum = 0;
-  for (let channel = 0; channel < channels; channel++)
-    for (let i = 0; i < kernel; i++) {
-      const row = top + i;
-      if (row < 0 || row >= height) continue;
-      const line = (channel * height + row) * width;
-      const at = ((out * channels + channel) * kernel + i) * kernel;
-      for (let j = 0; j < kernel; j++) {
-        const column = left + j;
-        if (column >= 0 && column < width) sum += x[line + column] * weights[at + j];
-      }
-    }
-  return sum;
 }
 
 function prepare(input, raw) {
@@ -149,17 +142,6 @@ function leafOf(observation, name) {
   const found = observation[name] ?? observation[name.replace(/^observation\//, "")];
   if (found === undefined) throw new Error(`the observation has no ${name}`);
   return typeof found === "number" ? [found] : found;
-}
-
-function concatenate(parts) {
-  if (parts.length === 1) return parts[0];
-  const all = new Float32Array(parts.reduce((size, part) => size + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    all.set(part, at);
-    at += part.length;
-  }
-  return all;
 }
 
 /** log p of each choice under softmax(logits); -Infinity where `legal` forbids it. */
