@@ -1,17 +1,23 @@
 """A real `spar serve` in a process of its own, on a free port: `with serving(tmp_path) as server: server.url`.
 
-Import it as `from serving import serving`. Standard error goes to `<data>/serve.log`, which a failed start shows.
+`inside(tmp_path, requests_per_s=5)` serves from a thread of this process instead, which starts in no time.
+Import them as `from serving import inside, serving`. The log is `<data>/serve.log`, which a failed start shows.
 """
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from sparring.config import Config, GatewayConfig
+from sparring.gateway.serve import Serving, serve
 
 STOP_WITHIN_S = 9.0
 
@@ -80,3 +86,20 @@ def serving(data: Path, *words: str, port: int = 0) -> Iterator[Server]:
         yield server
     finally:
         stop(server)
+
+
+@contextmanager
+def inside(data: Path, **gateway: object) -> Iterator[Serving]:
+    """A gateway on a thread of this process, with those settings of [gateway]."""
+    config = Config(data=str(data), gateway=replace(GatewayConfig(port=0), **gateway))  # type: ignore[arg-type]
+    told: queue.Queue[Serving] = queue.Queue(1)
+    runner = threading.Thread(target=serve, args=(config, told.put), name="gateway")
+    runner.start()
+    try:
+        running = told.get(timeout=60)
+        try:
+            yield running
+        finally:
+            running.stop()
+    finally:
+        runner.join(STOP_WITHIN_S)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from talking import BINARY, one_chunk, post, stored
 
-from serving import serving
+from serving import inside, serving
 from sparring.gateway import tokens
 from sparring.gateway.endpoints import ENDPOINTS, SOCKET
 from sparring.gateway.keys import Keys
@@ -203,6 +203,7 @@ def test_a_player_sees_exports_and_erases_what_is_kept_of_them(http, server):
     text = token(http, server, "frida")
     sent = [one_chunk(number) for number in (10, 11)]
     post(http, sent, **bearer(text)).raise_for_status()
+    post(http, [one_chunk(13, actor="script:random")], **bearer(text)).raise_for_status()  # a bot's seat is not theirs
     me = "/v1/games/cartpole/players/me"
     said = http.get(me, headers=bearer(text)).json()
     assert said["steps"] == 10
@@ -236,18 +237,18 @@ def test_no_secret_and_no_name_reaches_the_log_or_the_audit(http, server):
 
 def test_guessing_is_slowed_down(tmp_path):
     Keys(tmp_path).create("one", ("read",), NOW_MS)
-    with serving(tmp_path) as running, httpx.Client(base_url=running.url) as client:
+    with inside(tmp_path) as running, httpx.Client(base_url=running.url) as client:
         seen = [client.get("/v1/games", headers=bearer(f"spar_{n:012x}_x")).status_code for n in range(60)]
         assert 401 in seen
         assert seen[-1] == 429
 
 
 def test_without_keys_only_this_machines_names_and_pages_come_in(tmp_path):
-    with serving(tmp_path) as running, httpx.Client(base_url=running.url) as client:
-        body, here = pack([encode(one_chunk(1))]), f"127.0.0.1:{running.port}"
+    with inside(tmp_path) as running, httpx.Client(base_url=running.url) as client:
+        body, here = pack([encode(one_chunk(1))]), running.url.removeprefix("http://")
         for host, code in (
             ("evil.example", 400),
-            (f"localhost:{running.port}", 200),
+            ("localhost:8700", 200),
             ("[::1]:80", 200),
             ("10.0.0.1", 400),
         ):
@@ -259,11 +260,27 @@ def test_without_keys_only_this_machines_names_and_pages_come_in(tmp_path):
         assert client.get("/v1/games/cartpole/players/me").status_code == 403
 
 
+def test_a_page_of_another_site_may_come_with_a_token_of_its_own_once_there_are_keys(http, server, tmp_path):
+    path, origin = "/v1/games", {"Origin": "https://game.example"}
+    asked = http.options(path, headers={**origin, "Access-Control-Request-Method": "GET"})
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == "*"
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    answer = http.get(path, headers={**origin, **bearer(server.keys["read"])})
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-origin" not in http.get("/api/games", headers=origin).headers
+    with inside(tmp_path) as running, httpx.Client(base_url=running.url) as client:
+        assert client.options(path, headers=origin).status_code == 405
+        assert "access-control-allow-origin" not in client.get(path, headers=origin).headers
+
+
 def test_a_flood_from_one_key_is_held_and_another_is_not(tmp_path):
     keys = Keys(tmp_path)
     one, two = keys.create("one", ("read",), NOW_MS)[1], keys.create("two", ("read",), NOW_MS)[1]
-    words = ("--set", "gateway.requests_per_s=0.5", "--set", "gateway.burst_requests=5")
-    with serving(tmp_path, *words) as running, httpx.Client(base_url=running.url) as client:
+    with (
+        inside(tmp_path, requests_per_s=0.5, burst_requests=5) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
         answers = [client.get("/v1/games", headers=bearer(one)) for _ in range(10)]
         assert [answer.status_code for answer in answers[:5]] == [200] * 5
         assert answers[-1].status_code == 429
@@ -272,8 +289,7 @@ def test_a_flood_from_one_key_is_held_and_another_is_not(tmp_path):
 
 
 def test_a_players_daily_steps_are_bounded(tmp_path):
-    words = ("--set", "gateway.player_steps_per_day=12")
-    with serving(tmp_path, *words) as running, httpx.Client(base_url=running.url) as client:
+    with inside(tmp_path, player_steps_per_day=12) as running, httpx.Client(base_url=running.url) as client:
         assert post(client, [one_chunk(1, player="a"), one_chunk(2, player="a")]).status_code == 200
         assert (
             post(client, [one_chunk(1, player="a")]).status_code == 429

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.errors import SparringError
@@ -25,6 +26,15 @@ SECURITY = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
 )
 SAFE = ("GET", "HEAD", "OPTIONS")
+PAGES = (  # a game in a page of another site, which sends its token itself: nothing comes along by accident
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", b"etag, retry-after, x-request-id"),
+)
+PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, if-none-match, accept"),
+    (b"access-control-max-age", b"3600"),
+)
 
 
 class Door:
@@ -41,16 +51,21 @@ class Door:
             await self._app(scope, receive, send)
             return
         begun_s, status = time.perf_counter(), 0
+        shared = PAGES if scope["path"].startswith("/v1/") and self._parts.identity.mode() == "keys" else ()
 
         async def dressed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = _dressed(message.get("headers", []), request)
+                message["headers"] = [*_dressed(message.get("headers", []), request), *shared]
             await send(message)
 
         try:
             _check_framing(scope)
+            if shared and scope["method"] == "OPTIONS":
+                headers = {name.decode(): value.decode() for name, value in PREFLIGHT}
+                await Response(None, 204, headers)(scope, receive, dressed)
+                return
             scope["app"] = self  # at which routes raise what they cannot answer, instead of answering in plain text
             await self._app(scope, receive, dressed)
         except HTTPException as error:
@@ -91,24 +106,32 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["endpoint_name"] = self._name
-        if self._scope != PUBLIC:
+        if self._scope == PUBLIC:
+            self._take(_address(scope))
+        else:
             scope["caller"] = self.admitted(scope)
         await self._app(scope, receive, send)
 
     def admitted(self, scope: Scope) -> Caller:
         """The caller, or the refusal."""
         headers = Headers(scope=scope)
-        address = (scope.get("client") or ("", 0))[0]
+        address = _address(scope)
         credential = headers.get("authorization", "") or _from_subprotocol(headers)
         caller = self._parts.identity.caller(credential, address)
-        who = address if not credential else caller.id
-        if (wait_s := self._parts.rates.take(who, time.monotonic())) > 0.0:
-            limit = self._parts.rates.per_s
-            raise TooMany("too many requests", where="rate", limit=limit, retry_s=wait_s)
+        self._take(caller.id if credential else address)
         admit(caller, self._scope, scope.get("path_params", {}).get("game"))
         changes = scope["type"] == "websocket" or scope["method"] not in SAFE
         check_host(caller, headers.get("host", ""), headers.get("origin") if changes else None)
         return caller
+
+    def _take(self, who: str) -> None:
+        if (wait_s := self._parts.rates.take(who, time.monotonic())) > 0.0:
+            limit = self._parts.rates.per_s
+            raise TooMany("too many requests", where="rate", limit=limit, retry_s=wait_s)
+
+
+def _address(scope: Scope) -> str:
+    return (scope.get("client") or ("", 0))[0]
 
 
 def _no_such_place(method: str, error: HTTPException) -> NotFound:

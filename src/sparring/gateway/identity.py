@@ -80,7 +80,9 @@ class Identity:
             if claim is None or not self.keys.valid(claim.key):
                 return None
             scopes = frozenset({"record", "act", "read", SELF})
-            return Caller(f"player:{claim.player}", scopes, claim.game, claim.player)
+            # Not the pseudonym: it stays beside bots' seats that this player's game recorded, after an erasure too.
+            uploader = self.secrets.pseudonym(f"uploader/{claim.game}", claim.player)
+            return Caller(f"player:{uploader}", scopes, claim.game, claim.player)
         key = self.keys.find(text, now_s)
         return None if key is None else Caller(key.id, frozenset(key.scopes))
 

@@ -1,6 +1,7 @@
 """Names of things, and the two rules that follow from an episode's name alone."""
 
 import hashlib
+import re
 import secrets
 import time
 import uuid
@@ -11,7 +12,7 @@ EpisodeId = NewType("EpisodeId", str)  # UUIDv7, canonical lower-case text
 PlayerId = NewType("PlayerId", str)  # a pseudonym: 32 hex digits, never a name
 ModelId = NewType("ModelId", str)  # SHA-256 of a model's manifest, 64 hex digits
 
-_NIL = "00000000-0000-0000-0000-000000000000"
+_EPISODE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 def new_episode(now_ms: int | None = None) -> EpisodeId:
@@ -23,9 +24,7 @@ def new_episode(now_ms: int | None = None) -> EpisodeId:
 
 def is_episode(text: str) -> bool:
     """Whether `text` is a canonical UUIDv7."""
-    if len(text) != len(_NIL) or text[14] != "7" or text[19] not in "89ab":
-        return False
-    return all(c in "0123456789abcdef" if n != "-" else c == "-" for c, n in zip(text, _NIL, strict=True))
+    return _EPISODE.fullmatch(text) is not None
 
 
 def opened_at_ms(episode: EpisodeId) -> int:
