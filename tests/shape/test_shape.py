@@ -17,7 +17,7 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "client": {"games", "learn.policies"},  # inside the game: no torch, no server
     "gateway": {"games", "store", "registry", "learn.policies", "dashboard"},
     "store": {"games"},
-    "replay": {"games", "store"},
+    "replay": {"games", "store", "learn.protocol"},  # a table answers with the Batch that a learner is fed
     "learn": {"games", "replay", "store", "registry"},
     "registry": set(),
     "dashboard": {"games", "store", "registry"},
