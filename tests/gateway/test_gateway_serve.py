@@ -5,17 +5,20 @@ import json
 import resource
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from talking import one_chunk, post, stored
 
-from serving import serving, start, stop
+from serving import inside, serving, start, stop
+from sparring.cli import main
 from sparring.config import Config, GatewayConfig
 from sparring.errors import ConfigError
 from sparring.gateway.endpoints import ENDPOINTS, SOCKET
@@ -209,3 +212,56 @@ def test_a_store_that_cannot_write_is_never_an_ok(tmp_path):
         said = {2 + at for at, answer in enumerate(answers) if answer.status_code == 200}
     kept = {chunk.header.episode for chunk in stored(tmp_path / "data")}
     assert {one_chunk(number).header.episode for number in said | {1}} <= kept
+
+
+def test_a_full_queue_sends_callers_away_and_what_waited_is_kept(tmp_path):
+    with inside(tmp_path / "data", queue_chunks=2) as running:
+        held = sqlite3.connect(tmp_path / "data" / "experience.db", isolation_level=None)
+        held.execute("BEGIN IMMEDIATE")  # another process writes, so nothing can be committed
+
+        def upload(number):
+            with httpx.Client(base_url=running.url, timeout=30) as client:
+                return post(client, [one_chunk(number)])
+
+        with ThreadPoolExecutor(6) as pool:
+            waiting = [pool.submit(upload, number) for number in range(6)]
+            deadline = time.monotonic() + 8
+            while sum(one.done() for one in waiting) < 3:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            held.rollback()
+            held.close()
+            answers = [one.result() for one in waiting]
+    sent_away = [answer for answer in answers if answer.status_code == 503]
+    assert {answer.status_code for answer in answers} == {200, 503}
+    assert all(answer.json()["error"]["code"] == "busy" for answer in sent_away)
+    assert all(answer.headers["retry-after"] == "1" for answer in sent_away)
+    kept = {chunk.header.episode for chunk in stored(tmp_path / "data")}
+    expected = {one_chunk(n).header.episode for n, answer in enumerate(answers) if answer.status_code == 200}
+    assert kept == expected
+
+
+def test_retention_runs_when_it_starts_and_says_what_went(tmp_path):
+    data = tmp_path / "data"
+    with inside(data) as running, httpx.Client(base_url=running.url) as client:
+        post(client, [one_chunk(1)]).raise_for_status()
+    assert len(stored(data)) == 1
+    with serving(data, "--set", "store.keep_days=1e-9"):
+        deadline = time.monotonic() + 10
+        while not (data / "audit.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert stored(data) == []
+    (line,) = (data / "audit.jsonl").read_text().splitlines()
+    assert {**json.loads(line), "at_ms": 0} == {
+        "at_ms": 0,
+        "action": "retention",
+        "by": "serve",
+        "episodes": 1,
+        "chunks": 1,
+    }
+
+
+def test_an_unknown_benchmark_is_a_sentence(capsys):
+    assert main(["bench", "nosuch"]) == 1
+    assert capsys.readouterr().err.startswith("spar: bench/: there is no benchmark 'nosuch'. Choose from ")

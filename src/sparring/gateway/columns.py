@@ -21,7 +21,7 @@ def dtypes(seat: SeatSpec) -> dict[str, str]:
 
 def columns(lists: Mapping[str, Any], seat: SeatSpec) -> dict[str, Array]:
     """Every list as an array. A name that the spec does not know becomes float64; `games.checks` refuses it by name."""
-    known = dtypes(seat)
+    known = dtypes(seat) | {name: "float32" for name in lists if name.startswith("state/")}
     return {name: array(name, value, known.get(name, "float64")) for name, value in lists.items()}
 
 

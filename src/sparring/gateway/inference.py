@@ -10,13 +10,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
-from sparring.errors import ModelDamaged, Refused, SparringError
+from sparring.errors import ChunkRefused, ModelDamaged, Refused, SparringError
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.gateway.refusals import Busy
 from sparring.learn.policies import best
@@ -30,26 +30,33 @@ MAX_BATCH = 64
 MAX_WAITING = 1_024  # callers per model; more are sent away with 503
 MODELS = 8  # kept loaded; the one that was not asked for longest goes
 LOOK_EVERY_S = 1.0
+_STATE = "state"  # a recurrent model's one input beside what the seat sees
 CHANCE = "script:random"  # who acts where there is no champion yet
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One seat's view, without a batch axis."""
+    """One seat's view, without a batch axis; `state` is what a recurrent model's decision before gave."""
 
     observation: Mapping[str, Array]
     legal: Array | None
     strength: float | None
+    state: Array | None = None  # None: an episode begins
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was chosen, how probable that was, what the model thinks it is worth, and which model that is."""
+    """What was chosen, how probable that was, what the model thinks it is worth, and which model that is.
+
+    `before` and `after` are a recurrent model's memory around it: what it was given, and what its next decision is.
+    """
 
     action: Any
     logp: float | None
     value: float | None
     model: ModelId | None
+    before: Array | None = None  # float32 [numbers]
+    after: Array | None = None
 
     @property
     def actor(self) -> str:
@@ -70,6 +77,7 @@ class Inference:
         """The action of `model`, by default the champion's; by chance (model None) where there is no champion."""
         chosen = model or await self._champion(spec, seat)
         if chosen is None:
+            _check_state(asked.state, 0)
             return by_chance(spec.seats[seat], asked.legal, self._rng)
         batcher = self._models.get(chosen) or await self._load(chosen)
         if batcher.card_spec != spec.hash:
@@ -81,6 +89,7 @@ class Inference:
                 value=batcher.card_spec,
                 limit=spec.hash,
             )
+        _check_state(asked.state, batcher.state_numbers)
         self._models.move_to_end(chosen)
         return await batcher.decide(spec.seats[seat], asked)
 
@@ -130,26 +139,34 @@ class _Session:
                 f"ONNX Runtime refuses it: {error}", where=f"model {model.id[:12]}", do="Publish it anew"
             ) from None
         self._inputs = {one.name: _DTYPES.get(one.type, "float32") for one in self._session.get_inputs()}
+        # How many numbers a recurrent model remembers; 0 where it has no memory.
+        self.state_numbers: int = next((one.shape[1] for one in self._session.get_inputs() if one.name == _STATE), 0)
         names = [one.name for one in self._session.get_outputs()]
-        self._scores = "logits" if "logits" in names else "mean"
-        self._outputs = [self._scores] + (["value"] if "value" in names else [])
+        scores = "logits" if "logits" in names else "mean"
+        self._outputs = [scores, *(name for name in ("value", "state_out") if name in names)]
 
     def run(self, batch: list[tuple[SeatSpec, Asked]], rng: Generator) -> list[Decision]:
         """Rows of one seat kind each; the batch is one run."""
-        feeds = {}
+        feeds: dict[str, Array] = {}
         for name, dtype in self._inputs.items():
-            if name == "legal":
+            if name == _STATE:
+                rows = [np.zeros(self.state_numbers) if one.state is None else one.state for _, one in batch]
+            elif name == "legal":
                 rows = [np.ones(seat.action.masks) if one.legal is None else one.legal for seat, one in batch]
             else:
                 rows = [np.asarray(one.observation[name]) for _, one in batch]
             feeds[name] = np.stack(rows).astype(dtype, copy=False)
         scores, *rest = self._session.run(self._outputs, feeds)
-        values = rest[0] if rest else None
+        made = dict(zip(self._outputs[1:], rest, strict=True))
+        values, before, after = made.get("value"), feeds.get(_STATE), made.get("state_out")
         decisions = []
         for row, (seat, one) in enumerate(batch):
             action, logp = _chosen(seat, scores[row : row + 1], one, rng)
             value = None if values is None else float(values[row])
-            decisions.append(Decision(action, logp, value, self.id))
+            decided = Decision(action, logp, value, self.id)
+            if before is not None and after is not None:
+                decided = replace(decided, before=before[row], after=after[row])
+            decisions.append(decided)
         return decisions
 
 
@@ -158,7 +175,7 @@ class _Batcher:
 
     def __init__(self, session: _Session, threads: ThreadPoolExecutor) -> None:
         self._session, self._threads = session, threads
-        self.card_spec = session.spec
+        self.card_spec, self.state_numbers = session.spec, session.state_numbers
         self._rng = np.random.default_rng()
         self._waiting: deque[tuple[SeatSpec, Asked, asyncio.Future[Decision]]] = deque()
         self._running: asyncio.Task[None] | None = None
@@ -188,6 +205,18 @@ class _Batcher:
                         answer.set_result(decision)
         finally:
             self._running = None
+
+
+def _check_state(state: Array | None, numbers: int) -> None:
+    if state is not None and state.shape != (numbers,):
+        raise ChunkRefused(
+            "the state is not this model's",
+            where="act",
+            do="Send back what its answer before gave, with that answer's model; leave both out where an episode begins",
+            field="state",
+            value=list(state.shape),
+            limit=[numbers],
+        )
 
 
 def by_chance(seat: SeatSpec, legal: Array | None, rng: Generator) -> Decision:

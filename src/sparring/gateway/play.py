@@ -14,7 +14,7 @@ from sparring.errors import ChunkRefused, NotYours, SparringError, WireError
 from sparring.games.spec import GameSpec
 from sparring.gateway.door import Guard
 from sparring.gateway.identity import Caller
-from sparring.gateway.inference import Asked
+from sparring.gateway.inference import Asked, Decision
 from sparring.gateway.parts import Parts, request_id
 from sparring.gateway.recording import SeatRecorder
 from sparring.gateway.refusals import Busy, TooMany, answer, described
@@ -101,6 +101,7 @@ class _Seat:
     def __init__(self, recorder: SeatRecorder, frames: int) -> None:
         self.recorder = recorder
         self.failed: SparringError | None = None  # why nothing more of it is recorded
+        self.held: Decision | None = None  # a recurrent model's last one: its memory goes on, whoever reigns by now
         self._frames: deque[dict[str, Array]] = deque(maxlen=frames)
 
     def stacked(self, seen: dict[str, Array]) -> dict[str, Array]:
@@ -196,8 +197,10 @@ class Conversation:
         spec = self._spec.seats[seen.seat]
         observation, legal = observation_of(spec, seen.observation), legal_of(spec, seen.legal)
         seat.recorder.earned(seen.reward, seen.tick)
-        asked = Asked(seat.stacked(observation), legal, seat.recorder.start.strength)
-        chosen = await self._parts.inference.decide(self._spec, seen.seat, asked)
+        state, model = (None, None) if seat.held is None else (seat.held.after, seat.held.model)
+        asked = Asked(seat.stacked(observation), legal, seat.recorder.start.strength, state)
+        chosen = await self._parts.inference.decide(self._spec, seen.seat, asked, model)
+        seat.held = chosen if chosen.after is not None else None
         self._parts.metrics.count("spar_acts_total", f'by="{"chance" if chosen.model is None else "model"}"')
         try:
             await self._keep(seat.recorder.chose(observation, legal, chosen))

@@ -54,7 +54,8 @@ async def post_token(request: Request, parts: Parts) -> Response:
     player = parts.identity.secrets.pseudonym(game, wanted.player)
     key = caller_of(request).id
     expires_at_ms = parts.now_ms() + int(lifetime_s * 1000)
-    parts.audit.write("token", key, parts.now_ms(), game=game, expires_at_ms=expires_at_ms)  # nothing to erase later
+    about = {"game": game, "expires_at_ms": expires_at_ms}  # and not whose: that would have to be erased later
+    await asyncio.to_thread(parts.audit.write, "token", key, parts.now_ms(), **about)
     token = parts.identity.token(game, player, expires_at_ms, key)
     return json_response(
         {"token": token, "player": player, "expires_at_ms": expires_at_ms}, headers={"Cache-Control": "no-store"}
@@ -77,7 +78,8 @@ async def delete_me(request: Request, parts: Parts) -> Response:
     game, player = _self(request, parts)
     erased = await asyncio.to_thread(parts.store.erase, game, player)
     models = await asyncio.to_thread(_saw, game, erased.first_received_ms, parts)
-    parts.audit.write("erase", "player", parts.now_ms(), game=game, chunks=erased.chunks, models=models)
+    about = {"game": game, "chunks": erased.chunks, "models": models}
+    await asyncio.to_thread(parts.audit.write, "erase", "player", parts.now_ms(), **about)
     return json_response(
         {"chunks": erased.chunks, "steps": erased.steps, "episodes": erased.episodes, "models": models},
         headers={"Cache-Control": "no-store"},

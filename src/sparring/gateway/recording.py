@@ -100,6 +100,8 @@ class SeatRecorder:
             steps
         ):
             columns["behaviour_logp"] = np.array(logps, np.float32)
+        if (state := steps[0].decision.before) is not None:
+            columns["state/state"] = state
         header = Header(
             game=self.spec.id,
             version=self.spec.version,

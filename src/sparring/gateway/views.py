@@ -42,6 +42,16 @@ def legal_of(seat: SeatSpec, given: Any) -> Array | None:
     return mask
 
 
+def state_of(given: list[float] | None) -> Array | None:
+    """A recurrent model's memory as float32 [numbers], finite; None where an episode begins."""
+    if given is None:
+        return None
+    state = array("state", given, "float32")
+    if not np.isfinite(state).all():
+        raise _refused("state", "NaN or inf", "finite numbers", "it holds no number")
+    return state
+
+
 def _leaf(leaf: Leaf, value: Any, shape: tuple[int, ...]) -> Array:
     if isinstance(value, bytes | bytearray | memoryview):
         try:
