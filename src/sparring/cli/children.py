@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+STOP_S = 1.5  # for a last checkpoint; the one before is at most some seconds old
 STEADY_S = 60.0  # a child that lived this long starts again without a wait
 MAX_LOG_BYTES = 8 << 20  # then it becomes <name>.log.1
 
@@ -43,7 +44,7 @@ class Children:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop(deadline_s=2.0)
+        self.stop(STOP_S)
 
     def add(self, name: str, command: Command, nice: int = 0) -> None:
         """Keep `command` running from the next turn on."""

@@ -160,7 +160,7 @@ def _get(url: str) -> dict[str, Any] | None:
     import httpx
 
     try:
-        response = httpx.get(url, timeout=1.0, trust_env=False)
+        response = httpx.get(url, timeout=0.5, trust_env=False)
     except httpx.HTTPError:
         return None
     try:

@@ -44,7 +44,8 @@ export class Champions {
     const trust = this.trust ?? this.#pinned(signed.key);
     if (signed.key !== trust) throw bad(`the champion is signed by ${signed.key}, not by the trusted ${trust}`);
     const payload = fromBase64(signed.payload);
-    const holds = await checkSignature(fromBase64(trust.replace("ed25519:", "")), fromBase64(signed.signature), payload);
+    const key = fromBase64(trust.replace("ed25519:", ""));
+    const holds = await checkSignature(key, fromBase64(signed.signature), payload);
     if (holds === false) throw bad("the champion's signature does not fit");
     if (holds === null && this.local) {
       this.local = false; // a model that cannot be verified is not run here; the server runs it itself

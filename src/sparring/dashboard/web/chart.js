@@ -26,7 +26,8 @@ export class Chart {
     this.unit = unit;
     this.steps = steps;
     const xs = range(series.flatMap((one) => one.points.map(([x]) => x)), 0, 10);
-    const ys = range([...series.flatMap((one) => one.points.map(([, y]) => y)), ...(goal === null ? [] : [goal])], null, 1);
+    const values = series.flatMap((one) => one.points.map(([, y]) => y));
+    const ys = range(goal === null ? values : [...values, goal], null, 1);
     this.x = scale(xs, LEFT, this.width - RIGHT);
     this.y = scale(padded(ys), this.height - BOTTOM, TOP);
     const summary = series.map((one) => `${one.name}: ${figure(one.points.at(-1)?.[1])}`).join("; ");
@@ -44,7 +45,8 @@ export class Chart {
     }
     for (const tick of ticks(this.x.domain, this.width / 110, this.steps)) {
       const x = this.x(tick);
-      parts.push(s("text", { class: "axis", x, y: this.height - BOTTOM + 22, "text-anchor": "middle" }, this.unit(tick)));
+      const y = this.height - BOTTOM + 22;
+      parts.push(s("text", { class: "axis", x, y, "text-anchor": "middle" }, this.unit(tick)));
     }
     return parts;
   }
@@ -54,12 +56,17 @@ export class Chart {
   }
 
   #lines() {
-    const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`).join("");
+    const at = ([x, y]) => `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`;
+    const path = (points) => `M${points.map(at).join("L")}`;
     return this.series.filter((one) => one.points.length).flatMap((one) => [
       s("path", { class: `raw stroke-${one.colour}`, d: path(thinned(one.points)) }),
       s("path", { class: `line stroke-${one.colour}`, d: path(one.smooth), "data-points": one.points.length }),
-      s("circle", { class: `fill-${one.colour}`, r: 3.5, cx: this.x(one.smooth.at(-1)[0]), cy: this.y(one.smooth.at(-1)[1]) }),
+      this.#dot(one.colour, one.smooth.at(-1), 3.5),
     ]);
+  }
+
+  #dot(colour, [x, y], r) {
+    return s("circle", { class: `fill-${colour}`, r, cx: this.x(x), cy: this.y(y) });
   }
 
   #hover(event) {
@@ -71,7 +78,7 @@ export class Chart {
     const x = this.x(nearestX(rows, at));
     this.cross?.remove();
     this.cross = s("g", {}, s("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: this.height - BOTTOM }),
-      ...rows.map(([one, [px, py]]) => s("circle", { class: `fill-${one.colour}`, r: 4, cx: this.x(px), cy: this.y(py) })));
+      rows.map(([one, point]) => this.#dot(one.colour, point, 4)));
     this.svg.append(this.cross);
     const head = h("div", {}, this.unit(nearestX(rows, at)));
     this.tip.replaceChildren(head, ...rows.map(([one, [, y]]) =>

@@ -116,11 +116,13 @@ export class Recording {
 export function nested(flat, leaf) {
   const float = (leaf.dtype ?? "float32") === "float32";
   // Nine digits name a float32 exactly; the double behind it would print seventeen.
-  const numbers = Array.from(typeof flat === "number" ? [flat] : flat, (x) => float ? Number(Number(x).toPrecision(9)) : Number(x));
+  const exact = (x) => (float ? Number(Number(x).toPrecision(9)) : Number(x));
+  const numbers = Array.from(typeof flat === "number" ? [flat] : flat, exact);
   const cut = (values, [size, ...rest]) => {
     if (size === undefined) return values[0];
+    if (!rest.length) return values;
     const each = values.length / size;
-    return rest.length ? Array.from({ length: size }, (_, i) => cut(values.slice(i * each, (i + 1) * each), rest)) : values;
+    return Array.from({ length: size }, (_, i) => cut(values.slice(i * each, (i + 1) * each), rest));
   };
   return cut(numbers, leaf.shape ?? []);
 }

@@ -10,7 +10,8 @@ export class Match {
     const seed = newSeed();
     game.reset(BigInt(seed));
     this.episodes = Array.from({ length: seats }, (_, seat) => connection.episode({
-      seat, episode: this.id, seed, actor: seat === person ? "person" : "script:random", leaving: () => game.observation(seat),
+      seat, episode: this.id, seed, actor: seat === person ? "person" : "script:random",
+      leaving: () => game.observation(seat),
     }));
   }
 

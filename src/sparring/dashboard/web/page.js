@@ -27,7 +27,13 @@ function fill(element, attributes, children) {
   return element;
 }
 
-const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+const NOTHING = [null, undefined, false];
+const there = (children) => children.flat(Infinity).filter((child) => !NOTHING.includes(child));
+
+/** A line of text in which [Enter] is a key. */
+export function withKeys(text) {
+  return text.split(/\[(.+?)\]/).map((part, i) => (i % 2 ? h("kbd", {}, part) : part));
+}
 
 /** Replace the children only when they would read differently, so that a poll disturbs neither focus nor selection. */
 export function show(parent, ...children) {
@@ -60,14 +66,17 @@ export const short = (model) => model.slice(0, 8);
 export function figure(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   const size = Math.abs(x);
-  return size >= 1e4 ? SHORT.format(x) : String(Number(x.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3)));
+  if (size >= 1e4) return SHORT.format(x);
+  return String(Number(x.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3)));
 }
+
+const SPANS = [[1, "second"], [60, "minute"], [3600, "hour"], [86_400, "day"]];
 
 /** "just now", "4 minutes ago". */
 export function ago(ms, now = Date.now()) {
   const seconds = Math.max(0, (now - ms) / 1000);
   if (seconds < 10) return "just now";
-  const [size, unit] = seconds < 60 ? [1, "second"] : seconds < 3600 ? [60, "minute"] : seconds < 86_400 ? [3600, "hour"] : [86_400, "day"];
+  const [size, unit] = SPANS.findLast(([size]) => seconds >= size);
   const n = Math.floor(seconds / size);
   return `${n} ${unit}${n === 1 ? "" : "s"} ago`;
 }
@@ -114,5 +123,6 @@ function askForKey(problem, error) {
     location.reload();
   };
   const form = h("form", { onsubmit: keep }, input, h("button", { class: "button" }, "Use this key"));
-  problem.replaceChildren(h("p", {}, `${error.message} This server asks for a key: \`spar keys create\` makes one.`), form);
+  const words = `${error.message} This server asks for a key: \`spar keys create\` makes one.`;
+  problem.replaceChildren(h("p", {}, words), form);
 }

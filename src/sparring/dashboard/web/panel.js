@@ -4,6 +4,7 @@ import { $, ago, brief, count, say, server, short } from "./page.js";
 import { SparringError } from "./server.js";
 
 const REFRESH_EVERY_MS = 3000;
+export const NO_ADVICE = "There is no champion yet, so there is no advice worth having.";
 
 /** Whether another champion reigns than the one held: asked of the overview, which is never a 404. */
 export async function newer(connection) {
@@ -63,11 +64,12 @@ export class Panel {
     say($("bot"), model ? `Champion no. ${said.counter}` : "No champion yet");
     say($("model"), model ? `model ${short(model)}` : "");
     const steps = card ? Object.values(card.lineage.steps).reduce((a, b) => a + b, 0) : 0;
-    const seen = card?.lineage.steps.play ? `, ${brief(card.lineage.steps.play)} of them from people's games` : "";
-    say($("lineage"), card ? `${card.lineage.algorithm}, ${brief(steps)} steps${seen}; ${ago(card.created_at_ms)}`
+    const seen = card?.lineage.steps.play ? `, ${brief(card.lineage.steps.play)} of them drawn from people's games` : "";
+    say($("lineage"), card ? `${card.lineage.algorithm}, learned from ${brief(steps)} steps${seen}; ${ago(card.created_at_ms)}`
       : "playing at random; training makes it better without a reload");
-    const words = [said.modelProblem, said.notice.startsWith("no champion") ? "" : said.notice, said.lasting ? "" : "This browser keeps nothing over a reload."];
-    say($("record-note"), [...words, said.problem].filter(Boolean).join(" "));
+    const notice = said.notice.startsWith("no champion") ? "" : said.notice;
+    const forgetful = said.lasting ? "" : "This browser keeps nothing over a reload.";
+    say($("record-note"), [said.modelProblem, notice, forgetful, said.problem].filter(Boolean).join(" "));
   }
 
   /** The result of a game, and then what became of its record. */

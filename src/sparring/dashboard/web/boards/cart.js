@@ -29,7 +29,10 @@ export function drawCart(context, state, { top, height, width, pole, ink, line, 
   context.strokeStyle = line;
   context.lineWidth = 2;
   stroke(context, width / 2 - TRACK * unit, floor, width / 2 + TRACK * unit, floor);
-  for (const end of [-TRACK, TRACK]) stroke(context, width / 2 + end * unit, floor - 7, width / 2 + end * unit, floor + 7);
+  for (const end of [-TRACK, TRACK]) {
+    const stop = width / 2 + end * unit;
+    stroke(context, stop, floor - 7, stop, floor + 7);
+  }
   const cart = { w: unit * 0.46, h: unit * 0.22 };
   context.fillStyle = ink;
   context.beginPath();

@@ -6,11 +6,9 @@ import { colours, drawCart, sharpen, text } from "./cart.js";
 const LEFT = 0, RIGHT = 1;
 
 export const title = "CartPole";
-export const rules = "Push the cart left or right to keep the pole up. The cart is pushed at every tick: the way you last chose. The champion starts from the same place, above you.";
-
-export function keys() {
-  return [h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " or ", h("kbd", {}, "A"), " ", h("kbd", {}, "D"), " push, and so does a press on either half of the picture. The first push begins."];
-}
+export const rules = "Push the cart left or right to keep the pole up. The cart is pushed at every tick: the way you " +
+  "last chose. The champion starts from the same place, above you.";
+export const keys = "[←] [→] or [A] [D] push, and so does a press on either half of the picture. The first one begins.";
 
 export class Board {
   constructor(root, onBegin) {
@@ -18,7 +16,12 @@ export class Board {
     this.way = RIGHT;
     this.canvas = h("canvas", { class: "screen carts", tabindex: "0", role: "img", "aria-label": "Two carts" });
     this.canvas.style.aspectRatio = "16 / 11";
-    const pad = (way, word) => h("button", { type: "button", class: "button plain", onpointerdown: (event) => { event.preventDefault(); this.#push(way); } }, word);
+    const pressed = (way) => (event) => {
+      event.preventDefault();
+      this.#push(way);
+    };
+    const pad = (way, word) =>
+      h("button", { type: "button", class: "button plain", onpointerdown: pressed(way) }, word);
     root.append(this.canvas, h("div", { class: "pads" }, pad(LEFT, "◀ left"), pad(RIGHT, "right ▶")));
     this.canvas.addEventListener("pointerdown", (event) => {
       const box = this.canvas.getBoundingClientRect();
@@ -49,10 +52,15 @@ export class Board {
     const between = now.map((value, i) => before[i] + (value - before[i]) * part);
     context.clearRect(0, 0, width, height);
     const share = height * 0.4;
-    drawCart(context, bot, { top: 0, height: share, width, pole: ink.bot, ink: ink.quiet, line: ink.line, label: `bot: ${botTicks} ticks` });
-    drawCart(context, between, { top: share, height: height - share, width, pole: ink.you, ink: ink.ink, line: ink.line, label: `you: ${ticks} ticks` });
-    if (advice !== null) text(context, advice === LEFT ? "◀" : "▶", width / 2 + (advice === LEFT ? -34 : 34), height - 12, ink.you, { size: 22, align: "center" });
-    if (banner) text(context, banner, width / 2, height - (height - share) * 0.045, ink.ink, { size: Math.max(14, height * 0.036), align: "center", weight: 600 });
+    const above = { top: 0, height: share, pole: ink.bot, ink: ink.quiet, label: `bot: ${botTicks} ticks` };
+    const below = { top: share, height: height - share, pole: ink.you, ink: ink.ink, label: `you: ${ticks} ticks` };
+    drawCart(context, bot, { width, line: ink.line, ...above });
+    drawCart(context, between, { width, line: ink.line, ...below });
+    const size = Math.max(14, height * 0.036);
+    if (banner) text(context, banner, width / 2, height - size * 0.75, ink.ink, { size, align: "center", weight: 600 });
+    if (advice === null) return;
+    const [sign, away] = advice === LEFT ? ["◀", -34] : ["▶", 34];
+    text(context, sign, width / 2 + away, height - 12, ink.you, { size: 22, align: "center" });
   }
 
   #push(way) {

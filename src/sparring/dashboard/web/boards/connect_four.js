@@ -8,11 +8,8 @@ const WIDTH = 2 * EDGE + COLUMNS * CELL, HEIGHT = ABOVE + 2 * EDGE + ROWS * CELL
 const centre = (column, row) => [EDGE + (column + 0.5) * CELL, ABOVE + EDGE + (row + 0.5) * CELL];
 
 export const title = "Connect Four";
-export const rules = "Drop stones into columns; four in a line, in any direction, win. Who begins changes with every game.";
-
-export function keys() {
-  return [h("kbd", {}, "1"), "–", h("kbd", {}, "7"), " or ", h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " and ", h("kbd", {}, "Enter"), " drop a stone; so does a click or a tap."];
-}
+export const rules = "Drop stones into columns; four in a line, in any direction, win. Who begins changes each game.";
+export const keys = "[1]–[7] or [←] [→] and [Enter] drop a stone; so does a click or a tap.";
 
 export class Board {
   constructor(root, onColumn) {
@@ -24,10 +21,12 @@ export class Board {
       s("rect", { class: "back", x: 4, y: ABOVE + 4, width: WIDTH - 8, height: HEIGHT - ABOVE - 8, rx: 24 }),
       this.stones, s("path", { class: "board", "fill-rule": "evenodd", d: front() }), rims(), this.over);
     this.buttons = Array.from({ length: COLUMNS }, (_, column) => h("button", {
-      type: "button", "aria-label": `Column ${column + 1}`, "aria-disabled": "true", onclick: () => onColumn(column), onpointerenter: () => this.#ghost(column),
-      onpointerleave: () => this.#ghost(null), onfocus: () => this.#ghost(column), onblur: () => this.#ghost(null),
+      type: "button", "aria-label": `Column ${column + 1}`, "aria-disabled": "true", onclick: () => onColumn(column),
+      onpointerenter: () => this.#ghost(column), onpointerleave: () => this.#ghost(null),
+      onfocus: () => this.#ghost(column), onblur: () => this.#ghost(null),
     }));
-    root.append(h("div", { class: "four" }, this.svg, h("div", { class: "columns", role: "group", "aria-label": "Columns" }, this.buttons)));
+    const columns = h("div", { class: "columns", role: "group", "aria-label": "Columns" }, this.buttons);
+    root.append(h("div", { class: "four" }, this.svg, columns));
     document.addEventListener("keydown", (event) => this.#key(event));
   }
 
@@ -49,7 +48,10 @@ export class Board {
 
   /** Ring the four that won. */
   celebrate(game) {
-    for (const cell of game.line) this.drawn.get(`${cell % COLUMNS},${Math.floor(cell / COLUMNS)}`)?.classList.add("won");
+    for (const cell of game.line) {
+      const key = `${cell % COLUMNS},${Math.floor(cell / COLUMNS)}`;
+      this.drawn.get(key)?.classList.add("won");
+    }
   }
 
   #place(column, row, whose) {
@@ -62,8 +64,8 @@ export class Board {
     }
     if (there) return;
     const [x, y] = centre(column, row);
-    const stone = s("g", { class: `stone ${whose}` }, s("circle", { r: 45 }), s("circle", { class: "ring", r: 31 }), s("circle", { class: "mark", r: 38 }));
-    stone.querySelector(".mark").setAttribute("fill", "none");
+    const rings = [s("circle", { class: "ring", r: 31 }), s("circle", { class: "mark", r: 38, fill: "none" })];
+    const stone = s("g", { class: `stone ${whose}` }, s("circle", { r: 45 }), rings);
     stone.style.transform = `translate(${x}px, ${EDGE}px)`;
     this.stones.append(stone);
     this.drawn.set(key, stone);
@@ -121,9 +123,12 @@ function freeIn(planes, column) {
 function front() {
   const r = 43, corner = 28;
   const [left, top, right, bottom] = [0, ABOVE, WIDTH, HEIGHT];
-  const round = `M${left + corner} ${top}H${right - corner}A${corner} ${corner} 0 0 1 ${right} ${top + corner}V${bottom - corner}` +
-    `A${corner} ${corner} 0 0 1 ${right - corner} ${bottom}H${left + corner}A${corner} ${corner} 0 0 1 ${left} ${bottom - corner}` +
-    `V${top + corner}A${corner} ${corner} 0 0 1 ${left + corner} ${top}Z`;
+  const turn = (x, y) => `A${corner} ${corner} 0 0 1 ${x} ${y}`;
+  const round = [
+    `M${left + corner} ${top}H${right - corner}`, turn(right, top + corner), `V${bottom - corner}`,
+    turn(right - corner, bottom), `H${left + corner}`, turn(left, bottom - corner), `V${top + corner}`,
+    turn(left + corner, top), "Z",
+  ].join("");
   const holes = cells().map(([x, y]) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`);
   return round + holes.join("");
 }

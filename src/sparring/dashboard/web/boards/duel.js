@@ -8,12 +8,9 @@ const PADDLE_X = 4864, PADDLE_HALF = 512, PADDLE_SPEED = 160, BALL_HALF = 96;
 const UP = 0, STAY = 1, DOWN = 2;
 
 export const title = "Duel";
-export const rules = "First to five points. The ball gets faster with every return, and the edge of your paddle gives it an angle. Sides change with every game.";
-export const ticksPerS = 30;
-
-export function keys() {
-  return [h("kbd", {}, "↑"), " ", h("kbd", {}, "↓"), " or ", h("kbd", {}, "W"), " ", h("kbd", {}, "S"), ", or let the paddle follow your mouse or finger. ", h("kbd", {}, "Space"), " begins."];
-}
+export const rules = "First to five points. The ball gets faster with every return, and the edge of your paddle gives " +
+  "it an angle. Sides change with every game.";
+export const keys = "[↑] [↓] or [W] [S], or let the paddle follow your mouse or finger. [Space] begins.";
 
 export class Board {
   constructor(root, onBegin) {
@@ -62,10 +59,12 @@ export class Board {
       context.beginPath();
       context.roundRect(left, y(at - PADDLE_HALF), 10, PADDLE_HALF * 2 * unit, 5);
       context.fill();
-      if (seat === person && advice !== null && advice !== STAY) arrow(context, left + 5, y(at), PADDLE_HALF * unit + 12, advice === UP ? -1 : 1, ink.you);
+      if (seat !== person || advice === null || advice === STAY) return;
+      arrow(context, left + 5, y(at), PADDLE_HALF * unit + 12, advice === UP ? -1 : 1, ink.you);
     });
     this.#ball(context, before, now, part, { x, y, radius: Math.max(4, BALL_HALF * unit * 1.25), ink });
-    if (banner) text(context, banner, width / 2, height * 0.74, ink.ink, { size: Math.max(15, height * 0.052), align: "center", weight: 600 });
+    const size = Math.max(15, height * 0.052);
+    if (banner) text(context, banner, width / 2, height * 0.74, ink.ink, { size, align: "center", weight: 600 });
   }
 
   #ball(context, before, now, part, { x, y, radius, ink }) {
@@ -100,8 +99,11 @@ export class Board {
 /** Paddles, ball, scores and pause in the field's own units, from what the left seat sees. */
 function see(game) {
   const seen = game.observation(0);
-  const f = seen["observation/field"];
-  return { paddles: [f[0] * 4096, f[1] * 4096], ball: [f[2] * 8192, f[3] * 4096], pause: f[6], scores: [Math.round(f[7] * 8), Math.round(f[8] * 8)] };
+  const [own, other, x, y, , , pause, points, theirs] = seen["observation/field"];
+  return {
+    paddles: [own * 4096, other * 4096], ball: [x * 8192, y * 4096], pause,
+    scores: [Math.round(points * 8), Math.round(theirs * 8)],
+  };
 }
 
 const mix = (a, b, part) => a + (b - a) * part;

@@ -2,7 +2,7 @@
 
 import { Match, nextFrame } from "../match.js";
 import { $, say } from "../page.js";
-import { nextSeat } from "../panel.js";
+import { NO_ADVICE, nextSeat } from "../panel.js";
 import { SparringError } from "../server.js";
 
 const LONGEST_SLEEP_MS = 250; // a page that was hidden goes on from where it was
@@ -74,7 +74,7 @@ class Table {
     }
     const thought = await this.match.advice();
     this.advice = thought.model ? thought.best : null;
-    this.panel.advise(thought.model ? words[thought.best] : "There is no champion yet, so there is no advice worth having.");
+    this.panel.advise(thought.model ? words[thought.best] : NO_ADVICE);
   }
 }
 
@@ -151,10 +151,11 @@ class CartTable extends Table {
   }
 
   draw(before, now, part) {
-    const banner = this.running ? "" : this.match.over ? `${this.rules.tick} ticks; push to try again` : "push left or right to begin";
-    this.view.draw(before, now, part, {
-      bot: this.view.look(this.other), botTicks: Number(this.other.tick), ticks: Number(this.rules.tick), advice: this.advice, banner,
-    });
+    const { advice, other, rules } = this;
+    const invites = this.match.over ? `${rules.tick} ticks; push to try again` : "push left or right to begin";
+    const banner = this.running ? "" : invites;
+    const bot = this.view.look(other);
+    this.view.draw(before, now, part, { bot, botTicks: other.tick, ticks: rules.tick, advice, banner });
   }
 
   async finish() {
@@ -167,7 +168,8 @@ class CartTable extends Table {
     say($("won"), String(this.best));
     say($("drawn"), String(ticks));
     say($("lost"), String(this.other.tick));
-    say($("status"), ticks >= 500 ? "All five hundred ticks. Perfect." : `You held it for ${ticks} ticks; the bot for ${this.other.tick}.`);
+    const held = `You held it for ${ticks} ticks; the bot for ${this.other.tick}.`;
+    say($("status"), ticks >= 500 ? "All five hundred ticks. Perfect." : held);
     return this.panel.finished(null, this.match);
   }
 }

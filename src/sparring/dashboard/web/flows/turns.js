@@ -2,7 +2,7 @@
 
 import { Match } from "../match.js";
 import { $, say } from "../page.js";
-import { nextSeat } from "../panel.js";
+import { NO_ADVICE, nextSeat } from "../panel.js";
 import { SparringError } from "../server.js";
 
 const THINKING_MS = 450; // an answer at once feels like a slap
@@ -77,7 +77,7 @@ export async function playByTurns({ game, board, Game, connection, panel }) {
       const thought = await now.advice();
       if (now !== match || !rules.toAct[now.person] || now.over) return;
       advice = thought.model ? thought.best : null;
-      words = thought.model ? counsel(thought) : "There is no champion yet, so there is no advice worth having.";
+      words = thought.model ? counsel(thought) : NO_ADVICE;
     }
     panel.advise(words);
     draw();
@@ -99,6 +99,8 @@ export async function playByTurns({ game, board, Game, connection, panel }) {
 
 function counsel({ best, chances, value }) {
   const sure = chances ? `, sure to ${Math.round(chances[best] * 100)} %` : "";
-  const hope = value === null || value === undefined ? "" : ` It gives you ${value > 0.15 ? "the better" : value < -0.15 ? "the worse" : "an even"} game (${value.toFixed(2)}).`;
-  return `The bot would drop into column ${best + 1}${sure}.${hope}`;
+  const move = `The bot would drop into column ${best + 1}${sure}.`;
+  if (value === null || value === undefined) return move;
+  const game = value > 0.15 ? "the better" : value < -0.15 ? "the worse" : "an even";
+  return `${move} It gives you ${game} game (${value.toFixed(2)}).`;
 }

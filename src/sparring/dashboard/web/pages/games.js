@@ -10,12 +10,13 @@ const ABOUT = {
 const ORDER = Object.keys(ABOUT);
 
 function fourArt() {
-  const stones = { "3,5": "you", "2,5": "bot", "4,5": "you", "3,4": "bot", "1,5": "bot", "4,4": "bot", "2,4": "you", "3,3": "you", "5,5": "you", "4,3": "you" };
-  const holes = [];
-  for (let column = 0; column < 7; column++)
-    for (let row = 2; row < 6; row++)
-      holes.push(s("circle", { class: `art-${stones[`${column},${row}`] ?? "hole"}`, cx: 83 + column * 26, cy: 48 + (row - 2) * 28, r: 10.5 }));
-  return s("svg", { viewBox: "0 0 320 180", "aria-hidden": "true" }, s("rect", { class: "art-frame", x: 62, y: 28, width: 196, height: 124, rx: 12 }), holes);
+  const rows = [".......", "...yy..", "..ybb..", ".bbyyy."];
+  const whose = { ".": "hole", y: "you", b: "bot" };
+  const hole = (sign, column, row) =>
+    s("circle", { class: `art-${whose[sign]}`, cx: 83 + column * 26, cy: 48 + row * 28, r: 10.5 });
+  return s("svg", { viewBox: "0 0 320 180", "aria-hidden": "true" },
+    s("rect", { class: "art-frame", x: 62, y: 28, width: 196, height: 124, rx: 12 }),
+    rows.map((line, row) => [...line].map((sign, column) => hole(sign, column, row))));
 }
 
 function duelArt() {
@@ -23,7 +24,8 @@ function duelArt() {
     s("line", { class: "art-line", x1: 160, y1: 18, x2: 160, y2: 162, "stroke-dasharray": "5 7" }),
     s("rect", { class: "art-you", x: 40, y: 88, width: 9, height: 46, rx: 4 }),
     s("rect", { class: "art-bot", x: 271, y: 42, width: 9, height: 46, rx: 4 }),
-    ...[0.15, 0.3, 0.5, 1].map((opacity, i) => s("circle", { class: "art-ink", cx: 150 + i * 22, cy: 106 - i * 9, r: 7, opacity })));
+    [0.15, 0.3, 0.5, 1].map((opacity, i) =>
+      s("circle", { class: "art-ink", cx: 150 + i * 22, cy: 106 - i * 9, r: 7, opacity })));
 }
 
 function cartArt() {
@@ -43,7 +45,10 @@ function reigns(game) {
 }
 
 function card(game) {
-  const [title, about, art] = ABOUT[game.id] ?? [game.id, `${game.seats} seat${game.seats === 1 ? "" : "s"}, ${game.turns} turns, version ${game.version}.`, null];
+  const plain = `${game.seats} seat${game.seats === 1 ? "" : "s"}, ${game.turns} turns, version ${game.version}.`;
+  const [title, about, art] = ABOUT[game.id] ?? [game.id, plain, null];
+  const play = game.playable ? h("a", { class: "button", href: `/play/${game.id}` }, "Play")
+    : h("span", { class: "quiet small" }, "played in its own client");
   const numbers = [["steps", game.steps], ["in people's games", game.people_steps], ["episodes", game.episodes]];
   return h("li", { class: "game card", "data-game": game.id },
     art && h("figure", {}, art()),
@@ -51,7 +56,7 @@ function card(game) {
       h("h2", {}, title), h("p", { class: "quiet" }, about), h("p", { class: "reigns" }, reigns(game)),
       h("dl", {}, numbers.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, brief(value))))),
       h("div", { class: "actions" },
-        game.playable ? h("a", { class: "button", href: `/play/${game.id}` }, "Play") : h("span", { class: "quiet small" }, "played in its own client"),
+        play,
         h("a", { class: "button plain", href: `/learning?game=${encodeURIComponent(game.id)}` }, "Learning"))));
 }
 

@@ -12,8 +12,10 @@ const METRICS = {
   return_mean: "return per episode", past_return_mean: "return against past selves", loss: "loss",
   steps_per_s: "steps per second", episodes: "episodes",
 };
+const AXES = ["seconds", "env_steps", "updates", "return_sd"]; // not worth a curve
 const GOALS = { "cartpole/return_mean": 475 };
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400];
+const NO_PROMOTION = "No promotion yet. A model is published about once a minute, and reigns when it beats the last.";
 const MOST_RUNS = 6;
 const MOST_PROMOTIONS = 12;
 const MOST_ROWS = 4000; // of one run, in this page
@@ -38,8 +40,8 @@ async function refresh() {
   if (game) $("game").value = game;
   runs = all.filter((run) => run.game === game).slice(0, MOST_RUNS);
   await Promise.all(runs.map((run) => follow(run.run)));
-  show($("log"), promotions.length ? promotions.slice(0, MOST_PROMOTIONS).map(promotion) : h("li", {}, h("span", {}),
-    h("span", { class: "quiet" }, "No promotion yet. A model is published about once a minute, and reigns when it beats the one before.")));
+  const none = h("li", {}, h("span", {}), h("span", { class: "quiet" }, NO_PROMOTION));
+  show($("log"), promotions.length ? promotions.slice(0, MOST_PROMOTIONS).map(promotion) : none);
   chips();
   metricChoices();
   draw();
@@ -59,7 +61,7 @@ function chips() {
   const chip = (run, i) => h("label", {},
     h("input", { type: "checkbox", value: run.run, checked: !hiddenRuns.has(run.run) }),
     h("span", { class: `dot fill-${i}` }), h("span", { title: run.run }, nameOf(run)),
-    h("span", { class: `tag ${run.state}` }, run.state === "running" ? `${brief(last(run, "steps_per_s") ?? 0)} steps/s` : run.state));
+    h("span", { class: `tag ${run.state}` }, standing(run)));
   const box = $("runs");
   const legend = box.querySelector("legend");
   const focused = document.activeElement?.value;
@@ -75,6 +77,10 @@ function chips() {
 
 const BEGUN = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
+function standing(run) {
+  return run.state === "running" ? `${brief(last(run, "steps_per_s") ?? 0)} steps/s` : run.state;
+}
+
 function nameOf(run) {
   return `${run.algo}, ${BEGUN.format(run.started_at_ms)}`;
 }
@@ -85,25 +91,32 @@ function last(run, key) {
 
 function metricChoices() {
   const known = new Set(runs.flatMap((run) => Object.keys(curves.get(run.run)?.rows.at(-1) ?? {})));
-  const extra = [...known].filter((key) => !(key in METRICS) && !["seconds", "env_steps", "updates", "return_sd"].includes(key));
+  const extra = [...known].filter((key) => !(key in METRICS) && !AXES.includes(key));
   const named = Object.keys(METRICS).filter((key) => key === "return_mean" || known.has(key));
-  const options = [...named, ...extra].map((key) => h("option", { value: key }, METRICS[key] ?? key.replaceAll("_", " ")));
-  show($("metric"), options);
+  show($("metric"), [...named, ...extra].map((key) => h("option", { value: key }, words(key))));
   // In self-play one's own return says little: both sides get better. Against past selves it says whether.
-  $("metric").value = metric ?? (runs.some((run) => last(run, "past_return_mean") !== null) ? "past_return_mean" : "return_mean");
+  const selfplay = runs.some((run) => last(run, "past_return_mean") !== null);
+  $("metric").value = metric ?? (selfplay ? "past_return_mean" : "return_mean");
+}
+
+const words = (key) => METRICS[key] ?? key.replaceAll("_", " ");
+
+function points(run, x, y) {
+  const rows = curves.get(run.run)?.rows ?? [];
+  return rows.filter((row) => Number.isFinite(row[x]) && Number.isFinite(row[y])).map((row) => [row[x], row[y]]);
 }
 
 function draw() {
   const key = $("metric").value || "return_mean", over = $("over").value;
   const series = runs.map((run, colour) => ({
     name: nameOf(run), colour, shown: !hiddenRuns.has(run.run),
-    points: (curves.get(run.run)?.rows ?? []).filter((row) => Number.isFinite(row[key]) && Number.isFinite(row[over])).map((row) => [row[over], row[key]]),
+    points: points(run, over, key),
   })).filter((one) => one.shown);
-  const words = METRICS[key] ?? key.replaceAll("_", " ");
-  say($("measured"), words[0].toUpperCase() + words.slice(1));
+  const label = words(key);
+  say($("measured"), label[0].toUpperCase() + label.slice(1));
   const drawn = series.some((one) => one.points.length);
   const axis = over === "seconds" ? { unit: clock, steps: CLOCK_STEPS } : { unit: brief };
-  chart.draw(series, { ...axis, label: words, goal: (drawn && GOALS[`${game}/${key}`]) ?? null });
+  chart.draw(series, { ...axis, label, goal: (drawn && GOALS[`${game}/${key}`]) ?? null });
   let empty = $("no-runs");
   if (!empty) $("chart").prepend(empty = h("div", { id: "no-runs", class: "empty" }));
   empty.hidden = drawn;
@@ -115,12 +128,13 @@ function draw() {
 
 function promotion(one) {
   const evidence = one.evidence;
-  const judged = !evidence ? "" : evidence.wins !== null
+  const before = evidence.incumbent_mean === null ? "" : `, before it ${figure(evidence.incumbent_mean)}`;
+  const judged = evidence.wins !== null
     ? ` after ${evidence.wins} wins, ${evidence.draws} draws and ${evidence.losses} losses`
-    : ` with a mean of ${figure(evidence.mean)} over ${evidence.episodes} episodes${evidence.incumbent_mean === null ? "" : `, before it ${figure(evidence.incumbent_mean)}`}`;
+    : ` with a mean of ${figure(evidence.mean)} over ${evidence.episodes} episodes${before}`;
+  const model = h("a", { class: "mono", href: `/models?game=${encodeURIComponent(one.game)}` }, short(one.model));
   return h("li", {}, h("time", { datetime: new Date(one.at_ms).toISOString() }, ago(one.at_ms)),
-    h("span", {}, h("strong", {}, one.game), ": model ", h("a", { class: "mono", href: `/models?game=${encodeURIComponent(one.game)}` }, short(one.model)),
-      one.counter ? ` became champion no. ${one.counter}` : " became champion", `${judged}.`));
+    h("span", {}, h("strong", {}, one.game), ": model ", model, ` became champion no. ${one.counter}${judged}.`));
 }
 
 /** The cart beside the curve: the champion balances, one episode after another, and nothing is recorded. */
@@ -152,7 +166,8 @@ async function balance() {
       cart.step([action]);
     }
     paint(cart);
-    say($("balancer"), connection.model ? `balanced by champion no. ${connection.statistics().counter}, model ${short(connection.model)}`
+    const who = `balanced by champion no. ${connection.statistics().counter}`;
+    say($("balancer"), connection.model ? `${who}, model ${short(connection.model)}`
       : "no champion yet: pushed at random until one is trained");
     say($("balance"), `tick ${cart.tick} of 500, best ${Math.max(best.ticks, Number(cart.tick))}`);
     requestAnimationFrame(frame);

@@ -3,17 +3,20 @@
 import { $, ago, brief, figure, h, poll, server, short, show } from "../page.js";
 
 const asked = new URLSearchParams(location.search).get("game");
-const SOURCES = { play: "people", selfplay: "self-play", collect: "mock players", node: "nodes", import: "imported", sim: "simulation" };
+const SOURCES = {
+  play: "people", selfplay: "self-play", collect: "mock players", node: "nodes", import: "imported", sim: "simulation",
+};
 
 function evaluation(evidence) {
   if (!evidence) return [h("span", { class: "quiet" }, "not evaluated")];
   const lines = [h("span", { class: "number" }, `${figure(evidence.mean)} ± ${figure(evidence.sd)}`),
     h("span", { class: "under" }, `mean of ${evidence.episodes} episodes`)];
+  const under = (words) => lines.push(h("span", { class: "under" }, words));
+  const before = evidence.incumbent ? short(evidence.incumbent) : "chance";
   if (evidence.wins !== null)
-    lines.push(h("span", { class: "under" }, `${evidence.wins} won, ${evidence.draws} drawn, ${evidence.losses} lost against ${evidence.incumbent ? short(evidence.incumbent) : "chance"}`));
-  else if (evidence.incumbent_mean !== null)
-    lines.push(h("span", { class: "under" }, `${short(evidence.incumbent ?? "before")} had ${figure(evidence.incumbent_mean)}`));
-  if (evidence.by !== "gate") lines.push(h("span", { class: "under" }, `promoted by ${evidence.by}`));
+    under(`${evidence.wins} won, ${evidence.draws} drawn, ${evidence.losses} lost against ${before}`);
+  else if (evidence.incumbent_mean !== null) under(`${before} had ${figure(evidence.incumbent_mean)}`);
+  if (evidence.by !== "gate") under(`promoted by ${evidence.by}`);
   return lines;
 }
 
@@ -26,8 +29,9 @@ function share(steps) {
     part.style.width = `${(100 * n) / total}%`;
     bar.append(part);
   }
-  return [h("span", { class: "number" }, brief(total)), bar, h("span", { class: "legend" },
-    entries.map(([source, n]) => h("span", {}, h("span", { class: `dot source-${source}` }), `${SOURCES[source] ?? source} ${brief(n)}`)))];
+  const legend = ([source, n]) =>
+    h("span", {}, h("span", { class: `dot source-${source}` }), `${SOURCES[source] ?? source} ${brief(n)}`);
+  return [h("span", { class: "number" }, brief(total)), bar, h("span", { class: "legend" }, entries.map(legend))];
 }
 
 /** A link to a file; with a key it is fetched by hand, since a link cannot carry one. */
@@ -47,6 +51,8 @@ $("list").addEventListener("click", async (event) => {
 
 function row(model, index) {
   const cell = (label, ...children) => h("td", { "data-label": label }, h("div", {}, children));
+  const parents = model.parents.map((id) => h("code", { class: "under", title: id }, short(id)));
+  const run = h("span", { class: "under", title: model.run }, `run ${model.run.split("-").at(-1)}`);
   const files = [["card.json", "card"], ["weights.safetensors", "weights"], ["model.onnx", "ONNX"]];
   return h("tr", { class: model.champion && "reigning", "data-model": model.id },
     cell("rank", h("span", { class: "number" }, String(index + 1))),
@@ -54,25 +60,29 @@ function row(model, index) {
       model.champion && h("span", { class: "tag champion" }, `champion no. ${model.counter}`),
       h("span", { class: "under" }, ago(model.created_at_ms))),
     cell("evaluation", evaluation(model.evidence)),
-    cell("algorithm", model.algorithm, model.run && h("span", { class: "under", title: model.run }, `run ${model.run.split("-").at(-1)}`)),
+    cell("algorithm", model.algorithm, model.run && run),
     cell("learned from", share(model.steps)),
-    cell("parents", model.parents.length ? model.parents.map((id) => h("code", { class: "under", title: id }, short(id))) : h("span", { class: "quiet" }, "none: from scratch")),
+    cell("parents", parents.length ? parents : h("span", { class: "quiet" }, "none: from scratch")),
     cell("files", h("span", { class: "files" }, files.filter(([name]) => model.files.includes(name))
       .map(([name, word]) => download(model, name, word)))));
 }
 
 function table(models) {
-  const heads = ["", "model", "evaluation", "algorithm", "learned from", "parents", "files"];
+  const rank = h("span", { class: "unseen" }, "rank");
+  const heads = [rank, "model", "evaluation", "algorithm", "learned from", "parents", "files"];
   return h("div", { class: "scroll" }, h("table", { class: "stacks" },
-    h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name || h("span", { class: "unseen" }, "rank"))))),
+    h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, models.map(row))));
 }
 
 poll(async () => {
   const { games } = await server.get("/api/games");
   const game = asked ?? games.reduce((most, one) => (one.models > most.models ? one : most)).id;
-  show($("tabs"), games.map((one) => h("a", { href: `/models?game=${encodeURIComponent(one.id)}`, "aria-current": one.id === game && "page" },
-    `${one.id} ${one.models || ""}`)));
+  const tab = ({ id, models: n }) => {
+    const href = `/models?game=${encodeURIComponent(id)}`;
+    return h("a", { href, "aria-current": id === game && "page" }, `${id} ${n || ""}`);
+  };
+  show($("tabs"), games.map(tab));
   const { models } = await server.get(`/api/models?game=${encodeURIComponent(game)}`);
   const empty = h("div", { class: "empty" }, h("strong", {}, "No model yet"),
     h("p", {}, "A run publishes its first one within a minute of learning:"), h("code", {}, `spar train ${game}`));

@@ -3,7 +3,7 @@
 import { connect, SparringError } from "../client.js";
 import { hex } from "../ids.js";
 import { Panel } from "../panel.js";
-import { $, h, linked, say, server } from "../page.js";
+import { $, h, linked, say, server, withKeys } from "../page.js";
 import { playByClock } from "../flows/clock.js";
 import { playByTurns } from "../flows/turns.js";
 
@@ -29,7 +29,7 @@ async function begin() {
   document.title = `${board.title} · Sparring`;
   say($("title"), board.title);
   say($("rules"), board.rules);
-  $("keys").replaceChildren(...board.keys());
+  $("keys").replaceChildren(...withKeys(board.keys));
   const { trust } = await server.get("/api/games");
   const connection = await connect("", { game, player: playerName(), trust, token: server.token, champion: false });
   linked(true);
