@@ -19,7 +19,7 @@ from sparring.wire.tree import pack, unpack
 
 def actor_for(game_id, n=8, algo="ppo", seed=0, past=0, share=0.5):
     algorithm, game = open_algorithm(algo), open_game(game_id, n)
-    learner = algorithm.begin(game.spec, settings_of(algorithm, {"convolutions": False, "hidden_units": [16]}), seed)
+    learner = algorithm.begin(game.spec, settings_of(algorithm, {"image_layers": ["flat"], "hidden_units": [16]}), seed)
     selves = PastSelves(learner.network, max(past, 1), share)
     for _ in range(past):
         selves.add(learner.weights(), np.random.default_rng(0))

@@ -112,7 +112,7 @@ def replace_action(seat, action):
 
 def test_dqn_never_chooses_an_illegal_action_for_its_target(config):
     algorithm = open_algorithm("dqn")
-    learner = algorithm.begin(spec_of("connect-four"), settings_of(algorithm, {"convolutions": False}), 0)
+    learner = algorithm.begin(spec_of("connect-four"), settings_of(algorithm, {"image_layers": ["flat"]}), 0)
     from sparring.learn.algorithms.dqn import td_errors
     from sparring.learn.protocol import Batch
 

@@ -22,7 +22,7 @@ from sparring.wire.model import Lineage
 def forward_for(game, seed=0):
     algorithm = open_algorithm("ppo")
     learner = algorithm.begin(
-        spec_of(game), settings_of(algorithm, {"convolutions": False, "hidden_units": [16]}), seed
+        spec_of(game), settings_of(algorithm, {"image_layers": ["flat"], "hidden_units": [16]}), seed
     )
     return Forward(learner.network, learner.weights()), learner
 

@@ -21,8 +21,8 @@ from sparring.wire.model import WEIGHTS
 from sparring.wire.tree import unpack
 
 QUICK = {
-    "ppo": ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "convolutions=false"),
-    "dqn": ("hidden_units=[16]", "batch_steps=32", "convolutions=false"),
+    "ppo": ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", 'image_layers=["flat"]'),
+    "dqn": ("hidden_units=[16]", "batch_steps=32", 'image_layers=["flat"]'),
 }
 
 
@@ -313,9 +313,9 @@ def test_wrong_ways_to_resume_are_refused(config):
 
 def test_a_preset_replaces_defaults_but_never_what_the_user_set(config):
     preset = plan(Wish("cartpole", "dqn"), config)
-    assert preset.replay.capacity_steps == 50_000
-    mine = replace(config, replay=replace(config.replay, capacity_steps=7_777), train=replace(config.train, envs=3))
-    assert plan(Wish("cartpole", "dqn"), mine).replay.capacity_steps == 7_777
+    assert preset.replay.samples_per_insert == 32.0
+    mine = replace(config, replay=replace(config.replay, samples_per_insert=5.0), train=replace(config.train, envs=3))
+    assert plan(Wish("cartpole", "dqn"), mine).replay.samples_per_insert == 5.0
     assert plan(Wish("connect-four"), mine).envs == 3
     assert plan(Wish("connect-four"), config).envs == 128
     assert plan(Wish("connect-four", settings=("clip=0.1",)), config).settings.clip == 0.1

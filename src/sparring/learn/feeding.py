@@ -1,12 +1,13 @@
 """What a topology must know of an algorithm's settings to feed it, and the seat that it learns to play."""
 
+import re
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec, SeatSpec
-from sparring.wire.network import NetworkSpec
+from sparring.wire.network import Conv, NetworkSpec
 
 
 class TransitionFeed(Protocol):
@@ -58,6 +59,23 @@ def one_seat(game: GameSpec, algorithm: str) -> SeatSpec:
     return first
 
 
-def flattened(spec: NetworkSpec) -> NetworkSpec:
-    """The same network without convolutions: faster on a CPU, and enough for small boards."""
-    return replace(spec, image=(), inputs=tuple(replace(leaf, image=False) for leaf in spec.inputs))
+def with_image_layers(spec: NetworkSpec, layers: tuple[str, ...]) -> NetworkSpec:
+    """The network with other layers for what it sees as images: "64x4" or "64x4/2" is channels x kernel / stride.
+
+    ("flat",) does without convolutions, which is faster on a CPU; () leaves the default.
+    """
+    if not layers or not any(leaf.image for leaf in spec.inputs):
+        return spec
+    if layers == ("flat",):
+        return replace(spec, image=(), inputs=tuple(replace(leaf, image=False) for leaf in spec.inputs))
+    return replace(spec, image=tuple(_conv(text) for text in layers))
+
+
+def _conv(text: str) -> Conv:
+    found = re.fullmatch(r"(\d+)x(\d+)(?:/(\d+))?", text)
+    if found is None:
+        raise ConfigError(
+            f"image_layers holds {text!r}", where="algorithm settings", do='Write "64x4", "64x4/2", or "flat" alone'
+        )
+    channels, kernel, stride = (int(number) for number in found.groups("1"))
+    return Conv(channels, kernel, stride)

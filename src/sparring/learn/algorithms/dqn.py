@@ -11,7 +11,7 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.feeding import flattened, one_seat
+from sparring.learn.feeding import one_seat, with_image_layers
 from sparring.learn.networks import Network, default_network
 from sparring.learn.operators import huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
@@ -34,13 +34,14 @@ class DqnConfig:
     target_every_updates: int = 200  # the target network is a copy this old at most
     double: bool = True  # the online network chooses the next action, the target network values it
     dueling: bool = True
+    huber_threshold: float = 1.0  # of a TD error, in units of reward; beyond it the gradient no longer grows
     max_gradient_norm: float = 10.0
     epsilon_first: float = 1.0
     epsilon_last: float = 0.05
     epsilon_steps: int = 10_000  # over which ε falls from the first to the last
     hidden_units: tuple[int, ...] = (128, 128)
     activation: Activation = "relu"
-    convolutions: bool = True  # where it sees images; False flattens them
+    image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
         if min(self.n_steps, self.batch_steps, self.target_every_updates) < 1 or not 0 <= self.discount <= 1:
@@ -64,7 +65,7 @@ class DqnLearner:
             activation=config.activation,
             heads=(Head("logits", seat.action.masks, dueling=config.dueling),),
         )
-        self.network = spec if config.convolutions else flattened(spec)
+        self.network = with_image_layers(spec, config.image_layers)
         self.online, self.target = Network(self.network, seed), Network(self.network, seed)
         self.optimiser = Adam(self.online.parameters(), config.learning_rate)
         self.updates = 0
@@ -127,7 +128,7 @@ class Dqn:
         assert isinstance(learner, DqnLearner)
         config = learner.config
         delta = td_errors(learner.online, learner.target, batch, config)
-        losses = huber(delta)
+        losses = huber(delta, config.huber_threshold)
         left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
         learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
         loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()

@@ -14,7 +14,7 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.feeding import flattened, one_seat
+from sparring.learn.feeding import one_seat, with_image_layers
 from sparring.learn.networks import Network, default_network
 from sparring.learn.operators import explained_variance, gae, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
@@ -48,7 +48,7 @@ class PpoConfig:
     hidden_units: tuple[int, ...] = (64, 64)
     activation: Activation = "tanh"
     separate_value: bool = True  # the value has a trunk of its own
-    convolutions: bool = True  # where it sees images; False flattens them
+    image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
         if min(self.rollout_ticks, self.minibatch_steps, self.epochs) < 1 or not 0 <= self.discount <= 1:
@@ -71,7 +71,7 @@ class PpoLearner:
             activation=config.activation,
             separate_value=config.separate_value,
         )
-        self.network = spec if config.convolutions else flattened(spec)
+        self.network = with_image_layers(spec, config.image_layers)
         self.net = Network(self.network, seed)
         self.optimiser = Adam(self.net.parameters(), config.learning_rate, epsilon=1e-5)
         self.rng = np.random.default_rng([seed, 0x990])
