@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from sparring.cli import COMMANDS
-from sparring.cli.reference import commands_page
+from sparring.cli.reference import DOCS
+from sparring.cli.reference import PAGES as GENERATED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 
-def test_the_page_of_commands_is_what_the_code_says() -> None:
-    assert (ROOT / "docs" / "commands.md").read_text() == commands_page(), "run `make docs`"
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+    assert (DOCS / name).read_text() == GENERATED[name](), "run `make docs`"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

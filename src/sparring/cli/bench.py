@@ -1,7 +1,8 @@
 """Run a benchmark of the repository's bench/ folder: every claim in the docs is one of them.
 
 Each measures its peers in the same run and says whether its goals hold; the result is also kept in
-bench/results/NAME.json. `all` runs every one.
+bench/results/NAME.json (quick ones in bench/results/quick/), from which `make docs` writes docs/benchmarks.md. `all`
+runs every one.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def names(folder: Path) -> list[str]:
 def _measure(name: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     output.progress(f"{name} …")
     said: dict[str, Any] = importlib.import_module(f"bench.{name}").run(args)
-    kept = ROOT / "bench" / "results"
+    kept = ROOT / "bench" / "results" / ("quick" if args.quick else "")  # the docs show full results only
     kept.mkdir(parents=True, exist_ok=True)
     (kept / f"{name}.json").write_text(json.dumps(said, indent=2) + "\n")
     for case in said.get("cases", []):
