@@ -3,7 +3,7 @@
 import numpy as np
 
 from sparring.client.cutter import cut, encoded
-from sparring.client.lane import About, Budget, Lane
+from sparring.client.lane import About, Budget, By, Lane
 from sparring.client.layout import Layout
 from sparring.games.catalogue import spec_of
 from sparring.games.checks import check
@@ -23,8 +23,8 @@ def seen(step):
     return np.array([step / 1000, 0, 0, 0], np.float32)
 
 
-def write(lane, step, action=0, reward=1.0, *, actor="person", tick=None, legal=None, logp=None):
-    lane.write(seen(step), action, reward, tick=tick, legal=legal, logp=logp, actor=actor)
+def write(lane, step, action=0, reward=1.0, *, actor="person", tick=None, legal=None, logp=None, state=None):
+    lane.write(seen(step), action, reward, tick=tick, legal=legal, by=By(actor, logp, state))
 
 
 def taken(lane, due=False, spec=CARTPOLE):

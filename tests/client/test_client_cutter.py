@@ -5,6 +5,7 @@ import pytest
 from recorded import CARTPOLE, lane_of, seen, steps_of, taken, write
 
 from sparring.client.cutter import cut, encoded
+from sparring.client.lane import By
 from sparring.errors import ChunkRefused
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.wire.chunk import MAX_ENCODED_BYTES, decode
@@ -119,7 +120,7 @@ def test_a_step_that_is_refused_leaves_no_trace():
         assert caught.value.field == field
     for observation in ([0, 0, 0], [[0, 0, 0, 0]], [0, 0, 0, np.nan], [0, 0, 0, 1e300], "text", {"nope": seen(1)}):
         with pytest.raises(ChunkRefused):
-            lane.write(observation, 0, 1.0, tick=None, legal=None, logp=None, actor=MODEL)
+            lane.write(observation, 0, 1.0, tick=None, legal=None, by=By(MODEL))
     write(lane, 1)
     lane.end(seen(2), terminated=True, outcome=None)
     assert steps_of(taken(lane)) == [0, 1]
@@ -159,7 +160,7 @@ def test_steps_that_do_not_compress_still_fit_their_chunks():
     spec, rng = _wide(20_000), np.random.default_rng(1)
     lane = lane_of(spec)
     for _ in range(30):
-        lane.write(rng.random(20_000, np.float32), 0, 0.0, tick=None, legal=None, logp=None, actor="person")
+        lane.write(rng.random(20_000, np.float32), 0, 0.0, tick=None, legal=None, by=By("person"))
     lane.end(rng.random(20_000, np.float32), terminated=True, outcome=None)
     chunks = taken(lane, spec=spec)
     assert sum(chunk.header.steps for chunk in chunks) == 30
@@ -170,7 +171,7 @@ def test_steps_that_do_not_compress_still_fit_their_chunks():
 def test_a_single_step_above_the_limit_is_refused_with_both_sizes():
     spec, rng = _wide(300_000), np.random.default_rng(1)
     lane = lane_of(spec)
-    lane.write(rng.random(300_000, np.float32), 0, 0.0, tick=None, legal=None, logp=None, actor="person")
+    lane.write(rng.random(300_000, np.float32), 0, 0.0, tick=None, legal=None, by=By("person"))
     lane.end(np.zeros(300_000, np.float32), terminated=True, outcome=None)
     (chunk,) = cut(lane, due=False)
     with pytest.raises(ChunkRefused, match=f"the limit is {MAX_ENCODED_BYTES}") as caught:
@@ -181,7 +182,7 @@ def test_a_single_step_above_the_limit_is_refused_with_both_sizes():
 def test_a_nan_in_a_leaf_too_big_to_look_at_at_once_is_found_before_it_is_spooled():
     spec = _wide(5000)
     lane = lane_of(spec)
-    lane.write(np.full(5000, np.nan, np.float32), 0, 0.0, tick=None, legal=None, logp=None, actor="person")
+    lane.write(np.full(5000, np.nan, np.float32), 0, 0.0, tick=None, legal=None, by=By("person"))
     lane.end(np.zeros(5000, np.float32), terminated=True, outcome=None)
     (chunk,) = cut(lane, due=False)
     with pytest.raises(ChunkRefused, match="NaN or infinite"):

@@ -67,6 +67,7 @@ class _Opponent:
     says: str
     runner: Any = None
     script: Any = None
+    held: Any = None  # the decision before, for a model that remembers it
 
     def act(
         self, spec: "GameSpec", seat: int, view: "View", strength: float | None, rng: "Generator"
@@ -76,8 +77,9 @@ class _Opponent:
         if self.script is not None:
             return int(self.script.act(seat, view.observation[seat], legal, rng)[0]), None
         row = {name: column[0] for name, column in view.observation[seat].items()}
-        decided = self.runner.decide(spec.seats[seat], row, None if legal is None else legal[0], rng, strength)
-        return int(decided.action), decided.logp
+        mask = None if legal is None else legal[0]
+        self.held = self.runner.decide(spec.seats[seat], row, mask, rng, strength, self.held)
+        return int(self.held.action), self.held.logp
 
 
 def _opponent(name: str, spec: "GameSpec", config: "Config") -> _Opponent:

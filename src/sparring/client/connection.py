@@ -130,13 +130,19 @@ class Connection:
         self._groups.setdefault(group, Group(self, group)).record(columns, seat=seat, actor=actor, source=source)
 
     def decide(
-        self, index: int, seat: SeatSpec, runner: Runner | None, observation: dict[str, Array], legal: Array | None
+        self,
+        index: int,
+        seat: SeatSpec,
+        runner: Runner | None,
+        observation: dict[str, Array],
+        legal: Array | None,
+        held: Decision | None,
     ) -> Decision:
-        """The action for one observation, by whoever acts here; used by Episode.act."""
+        """The action for one observation, by whoever acts here; used by Episode.act. `held`: see Runner.decide."""
         strength = self._settings.strength
         if self._server is not None:
             try:
-                return self._server.decide(index, seat, observation, legal, strength)
+                return self._server.decide(index, seat, observation, legal, strength, held)
             except Unreachable as error:
                 self._counters.add(act_fallbacks=1)
                 self._tell_chance(str(error))
@@ -144,7 +150,7 @@ class Connection:
         if runner is None:
             self._tell_chance(f"there is no champion of {self.spec.id} {self.spec.version} yet")
             return by_chance(seat, legal, self._rng)
-        return runner.decide(seat, observation, legal, self._rng, strength)
+        return runner.decide(seat, observation, legal, self._rng, strength, held)
 
     def ended(self, episode: Episode, lane: Lane | None) -> None:
         """Called by an episode when it is over."""

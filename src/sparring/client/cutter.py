@@ -73,6 +73,8 @@ def _chunk(lane: Lane, block: Block, end: int, closing: bool) -> Chunk:
         columns["legal"] = block.legal[rows]
     if block.logp is not None:
         columns["behaviour_logp"] = block.logp[rows]
+    if block.state is not None:
+        columns["state/state"] = block.state[block.cut]
     if closing:
         columns |= _last_seen(lane) if lane.left else lane.final
     about = lane.about

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from sparring.client.lane import Lane, Rows
+from sparring.client.lane import By, Lane, Rows
 from sparring.client.layout import Layout
 from sparring.client.runner import Decision, Runner
 from sparring.errors import Refused
@@ -30,6 +30,7 @@ class Episode:
         self._connection, self._layout, self._lane, self._runner = connection, layout, lane, runner
         self._actor = opened.actor
         self._decision: Decision | None = None
+        self._held: Decision | None = None  # the last one that left a memory
         self._legal: Any = None
         self._ended = False
 
@@ -39,12 +40,17 @@ class Episode:
         return self._lane is not None and not self._lane.lost
 
     def act(self, observation: Any, legal: Any = None) -> Any:
-        """An action for `observation`, by the model that this episode began with; chance where there is none yet."""
+        """An action for `observation`, by the model that this episode began with; chance where there is none yet.
+
+        A recurrent model remembers each call: ask it once for each decision.
+        """
         rows = [np.empty((1, *slot.shape), slot.dtype) for slot in self._layout.slots]
         self._layout.put_observation(rows, 0, observation)
         leaves: dict[str, Array] = {slot.name: row[0] for slot, row in zip(self._layout.slots, rows, strict=True)}
         mask = None if legal is None else self._layout.checked_legal(legal)
-        self._decision = self._connection.decide(self.seat, self._layout.seat, self._runner, leaves, mask)
+        self._decision = self._connection.decide(self.seat, self._layout.seat, self._runner, leaves, mask, self._held)
+        if self._decision.after is not None:
+            self._held = self._decision
         self._legal = mask
         return self._decision.action
 
@@ -63,18 +69,18 @@ class Episode:
         Returns at once; ChunkRefused where the step breaks the game's spec, and then nothing was recorded.
         An action equal to the one that act() just chose is the model's, with its log-probability.
         """
-        decision, actor = self._decision, self._actor
+        decision, actor, state = self._decision, self._actor, None
         if legal is None:
             legal = self._legal
         if decision is not None and _same(decision.action, action):
-            actor = decision.actor
+            actor, state = decision.actor, decision.before
             if logp is None:
                 logp = decision.logp
         if self._ended:
             raise self._over("record")
         lane = self._lane
         if lane is not None:
-            lane.write(observation, action, reward, tick=tick, legal=legal, logp=logp, actor=actor)
+            lane.write(observation, action, reward, tick=tick, legal=legal, by=By(actor, logp, state))
         self.steps += 1
         self._decision = self._legal = None
 

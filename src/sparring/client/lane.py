@@ -7,7 +7,7 @@ neither ever waits for the other. A row below `count` is whole; the last one may
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,22 +54,51 @@ class Budget:
         return self._taken
 
 
+class By(NamedTuple):
+    """Who chose an action, how probable that was, and the memory that a recurrent model chose it with."""
+
+    actor: str
+    logp: float | None = None
+    state: Array | None = None
+
+
 class Block:
-    """Preallocated columns for consecutive steps of one actor."""
+    """Preallocated columns for consecutive steps of one actor. `by` is any of them: each has what the others have."""
 
-    __slots__ = ("action", "actor", "count", "cut", "first_step", "leaves", "legal", "logp", "reward", "tick")
+    __slots__ = (
+        "action",
+        "actor",
+        "count",
+        "cut",
+        "first_step",
+        "leaves",
+        "legal",
+        "logp",
+        "reward",
+        "size_bytes",
+        "state",
+        "tick",
+    )
 
-    def __init__(self, layout: Layout, first_step: int, actor: str, with_legal: bool, with_logp: bool) -> None:
-        rows = layout.capacity_steps
+    def __init__(self, layout: Layout, first_step: int, by: By, with_legal: bool) -> None:
+        rows, (actor, logp, state) = layout.capacity_steps, by
         self.leaves = [np.empty((rows, *slot.shape), slot.dtype) for slot in layout.slots]
         self.action = np.empty((rows, *layout.action.shape), layout.action_dtype)
         self.reward = np.empty(rows, np.float32)
         self.tick = np.empty(rows, np.int64)
         self.legal = np.empty((rows, layout.masks), np.uint8) if with_legal else None
-        self.logp = np.empty(rows, np.float32) if with_logp else None
+        self.logp = np.empty(rows, np.float32) if logp is not None else None
+        # Of every step, though a chunk carries its first one's alone: which that will be is not known yet.
+        self.state = np.empty((rows, len(state)), np.float32) if state is not None else None
         self.actor, self.first_step = actor, first_step
+        self.size_bytes = block_bytes(layout, by)
         self.count = 0  # rows written; the game's thread alone sets it
         self.cut = 0  # rows already made into chunks; the background alone sets it
+
+
+def block_bytes(layout: Layout, by: By) -> int:
+    """What a block of such steps takes of the budget."""
+    return layout.capacity_steps * (layout.step_bytes + (0 if by.state is None else 4 * len(by.state)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +136,10 @@ class Lane:
         block = self._block
         return block.first_step + block.count if block is not None else 0
 
-    def write(
-        self, seen: Any, action: Any, reward: float, *, tick: int | None, legal: Any, logp: float | None, actor: str
-    ) -> None:
+    def write(self, seen: Any, action: Any, reward: float, *, tick: int | None, legal: Any, by: By) -> None:
         """One step, checked; or ChunkRefused, and nothing is written."""
         layout, block = self.layout, self._block
+        actor, logp, state = by
         if self.lost:
             self.dropped_steps += 1
             return
@@ -134,8 +162,9 @@ class Lane:
             or block.actor != actor
             or (block.legal is None) != (legal is None)
             or (block.logp is None) != (logp is None)
+            or (block.state is None) != (state is None)
         ):
-            block = self._turn(actor, legal is not None, logp is not None)
+            block = self._turn(by, legal is not None)
             if block is None:
                 self.dropped_steps += 1
                 return
@@ -146,6 +175,8 @@ class Lane:
             block.legal[row] = legal
         if block.logp is not None:
             block.logp[row] = logp
+        if block.state is not None:
+            block.state[row] = state
         self._tick = tick
         block.count = row + 1
 
@@ -160,9 +191,10 @@ class Lane:
                 and block.actor == actor
                 and (block.legal is None) == (rows.legal is None)
                 and (block.logp is None) == (rows.logp is None)
+                and block.state is None
             )
             if block is None or not fits:
-                block = self._turn(actor, rows.legal is not None, rows.logp is not None)
+                block = self._turn(By(actor, None if rows.logp is None else 0.0), rows.legal is not None)
                 if block is None:
                     break
             count = min(total - at, self.layout.capacity_steps - block.count)
@@ -183,14 +215,13 @@ class Lane:
             at += count
         self.dropped_steps += total - at
 
-    def _turn(self, actor: str, with_legal: bool, with_logp: bool) -> Block | None:
+    def _turn(self, by: By, with_legal: bool) -> Block | None:
         """A fresh block behind the present one; None, and the lane is lost, where memory is used up."""
-        size = self.layout.capacity_steps * self.layout.step_bytes
-        if not self._budget.take(size):
+        if not self._budget.take(block_bytes(self.layout, by)):
             self.lost, self.over = True, True
             self._wake()
             return None
-        block = Block(self.layout, self.steps, actor, with_legal, with_logp)
+        block = Block(self.layout, self.steps, by, with_legal)
         self.blocks.append(block)
         full, self._block = self._block is not None, block
         if full:
@@ -229,5 +260,6 @@ class Lane:
 
     def release(self, blocks: int) -> None:
         """Let go of that many blocks from the front; called by the background alone."""
+        size = sum(block.size_bytes for block in self.blocks[:blocks])
         del self.blocks[:blocks]
-        self._budget.give(blocks * self.layout.capacity_steps * self.layout.step_bytes)
+        self._budget.give(size)

@@ -15,15 +15,21 @@ from sparring.wire.ids import ModelId
 from sparring.wire.model import ONNX, Model
 
 CHANCE = "script:random"
+STATE = "state"  # a recurrent model's one input beside what the seat sees
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was chosen, by whom, and how probable that was; `logp` None where it is not known."""
+    """What was chosen, by whom, and how probable that was; `logp` None where it is not known.
+
+    `before` and `after` are a recurrent model's memory around it: what it was given, and what its next decision is.
+    """
 
     action: Any
     actor: str
     logp: float | None
+    before: Array | None = None  # float32 [numbers]
+    after: Array | None = None
 
 
 class Runner:
@@ -46,7 +52,10 @@ class Runner:
         self._inputs = {entry.name: _DTYPES.get(entry.type, "float32") for entry in self._session.get_inputs()}
         self._shapes = {entry.name: tuple(entry.shape[1:]) for entry in self._session.get_inputs()}
         outputs = [entry.name for entry in self._session.get_outputs()]
-        self._output = next((name for name in ("logits", "mean") if name in outputs), outputs[0])
+        self._outputs = [next((name for name in ("logits", "mean") if name in outputs), outputs[0])]
+        self._memory: int = self._shapes.pop(STATE, (0,))[0]  # numbers; 0 without one
+        if self._memory:
+            self._outputs.append("state_out")
 
     def check(self, seat: SeatSpec) -> None:
         """Return, or ModelDamaged where it does not take what this seat sees, one frame at a time."""
@@ -66,18 +75,29 @@ class Runner:
         legal: Array | None,
         rng: Generator,
         strength: float | None,
+        held: Decision | None = None,
     ) -> Decision:
-        """The action for one observation (leaves without a batch axis)."""
-        feeds = {}
+        """The action for one observation (leaves without a batch axis); `held` is the model's decision before this
+        one in the episode, whose memory goes on."""
+        feeds: dict[str, Array] = {}
+        before = self._before(held)
         for name, dtype in self._inputs.items():
-            if name == "legal":
+            if name == STATE:
+                row = before
+            elif name == "legal":
                 row = np.ones(seat.action.masks, dtype) if legal is None else np.asarray(legal).astype(dtype)
             else:
                 row = np.asarray(observation[name], dtype)
             feeds[name] = row[None]
-        (scores,) = self._session.run([self._output], feeds)
+        scores, *after = self._session.run(self._outputs, feeds)
         mask = None if legal is None else np.asarray(legal, bool)[None]
-        return Decision(*_chosen(seat, scores, mask, rng, strength, self.actor))
+        chosen = _chosen(seat, scores, mask, rng, strength, self.actor)
+        return Decision(*chosen, before, after[0][0]) if after else Decision(*chosen)
+
+    def _before(self, held: Decision | None) -> Array:
+        if held is None or held.actor != self.actor or held.after is None:
+            return np.zeros(self._memory, np.float32)
+        return held.after
 
 
 _DTYPES = {

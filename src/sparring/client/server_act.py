@@ -25,6 +25,7 @@ class Chosen(msgspec.Struct, frozen=True):
     action: int | float | list[int | float]
     model: ModelId | None = None
     logp: float | None = None
+    state: list[float] | None = None
 
 
 class ServerAct:
@@ -43,15 +44,23 @@ class ServerAct:
             self._http.headers["Authorization"] = f"Bearer {token}"
 
     def decide(
-        self, index: int, seat: SeatSpec, observation: Mapping[str, Array], legal: Array | None, strength: float | None
+        self,
+        index: int,
+        seat: SeatSpec,
+        observation: Mapping[str, Array],
+        legal: Array | None,
+        strength: float | None,
+        held: Decision | None = None,
     ) -> Decision:
-        """The gateway's choice, or Unreachable."""
+        """The gateway's choice, or Unreachable. A memory goes on with the model whose it is, whoever reigns by now."""
         asked = {
             "observation": {name: np.asarray(value).tolist() for name, value in observation.items()},
             "legal": None if legal is None else np.asarray(legal, bool).tolist(),
             "seat": index,
             "strength": strength,
         }
+        if held is not None and held.after is not None:
+            asked |= {"state": held.after.tolist(), "model": held.actor.removeprefix("model:")}
         try:
             response = self._http.post(
                 self._path, content=msgspec.json.encode(asked), headers={"Content-Type": "application/json"}
@@ -64,7 +73,12 @@ class ServerAct:
         actor = "script:random" if chosen.model is None else f"model:{chosen.model}"
         leaf = seat.action
         action = np.asarray(chosen.action, leaf.dtype).reshape(leaf.shape)
-        return Decision(int(action) if leaf.kind == "discrete" else action, actor, chosen.logp)
+        decided = int(action) if leaf.kind == "discrete" else action
+        if chosen.state is None:
+            return Decision(decided, actor, chosen.logp)
+        after = np.array(chosen.state, np.float32)
+        before = np.zeros_like(after) if held is None or held.after is None else held.after
+        return Decision(decided, actor, chosen.logp, before, after)
 
     def close(self) -> None:
         self._http.close()

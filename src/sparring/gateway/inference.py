@@ -212,7 +212,7 @@ def _check_state(state: Array | None, numbers: int) -> None:
         raise ChunkRefused(
             "the state is not this model's",
             where="act",
-            do="Send back what its answer before gave, with that answer's model; leave both out where an episode begins",
+            do="Send what its last answer gave, with that answer's model; leave both out where an episode begins",
             field="state",
             value=list(state.shape),
             limit=[numbers],

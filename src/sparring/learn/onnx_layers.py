@@ -1,6 +1,6 @@
 """Each kind of layer as ONNX nodes; learn/torch_layers.py and learn/numpy_layers.py say the same in their terms.
 
-Memories and attention are written out in products, sums and σ: engines' own runtimes lack GRU and Attention.
+Memories and attention are written out in products, sums and σ, which run wherever dense layers do.
 """
 
 import math

@@ -1,0 +1,118 @@
+"""A recurrent model in a game: its memory goes from decision to decision, and its chunks say what it began with."""
+
+import numpy as np
+import pytest
+from recorded import lane_of, taken, write
+from served_models import GAME, promote, registry_of
+
+from serving import serving
+from sparring.client.runner import Runner
+from sparring.learn.forward import Forward
+from sparring.learn.layout import parameters, state_width
+from sparring.learn.modelfile import make_model, read_weights
+from sparring.learn.networks import default_network
+from sparring.store import open_store
+from sparring.store.protocol import Query
+from sparring.wire.model import Lineage
+from sparring.wire.network import Gru, Lstm
+
+STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("memory")) as running:
+        yield running
+
+
+def remembering(memory, seed=0):
+    network = default_network(GAME.seats[0], hidden=(8,), memory=memory)
+    rng = np.random.default_rng(seed)
+    weights = {name: rng.normal(0, 0.6, shape).astype(np.float32) for name, shape in parameters(network).items()}
+    lineage = Lineage(algorithm="none", config={}, steps={"selfplay": seed})
+    return make_model(GAME, network, weights, "greedy", lineage, 1_700_000_000_000 + seed)
+
+
+def views(count, seed=0):
+    return np.random.default_rng(seed).normal(0, 0.05, (count, 4)).astype(np.float32)
+
+
+def alone(model, rows):
+    """The action and the memory before it, for each row in turn, by the network itself."""
+    forward = Forward(model.card.network, read_weights(model))
+    state = forward.initial_state(1)
+    for row in rows:
+        out = forward({"observation/state": row[None]}, state)
+        yield int(out["logits"].argmax()), state[0]
+        state = out["state"]
+
+
+@pytest.mark.parametrize("memory", [Gru(5), Lstm(5)])
+def test_a_runner_goes_on_from_the_decision_before_and_begins_without_one(memory):
+    model, rng, held = remembering(memory), np.random.default_rng(0), None
+    runner = Runner(model)
+    runner.check(GAME.seats[0])
+    for row, (action, before) in zip(views(20), alone(model, views(20)), strict=True):
+        held = runner.decide(GAME.seats[0], {"observation/state": row}, None, rng, None, held)
+        assert held.action == action
+        np.testing.assert_allclose(held.before, before, atol=1e-5)
+    fresh = runner.decide(GAME.seats[0], {"observation/state": views(1)[0]}, None, rng, None)
+    assert not fresh.before.any()
+    other = Runner(remembering(memory, 1))  # whose memory this is not
+    assert not other.decide(GAME.seats[0], {"observation/state": views(1)[0]}, None, rng, None, held).before.any()
+
+
+@pytest.mark.parametrize("act", ["local", "server"])
+def test_an_episode_remembers_and_every_chunk_carries_the_memory_of_its_first_step(server, connect, tmp_path, act):
+    model = remembering(Gru(6), seed=7 if act == "local" else 8)
+    with registry_of(server) as registry:
+        promote(registry, model)
+        later = remembering(Gru(6), seed=9)  # reigns while the episode runs
+        steps = STEPS if act == "local" else 40
+        connection = connect(server.url, act=act, act_timeout_s=10.0, timeout_s=10.0)
+        if act == "local":
+            assert connection.wait_for_model() == model.id
+        rows = views(steps)
+        with connection.episode() as episode:
+            expected = list(alone(model, rows))
+            for i, (row, (action, _)) in enumerate(zip(rows, expected, strict=True)):
+                if i == steps // 2:
+                    promote(registry, later)
+                assert episode.act(row) == action
+                person = i == steps // 3  # who listens to the model and does otherwise
+                episode.record(row, 1 - action if person else action, 1.0)
+            episode.end(rows[0])
+    assert connection.flush(10)
+    with open_store(f"sqlite:///{server.data / 'experience.db'}") as store:
+        chunks = [one for one in store.read(Query(game="cartpole")) if one.header.episode == episode.id]
+    firsts = [chunk.header.first_step for chunk in chunks if chunk.header.actor == f"model:{model.id}"]
+    assert len(chunks) == len(firsts) + 1 >= 3
+    for chunk in chunks:
+        if chunk.header.actor == "person":
+            assert "state/state" not in chunk.columns
+        else:
+            state = chunk.columns["state/state"]
+            assert (state.dtype, state.shape) == (np.float32, (state_width(model.card.network),))
+            np.testing.assert_allclose(state, expected[chunk.header.first_step][1], atol=1e-4)
+
+
+def test_a_chunk_cut_in_the_middle_of_a_block_carries_the_memory_of_its_own_first_step():
+    lane, actor = lane_of(), "model:" + "a" * 64
+    for step in range(12):
+        write(lane, step, actor=actor, logp=0.0, state=np.full(3, step, np.float32))
+        if step == 7:
+            (early,) = taken(lane, due=True)
+    lane.end(np.zeros(4, np.float32), terminated=True, outcome=None)
+    (late,) = taken(lane)
+    assert (early.header.steps, late.header.first_step) == (6, 6)
+    assert early.columns["state/state"].tolist() == [0.0] * 3
+    assert late.columns["state/state"].tolist() == [6.0] * 3
+
+
+def test_memory_counts_against_the_budget_and_is_given_back():
+    lane = lane_of()
+    write(lane, 0, actor="model:" + "a" * 64, state=np.zeros(256, np.float32))
+    assert lane._budget.taken_bytes >= lane.layout.capacity_steps * 1024
+    lane.end(np.zeros(4, np.float32), terminated=True, outcome=None)
+    taken(lane)
+    assert lane._budget.taken_bytes == 0
