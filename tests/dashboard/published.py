@@ -13,12 +13,12 @@ from sparring.wire.model import Lineage
 from sparring.wire.network import Dense, Head, Input, NetworkSpec
 
 
-def publish(data, game, seed=0, *, mean=0.0, promote=True, **lineage):
+def publish(data, game, seed=0, *, mean=0.0, promote=True, memory=None, **lineage):
     """The id of a model of `game` whose weights are drawn from `seed`; champion unless told otherwise."""
     spec = spec_of(game)
     heads = (Head("logits", spec.seats[0].action.choices[0]), Head("value", 1))
     inputs = tuple(Input(leaf.name, leaf.shape, dtype=leaf.dtype) for leaf in spec.seats[0].observation)
-    network = NetworkSpec(inputs, heads, (Dense(32), Dense(32, "relu")))
+    network = NetworkSpec(inputs, heads, (Dense(32), Dense(32, "relu")), memory=memory)
     rng = np.random.default_rng(seed)
     weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in parameters(network).items()}
     about = Lineage(algorithm="ppo", config={}, **{"steps": {"selfplay": 1000, "play": 50}, "seed": seed, **lineage})

@@ -2,14 +2,19 @@
 
 import re
 
+import numpy as np
 import pytest
 from published import publish
 
 from serving import serving, start, stop
 from sparring.games.catalogue import open_game
 from sparring.games.resimulate import mismatches
+from sparring.learn.forward import Forward
+from sparring.learn.modelfile import read_weights
+from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.store.protocol import Query
+from sparring.wire.network import Gru
 
 pytestmark = pytest.mark.chromium
 YOUR_MOVE = "/our move/.test(document.getElementById('status').textContent)"
@@ -145,6 +150,28 @@ def test_a_browser_that_cannot_check_signatures_lets_the_server_choose(server, p
     page.locator("#kept[data-state=kept]").wait_for()
     newest = episodes(server, "connect-four")[-1]
     assert {seat.actor for seat in newest.seats} == {"person", f"model:{model}"}
+
+
+@pytest.mark.parametrize("where", ["local", "server"])
+def test_a_champion_that_remembers_is_given_its_memory_back(server, page, where):
+    model = publish(server.data, "connect-four", 15, memory=Gru(8))
+    if where == "server":
+        page.add_init_script("Object.defineProperty(Crypto.prototype, 'subtle', { value: undefined })")
+    page.add_init_script("localStorage.setItem('sparring/seat/connect-four', '1')")  # the bot begins
+    page.goto(f"{server.url}/play/connect-four")
+    play_columns(page, lambda column: page.keyboard.press(str(column)))
+    page.locator("#kept[data-state=kept]").wait_for()
+    newest = episodes(server, "connect-four")[-1]
+    bot = next(c for c in chunks_of(server, "connect-four", newest.episode) if c.header.actor == f"model:{model}")
+    assert bot.columns["state/state"].tolist() == [0.0] * 8  # where its episode begins
+    with open_registry(f"file://{server.data}/models") as registry:
+        champion = registry.fetch(model)
+    forward, state = Forward(champion.card.network, read_weights(champion)), None
+    for step in range(bot.header.steps):
+        seen = {"observation/board": bot.columns["observation/board"][step : step + 1]}
+        out = forward(seen) if state is None else forward(seen, state)
+        state, legal = out["state"], bot.columns["legal"][step : step + 1].astype(bool)
+        assert np.where(legal, out["logits"], -np.inf).argmax() == bot.columns["action"][step]
 
 
 def test_when_the_server_chooses_and_goes_away_the_page_says_so_and_offers_another_game(tmp_path, page):

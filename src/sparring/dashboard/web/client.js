@@ -103,24 +103,32 @@ export class Connection {
     return opened;
   }
 
-  /** What the model would do, without doing it: {action, best, logp, value, chances, model}. */
-  async think(observation, legal = null, seat = 0, strength = this.strength) {
+  /**
+   * What the model would do, without doing it: {action, best, logp, value, chances, model}. A model that remembers
+   * is given back the thought before as `held`; its memory is `before` and `after` the call.
+   */
+  async think(observation, legal = null, seat = 0, strength = this.strength, held = null) {
     const model = this.champions.model;
-    if (model && !model.network) return this.#ask(observation, legal, seat, strength);
+    if (model && !model.network) return this.#ask(observation, legal, seat, strength, held);
     if (!model) return this.#chance(legal, seat);
-    const { logits, value } = model.network.run(observation);
+    const memory = held?.model === model.id ? held.after : null; // another model's memory means nothing to this one
+    const { logits, value, state: after = null } = model.network.run(observation, memory);
     const chances = model.card.policy === "categorical" ? logSoftmax(logits, legal).map(Math.exp) : null;
     const chosen = choose(logits, legal, strength, this.random);
-    return { ...chosen, value: value ? value[0] : null, chances, model: model.id, actor: `model:${model.id}` };
+    const about = { value: value ? value[0] : null, chances, model: model.id, actor: `model:${model.id}` };
+    return { ...chosen, ...about, before: memory ?? after?.map(() => 0) ?? null, after };
   }
 
-  async #ask(observation, legal, seat, strength) {
+  async #ask(observation, legal, seat, strength, held) {
     const leaves = this.spec.seats[seat].observation;
     const said = Object.fromEntries(leaves.map((leaf) => [leaf.name, nested(leafOf(observation, leaf), leaf)]));
     const body = { observation: said, legal: legal && Array.from(legal, Boolean), seat, strength };
+    if (held?.after) Object.assign(body, { state: Array.from(held.after), model: held.model });
     const answer = await this.server.post(`/v1/games/${this.game}/act`, body);
     const actor = answer.model ? `model:${answer.model}` : "script:random";
-    return { ...answer, best: answer.action, chances: null, actor };
+    const after = answer.state ?? null;
+    const before = held?.after ?? after?.map(() => 0) ?? null;
+    return { ...answer, best: answer.action, chances: null, actor, before, after };
   }
 
   #chance(legal, seat) {

@@ -16,6 +16,7 @@ export class Recording {
     this.first = 0; // counts this seat's decisions
     this.ended = false;
     this.chosen = null;
+    this.held = null; // the last thought that left a memory
     const values = (leaf) => (leaf.shape ?? []).reduce((a, b) => a * b, ITEM_BYTES[leaf.dtype ?? "float32"] ?? 8);
     const bytes = this.place.observation.reduce((sum, leaf) => sum + values(leaf), 32);
     this.most = Math.max(1, Math.min(STEPS_PER_CHUNK, Math.floor(BYTES_PER_CHUNK / bytes)));
@@ -26,9 +27,14 @@ export class Recording {
     return this.first + this.steps.length;
   }
 
-  /** The model's action (or chance, while no model reigns). Recording it says so by itself. */
+  /**
+   * The model's action (or chance, while no model reigns). Recording it says so by itself. A recurrent model
+   * remembers each call: ask it once for each decision.
+   */
   async act(observation, legal = null) {
-    this.chosen = { ...(await this.connection.think(observation, legal, this.seat)), legal };
+    const { connection } = this;
+    this.chosen = { ...(await connection.think(observation, legal, this.seat, connection.strength, this.held)), legal };
+    if (this.chosen.after) this.held = this.chosen;
     return this.chosen.action;
   }
 
@@ -41,7 +47,7 @@ export class Recording {
     if (this.steps.length >= this.most || (this.steps.length && this.steps[0].actor !== actor)) this.#seal("running");
     this.steps.push({
       observation: this.#said(observation), action, reward, tick, actor,
-      legal: legal ?? own?.legal ?? null, logp: logp ?? own?.logp ?? null,
+      legal: legal ?? own?.legal ?? null, logp: logp ?? own?.logp ?? null, state: own?.before ?? null,
     });
   }
 
@@ -102,6 +108,7 @@ export class Recording {
       columns[leaf.name] = steps.map((step) => step.observation[i]);
       if (final) columns[`final_${leaf.name}`] = final[i];
     });
+    if (steps[0].state) columns["state/state"] = Array.from(steps[0].state, (x) => Number(x.toPrecision(9)));
     columns.action = steps.map((step) => step.action);
     columns.reward = steps.map((step) => Number(Math.fround(step.reward).toPrecision(9)));
     columns.tick = steps.map((step) => Number(step.tick));
