@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 from javascript import run_script
 from safetensors.numpy import save
 
@@ -16,6 +17,7 @@ from sparring.learn.layout import parameters
 from sparring.learn.policies import best, log_softmax, masked
 from sparring.wire.champion import Champion, for_client
 from sparring.wire.ids import asked_for, is_episode, new_episode, opened_at_ms
+from sparring.wire.network import Dense, Gru, Head, Input, Lstm, NetworkSpec
 
 
 def drawn_networks():
@@ -73,6 +75,31 @@ def test_every_kind_of_network_gives_what_numpy_gives():
             for name, column in out.items():
                 given = np.array(mine[name], np.float32).reshape(column.shape)
                 np.testing.assert_allclose(given, column, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("memory", [Gru(5), Lstm(5)])
+def test_an_episode_goes_on_from_what_its_model_remembers_and_chunks_say_it(memory):
+    game, rng, count = spec_of("cartpole"), np.random.default_rng(2), 300  # more than one chunk holds
+    heads = (Head("logits", 2), Head("value", 1))
+    network = NetworkSpec((Input("observation/state", (4,)),), heads, (Dense(8),), memory=memory)
+    weights = {name: rng.normal(0, 0.8, shape).astype(np.float32) for name, shape in parameters(network).items()}
+    rows = rng.normal(0, 0.5, (count, 4)).astype(np.float32)
+    said = run_script(
+        "memory.mjs",
+        {
+            "spec": msgspec.to_builtins(game),
+            "network": msgspec.to_builtins(network),
+            "weights": base64.b64encode(save(weights)).decode(),
+            "rows": rows.tolist(),
+        },
+    )
+    steps = in_a_row(Forward(network, weights), {"observation/state": rows})
+    assert said["actions"] == [int(step["logits"].argmax()) for step in steps]
+    firsts = [chunk["header"]["first_step"] for chunk in said["chunks"]]
+    assert len(firsts) == 2
+    for first, chunk in zip(firsts, said["chunks"], strict=True):
+        before = steps[first - 1]["state"][0] if first else np.zeros_like(steps[0]["state"][0])
+        np.testing.assert_allclose(chunk["columns"]["state/state"], before, atol=1e-4)
 
 
 def test_choices_carry_the_same_log_probability():

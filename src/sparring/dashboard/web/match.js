@@ -44,8 +44,12 @@ export class Match {
 
   /** What the bot would do in the person's place, at its best. */
   async advice() {
-    const { game, person } = this;
-    return this.connection.think(game.observation(person), game.legal(person), person, null);
+    const { game, person, advised } = this;
+    // Asked again at one tick, a model with a memory must not remember that tick twice.
+    const held = advised?.tick === game.tick ? advised.held : advised?.thought ?? null;
+    const thought = await this.connection.think(game.observation(person), game.legal(person), person, null, held);
+    this.advised = { tick: game.tick, held, thought };
+    return thought;
   }
 
   /** Record every seat that decides, and go on by one decision. */

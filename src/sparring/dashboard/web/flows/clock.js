@@ -136,6 +136,7 @@ class CartTable extends Table {
     await this.panel.refresh();
     this.match = new Match(this.connection, this.rules, 0, 1);
     this.other.reset(BigInt(this.match.episodes[0].seed));
+    this.held = null; // what the bot remembers of its own cart
     this.now = this.view.look(this.rules);
     say($("status"), "Ready when you are.");
   }
@@ -144,8 +145,7 @@ class CartTable extends Table {
     const own = this.view.action();
     await this.advise(["The bot would push left.", "The bot would push right."]);
     if (this.other.ending[0] === 0) {
-      const { action } = await this.connection.think(this.other.observation(0));
-      this.other.step([action]);
+      await this.stepOther();
     }
     this.match.step([own]);
   }
@@ -158,12 +158,16 @@ class CartTable extends Table {
     this.view.draw(before, now, part, { bot, botTicks: other.tick, ticks: rules.tick, advice, banner });
   }
 
+  async stepOther() {
+    this.held = await this.connection.think(this.other.observation(0), null, 0, this.connection.strength, this.held);
+    this.other.step([this.held.action]);
+  }
+
   async finish() {
     const ticks = Number(this.rules.tick);
     this.best = Math.max(this.best, ticks);
     while (this.other.ending[0] === 0) { // how far it would have come, without the wait
-      const { action } = await this.connection.think(this.other.observation(0));
-      this.other.step([action]);
+      await this.stepOther();
     }
     say($("won"), String(this.best));
     say($("drawn"), String(ticks));
