@@ -253,7 +253,7 @@ WRONG = [
     (
         Wish("cartpole", "alphazero"),
         Missing,
-        "--algo: there is no algorithm 'alphazero'. Choose one of dqn, ppo, or give module:name.",
+        "--algo: there is no algorithm 'alphazero'. Choose one of dqn, ppo, bc, cql, iql, or give module:name.",
     ),
     (Wish("cartpole", "json:loads"), ConfigError, "'json:loads' has no begin, update, exploration"),
     (Wish("cartpole", "nowhere:Dqn"), Missing, "--algo: 'nowhere:Dqn' does not import: No module named 'nowhere'."),
@@ -313,7 +313,7 @@ def test_wrong_ways_to_resume_are_refused(config):
 
 def test_a_preset_replaces_defaults_but_never_what_the_user_set(config):
     preset = plan(Wish("cartpole", "dqn"), config)
-    assert preset.replay.samples_per_insert == 32.0
+    assert preset.replay.samples_per_insert == 24.0
     mine = replace(config, replay=replace(config.replay, samples_per_insert=5.0), train=replace(config.train, envs=3))
     assert plan(Wish("cartpole", "dqn"), mine).replay.samples_per_insert == 5.0
     assert plan(Wish("connect-four"), mine).envs == 3

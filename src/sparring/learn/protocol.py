@@ -5,35 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sparring.games.spec import GameSpec
+from sparring.replay.batch import Batch as Batch
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec
 
 Weights = dict[str, Array]  # parameter name → float32
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What a learner is fed. Leading axes: [batch] for transitions, [time, batch] for trajectories.
-
-    Transitions: `next_observation` is what the seat saw `n_steps` decisions later, `reward` their
-    discounted sum. Trajectories: `next_observation` has one row per sequence, the view after its last step.
-    A missing column is None, never zeros.
-    """
-
-    observation: Mapping[str, Array]
-    action: Array
-    reward: Array  # float32
-    ending: Array  # uint8: RUNNING, TERMINATED, TRUNCATED after this step (of the last, in an n-step one)
-    next_observation: Mapping[str, Array]
-    legal: Array | None = None
-    next_legal: Array | None = None
-    behaviour_logp: Array | None = None
-    value: Array | None = None  # what the actor's own value head said, trajectories only
-    truncation_value: Array | None = None  # [time, batch]: value of the view at which a step was cut short
-    n_steps: Array | None = None
-    weight: Array | None = None  # importance of each sample; None: all the same
-    mask: Array | None = None  # False: padding
-    records: "Batch | None" = None  # transitions from the store, beside trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +44,7 @@ class Algorithm(Protocol):
     """One file each. `feeds` says what it is fed; `policy` how its outputs choose (see wire/model.py)."""
 
     name: str
-    feeds: str  # "transitions" from a replay table, or "trajectories" fresh from the actors
+    feeds: str  # "transitions" of a replay table, "records": those of the store alone, or fresh "trajectories"
     policy: str
     settings: type  # the frozen dataclass that `config` is one of; what feeds it is in learn/feeding.py
 

@@ -12,7 +12,7 @@ from numpy.random import Generator
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.protocol import RUNNING, TERMINATED
 from sparring.games.spec import SeatSpec
-from sparring.learn.protocol import Batch
+from sparring.replay.batch import Batch
 from sparring.replay.sampler import Sampler, Uniform
 from sparring.replay.steps import Steps
 from sparring.wire.chunk import Array
