@@ -22,6 +22,6 @@ def test_the_example_runs(game, tmp_path, monkeypatch, capsys):
     model = make_model(spec, network, weights, "categorical", Lineage(algorithm="ppo", config={}, steps={}), 0)
     FileRegistry(tmp_path / "data" / "models").publish(model)
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    example, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     exec(compile(example, str(PAGE), "exec"), {"MODEL_ID": model.id})
     assert re.fullmatch(r"action \d+ value -?[\d.e-]+\n", capsys.readouterr().out)

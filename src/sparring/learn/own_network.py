@@ -1,0 +1,65 @@
+"""A network of the user's own: `module:name`, a function (or a class without arguments) that a seat is given to and
+that answers with a NetworkSpec. Data, not a module of torch, so that it acts, exports and travels like any other."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from sparring.errors import ConfigError, Missing
+from sparring.games.spec import SeatSpec
+from sparring.learn.layout import parameters
+from sparring.wire.network import Head, NetworkSpec
+
+
+def own_network(name: str, seat: SeatSpec, heads: tuple[Head, ...], *, memory: bool = False) -> NetworkSpec:
+    """What `name` makes for `seat`, where it suits it and has the `heads` that an algorithm needs (by name and
+    units); `memory`: the algorithm carries a state. Missing or ConfigError otherwise.
+
+    Any code may stand behind a name: take it from a command line or spar.toml, never from a request.
+    """
+    made = _maker(name)(seat)
+    if not isinstance(made, NetworkSpec):
+        raise _wrong(name, f"it made a {type(made).__name__}", "Return a sparring.wire.network.NetworkSpec")
+    parameters(made)
+    seen = {leaf.name: leaf for leaf in seat.observation}
+    for given in made.inputs:
+        leaf = seen.get(given.name)
+        if leaf is None or (leaf.shape, leaf.dtype) != (given.shape, given.dtype):
+            wanted = "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"
+            wrong = f"its input {given.name!r} is {given.dtype} {given.shape}, the seat sees {wanted}"
+            raise _wrong(name, wrong, "Take each leaf as the seat gives it; default_network shows how")
+    units = {head.name: head.units for head in made.heads}
+    for head in heads:
+        if units.get(head.name) != head.units:
+            wrong = f"its head {head.name!r} has {units.get(head.name, 'no')} units, the algorithm needs {head.units}"
+            raise _wrong(name, wrong, f"Give it the heads {', '.join(f'{one.name} ({one.units})' for one in heads)}")
+    if made.memory is not None and not memory:
+        raise _wrong(name, "it has a memory, and the algorithm carries none", "Leave the memory out")
+    return made
+
+
+def _maker(name: str) -> Any:
+    module, colon, attribute = name.partition(":")
+    if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise _wrong(name, "it is no module:name", "Write the module, a colon, and the function's name")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # an installed command does not look beside itself, `python -m` does
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise Missing(f"there is no module {module!r}", where=f"network {name!r}", do="Mend its name") from None
+    except AttributeError:
+        raise Missing(
+            f"{module} has no {attribute!r}", where=f"network {name!r}", do="Name one that is there"
+        ) from None
+    maker = found() if isinstance(found, type) else found
+    if not callable(maker):
+        raise _wrong(name, f"it is a {type(maker).__name__}", "Name a function, or a class whose objects can be called")
+    return maker
+
+
+def _wrong(name: str, wrong: str, do: str) -> ConfigError:
+    return ConfigError(wrong, where=f"network {name!r}", do=do)
