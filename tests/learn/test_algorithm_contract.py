@@ -5,31 +5,70 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chain_game import SPEC
+from chain_game import SPEC, chain
 
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import TERMINATED, TRUNCATED
+from sparring.games.recorder import play
+from sparring.games.scripts import script
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
 from sparring.learn.algorithms import ALGORITHMS, open_algorithm, settings_of
 from sparring.learn.evaluate import evaluate
 from sparring.learn.forward import Forward
 from sparring.learn.plan import Wish, plan
 from sparring.learn.topologies import wire
+from sparring.store import open_store
 
 QUICK = {
     "dqn": ("learning_rate=0.002", "epsilon_steps=1000", "batch_steps=64", "hidden_units=[32]"),
     "ppo": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128"),
+    "bc": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]"),
+    "cql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_every_updates=20"),
+    "iql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_rate=0.1", "expectile=0.9"),
 }
-STEPS = 6_000
+STEPS = {"dqn": 6_000, "ppo": 6_000, "bc": 6_000, "cql": 20_000, "iql": 20_000}
 
 
-def learned(algo, config, seed=0, steps=STEPS, game="chain_game:chain"):
-    wish = Wish(game, algo, seed=seed, steps=steps, envs=8, settings=QUICK[algo])
-    wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), None)
+OPENED = []
+
+
+@pytest.fixture(autouse=True)
+def stores_are_closed():
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+def learned(algo, config, seed=0, steps=None, game="chain_game:chain"):
+    steps = STEPS[algo] if steps is None else steps
+    records = open_algorithm(algo).feeds == "records"
+    wish = Wish(game, algo, "store" if records else "sim", None, seed, steps, 8, QUICK[algo])
+    store = recorded(config, algo) if records else None
+    wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), store)
     while wiring.position < steps:
         wiring.turn()
     return wiring
+
+
+def recorded(config, algo):
+    """Fifty walks in a store: by chance, or for a cloner by someone who knows the way."""
+    store = open_store(f"{config.store_url}.{algo}")
+    OPENED.append(store)
+    if not store.stats(SPEC.id).steps:
+        player = Walker() if algo == "bc" else script("chain_game:chain", "random")
+        for chunks in play(chain(8), [player], list(range(50)), np.random.default_rng(1)):
+            store.append(chunks)
+    return store
+
+
+class Walker:
+    """Goes right four times in five."""
+
+    name = "walker"
+
+    def act(self, seat, observation, legal, rng):
+        return (rng.random(len(observation["observation/place"])) < 0.8).astype(np.int32)
 
 
 def digest(learner):

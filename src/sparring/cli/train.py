@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("game", help="an id such as cartpole, connect-four, duel, gym:Acrobot-v1")
-    parser.add_argument("--algo", default="ppo", metavar="NAME", help="ppo, dqn, or module:name (ppo)")
+    parser.add_argument(
+        "--algo", default="ppo", metavar="NAME", help="ppo, dqn; bc, cql, iql from the store; or module:name (ppo)"
+    )
     parser.add_argument("--topology", metavar="NAME", help="single or offline; by default what suits --from")
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"

@@ -171,7 +171,13 @@ def _spec(game: str, source: Source, config: Config) -> GameSpec:
 
 
 def _check_source(algorithm: Algorithm, source: Source, game: str) -> None:
-    if source == "store" and algorithm.feeds != "transitions":
+    if source != "store" and algorithm.feeds == "records":
+        raise ConfigError(
+            f"{algorithm.name} learns from what others played, and nothing else",
+            where=f"--from {source}",
+            do=f"Use `spar train {game} --algo {algorithm.name} --from store`",
+        )
+    if source == "store" and algorithm.feeds == "trajectories":
         raise ConfigError(
             f"{algorithm.name} learns only from what it has just played itself, and the store holds what others played",
             where="--from store",

@@ -11,6 +11,9 @@ from sparring.learn.protocol import Algorithm
 ALGORITHMS = {
     "dqn": "sparring.learn.algorithms.dqn:Dqn",
     "ppo": "sparring.learn.algorithms.ppo:Ppo",
+    "bc": "sparring.learn.algorithms.bc:Bc",
+    "cql": "sparring.learn.algorithms.cql:Cql",
+    "iql": "sparring.learn.algorithms.iql:Iql",
 }
 VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name")
 

@@ -1,0 +1,131 @@
+"""Behaviour cloning (Pomerleau 1988): do as the recorded players did. Page: docs/algorithms/bc.md"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparring.errors import ConfigError
+from sparring.games.spec import GameSpec
+from sparring.learn.adam import Adam
+from sparring.learn.feeding import one_seat, with_image_layers
+from sparring.learn.networks import Network, default_network
+from sparring.learn.protocol import Batch, Learner, Update, Weights
+from sparring.learn.torch_state import load_module, save_module, tensor, tensors
+from sparring.wire.network import Activation, Head
+from sparring.wire.tree import pack, unpack
+
+ILLEGAL = -1e9
+
+
+@dataclass(frozen=True, slots=True)
+class BcConfig:
+    """What can be set with --algo-set."""
+
+    learning_rate: float = 1e-3
+    anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
+    batch_steps: int = 256
+    label_smoothing: float = 0.0  # share of each goal that is spread over all legal actions
+    max_gradient_norm: float = 10.0
+    hidden_units: tuple[int, ...] = (128, 128)
+    activation: Activation = "relu"
+    image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
+
+    def __post_init__(self) -> None:
+        if self.batch_steps < 1 or not 0 <= self.label_smoothing < 1:
+            raise ConfigError(
+                f"batch_steps = {self.batch_steps}, label_smoothing = {self.label_smoothing}",
+                where="[bc]",
+                do="Count from 1, and smooth by at least 0 and less than 1",
+            )
+
+    @property
+    def n_steps(self) -> int:
+        """What was earned later is not looked at."""
+        return 1
+
+    @property
+    def discount(self) -> float:
+        return 1.0
+
+
+class BcLearner:
+    """Network and optimiser."""
+
+    def __init__(self, game: GameSpec, config: BcConfig, seed: int) -> None:
+        seat = one_seat(game, "bc")
+        self.config = config
+        spec = default_network(
+            seat,
+            hidden=config.hidden_units,
+            activation=config.activation,
+            heads=(Head("logits", seat.action.masks),),
+        )
+        self.network = with_image_layers(spec, config.image_layers)
+        self.net = Network(self.network, seed)
+        self.optimiser = Adam(self.net.parameters(), config.learning_rate)
+        self.updates = 0
+
+    def weights(self) -> Weights:
+        return self.net.weights()
+
+    def save(self) -> bytes:
+        return pack({"net": save_module(self.net), "optimiser": self.optimiser.save(), "updates": self.updates})
+
+    def load(self, state: bytes) -> None:
+        tree = unpack(state)
+        load_module(self.net, tree["net"])
+        self.optimiser.load(tree["optimiser"])
+        self.updates = tree["updates"]
+
+
+def log_policy(logits: Tensor, legal: Tensor | None) -> Tensor:
+    """log π(a|s) for every a; impossible where a is not legal."""
+    return torch.log_softmax(logits if legal is None else logits.masked_fill(~legal, ILLEGAL), 1)
+
+
+def loss(net: Network, batch: Batch, config: BcConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """−E[(1 − ε) log π(a|s) + ε mean over legal b of log π(b|s)], where ε is the label smoothing."""
+    legal = None if batch.legal is None else tensor(batch.legal).bool()
+    logp_all = log_policy(net(tensors(batch.observation))["logits"], legal)
+    action = tensor(batch.action).long()
+    cost = -logp_all.gather(1, action.unsqueeze(1)).squeeze(1)
+    if config.label_smoothing:
+        allowed = torch.ones_like(logp_all) if legal is None else legal.float()
+        even = -(logp_all * allowed).sum(1) / allowed.sum(1)
+        cost = (1 - config.label_smoothing) * cost + config.label_smoothing * even
+    total = cost.mean() if batch.weight is None else (tensor(batch.weight) * cost).mean()
+    with torch.no_grad():
+        metrics = {
+            "loss": total.detach(),
+            "agreement": (logp_all.argmax(1) == action).float().mean(),
+            "entropy": -(logp_all.exp() * logp_all).sum(1).mean(),
+        }
+    return total, metrics
+
+
+class Bc:
+    """Fed with records of the store."""
+
+    name = "bc"
+    feeds = "records"
+    policy = "categorical"
+    settings = BcConfig
+
+    def begin(self, game: GameSpec, config: BcConfig, seed: int) -> BcLearner:
+        return BcLearner(game, config, seed)
+
+    def update(self, learner: Learner, batch: Batch) -> Update:
+        """One step of Adam towards what was recorded."""
+        assert isinstance(learner, BcLearner)
+        config = learner.config
+        left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
+        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        total, metrics = loss(learner.net, batch, config)
+        metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
+        learner.updates += 1
+        return Update(learner, None, {name: value.item() for name, value in metrics.items()})
+
+    def exploration(self, learner: Learner, env_steps: int) -> float:
+        """Nobody plays while it learns."""
+        return 0.0
