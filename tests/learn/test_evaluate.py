@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 from sparring.errors import ConfigError, Missing
-from sparring.games.catalogue import spec_of
+from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.evaluate import evaluate
 from sparring.learn.forward import Forward
 from sparring.learn.histogram import lines, summary
+from sparring.learn.layout import parameters
 from sparring.learn.modelfile import make_model
 from sparring.learn.named import named
+from sparring.learn.networks import default_network
 from sparring.registry import open_registry
 from sparring.wire.model import Lineage
+from sparring.wire.network import Gru, Lstm
 
 
 def forward_for(game, seed=0):
@@ -52,6 +55,24 @@ def test_the_same_seed_plays_the_same_games_and_another_seed_others():
     first, second, other = (evaluate("cartpole", forward, episodes=30, seed=seed).returns for seed in (1, 1, 2))
     assert (first == second).all()
     assert (first != other).any()
+
+
+@pytest.mark.parametrize("memory", [Gru(6), Lstm(6)])
+def test_a_network_remembers_its_own_episode_and_nothing_of_the_one_before(memory):
+    game = open_game("cartpole", 1)
+    spec = default_network(game.spec.seats[0], hidden=(8,), memory=memory)
+    rng = np.random.default_rng(1)
+    weights = {name: rng.normal(0, 0.8, shape).astype(np.float32) for name, shape in parameters(spec).items()}
+    forward = Forward(spec, weights)
+    played = evaluate("cartpole", forward, episodes=150, seed=4)  # more than are played at once
+    seeds = np.random.default_rng([4, 0]).integers(0, 2**64, 150, dtype=np.uint64)
+    for episode in (0, 63, 64, 149):
+        view, state, ticks = game.reset(seeds[episode : episode + 1], np.ones(1, bool)), None, 0
+        while not view.over[0]:
+            out = forward(view.observation[0], state)
+            state, ticks = out["state"], ticks + 1
+            view = game.step([out["logits"].argmax(axis=1).astype(np.int32)])
+        assert played.returns[episode] == ticks
 
 
 def test_a_script_that_knows_the_game_wins_and_wins_draws_and_losses_add_up():

@@ -18,6 +18,7 @@ from sparring.games.scripts import script
 from sparring.games.spec import GameSpec
 from sparring.learn import policies
 from sparring.learn.forward import Forward
+from sparring.learn.layout import STATE
 from sparring.learn.modelfile import read_weights
 from sparring.wire.chunk import Array
 from sparring.wire.model import Model
@@ -58,12 +59,32 @@ class _Acts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """A network at its best."""
+    """A network at its best, with what it remembers of each slot in each seat."""
 
     forward: Forward
+    held: dict[int, Array] = field(default_factory=dict)  # seat → [n, numbers]
 
     def act(self, seat: int, observation: Columns, legal: Array | None, rng: Generator) -> Array:
         return policies.choose(self.forward(observation)["logits"], legal, rng).action
+
+    def recall(self, seat: int, slots: "_Slots", observation: Columns, legal: Array | None, rng: Generator) -> Array:
+        """Like `act`, in those slots: with an empty memory where an episode begins, and else with its own."""
+        if self.forward.spec.memory is None:
+            return self.act(seat, observation, legal, rng)
+        held = self.held.setdefault(seat, self.forward.initial_state(slots.of))
+        held[slots.rows[slots.begins]] = 0
+        out = self.forward(observation, held[slots.rows])
+        held[slots.rows] = out[STATE]
+        return policies.choose(out["logits"], legal, rng).action
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Which of `of` games are asked about, and in which of them the seat decides for the first time."""
+
+    rows: Array
+    begins: Array  # bool, one for each row
+    of: int
 
 
 def evaluate(game_id: str, player: Player, *, episodes: int, seed: int, against: Player | None = None) -> Evaluation:
@@ -124,8 +145,12 @@ class _Table:
                 rows = np.flatnonzero(view.to_act[:, seat] & ((own_seat == seat) == mine))
                 if len(rows):
                     seen = {leaf: column[rows] for leaf, column in view.observation[seat].items()}
-                    mask = view.legal[seat]
-                    action[rows] = who.act(seat, seen, None if mask is None else mask[rows], rng)
+                    mask = None if (legal := view.legal[seat]) is None else legal[rows]
+                    if isinstance(who, _Network):
+                        slots = _Slots(rows, opening[rows, seat] >= 0, self.game.n)
+                        action[rows] = who.recall(seat, slots, seen, mask, rng)
+                    else:
+                        action[rows] = who.act(seat, seen, mask, rng)
             if drawn and spec.action.kind == "discrete":
                 first = np.flatnonzero((opening[:, seat] >= 0) & view.to_act[:, seat])
                 action[first] = _drawn(opening[first, seat], view.legal[seat], first, spec.action.choices[0])
