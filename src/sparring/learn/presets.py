@@ -52,7 +52,8 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         steps=8_000_000,
         envs=128,
         settings={
-            "trace_decay": 0.9,
+            "discount": 1.0,  # a win is a win; at 0.97 it lost four in five against `tactical` where this won half
+            "anneal_steps": 8_000_000,
             "rollout_ticks": 64,
             "minibatch_steps": 2048,
             "entropy_coefficient": 0.05,
