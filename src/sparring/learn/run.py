@@ -3,6 +3,7 @@
 run.json          what was asked for: never changed
 status.json       how it stands
 metrics.jsonl     one object a line
+tensorboard/      the same for TensorBoard
 checkpoint/state  everything needed to go on; replaced in one rename, so a crash leaves the one before
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 from sparring.errors import Missing, TrainingStopped
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
+from sparring.learn.tensorboard import EventFile
 from sparring.registry.durable import kept, replace_file, sweep
 from sparring.wire.tree import Tree, pack, unpack
 
@@ -39,6 +41,7 @@ class Run:
         self.about: dict[str, Any] = json.loads((folder / "run.json").read_bytes())
         self._checkpoint = folder / "checkpoint" / "state"
         self._metrics = folder / "metrics.jsonl"
+        self._events = EventFile(folder / "tensorboard", self.about["started_at_ms"] / 1000)
 
     @classmethod
     def create(cls, runs: Path, plan: Plan, argv: list[str]) -> "Run":
@@ -103,6 +106,7 @@ class Run:
         clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
         with kept(self._metrics), self._metrics.open("ab") as file:
             file.write(json.dumps(clean).encode() + b"\n")
+        self._events.add(clean)
 
     def checkpoint(self, state: Tree) -> None:
         """Keep `state`, durable on return. A crash at any moment leaves this one or the one before, whole."""
@@ -137,6 +141,7 @@ class Run:
         if len(stay) < len(lines):
             with kept(self._metrics):
                 replace_file(self._metrics, b"".join(stay))
+        self._events.rewrite(map(json.loads, stay))
 
     def keep_batch(self, batch: Batch) -> Path:
         """The batch that broke a run, for whoever looks into it (`sparring.wire.tree.unpack` reads it)."""
