@@ -12,6 +12,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sparring.errors import ConfigError
 
+SamplerName = Literal["uniform", "prioritised", "newest", "by-episode", "by-source"]
+RemoverName = Literal["fifo", "lowest-priority"]
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -62,7 +65,14 @@ class RegistryConfig:
 class ReplayConfig:
     """What a learner samples."""
 
-    capacity_steps: int = 100_000  # the oldest are removed above this
+    sampler: SamplerName = "uniform"  # which steps are learned
+    remover: RemoverName = "fifo"  # which steps make room for new ones
+    capacity_steps: int = 100_000  # steps above this are removed
+    capacity_bytes: int = 0  # steps above this are removed, too; 0 counts steps alone
+    priority_exponent: float = 0.6  # of prioritised: 0 is uniform, 1 in proportion to the error
+    importance_exponent: float = 0.4  # of prioritised: 1 corrects what it distorts whole, 0 not at all
+    source_shares: tuple[str, ...] = ()  # of by-source: "play=0.5", …; equal where it is empty
+    uploader_share: float = 1.0  # of a batch that one uploader's records may have; 1 sets no limit
     min_steps: int = 1_000  # nothing is sampled before this many have arrived
     samples_per_insert: float = 8.0  # steps learned from per step inserted
     slack_samples: float = 10_000.0  # how far the two may drift before one side waits

@@ -37,9 +37,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path) ->
     assert refusal(tmp_path, "[replay]\nsamples_per_insrt = 3") == (
         "spar.toml [replay]: unknown key 'samples_per_insrt'. Did you mean 'samples_per_insert'."
     )
-    assert refusal(tmp_path, "[replay]\nxyzzy = 3") == (
-        "spar.toml [replay]: unknown key 'xyzzy'. The keys here are capacity_steps, min_steps, samples_per_insert, "
-        "slack_samples, store_share."
+    assert refusal(tmp_path, "[collect]\nxyzzy = 3") == (
+        "spar.toml [collect]: unknown key 'xyzzy'. The keys here are budget_steps_per_s, window_s."
     )
 
 
@@ -76,7 +75,7 @@ def test_every_key_is_explained(key: str) -> None:
 
 
 UNITS = re.compile(
-    r"(_s|_ms|_days|_bytes|_share|_chunks|_steps|_episodes|_requests|_samples|_threads|_per_\w+|port|envs|opponents)$"
+    r"(_s|_ms|_days|_bytes|_share|_chunks|_steps|_episodes|_requests|_samples|_threads|_exponent|_per_\w+|port|envs|opponents)$"
 )
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sparring.cli import COMMANDS
 from sparring.config import Config
@@ -81,6 +81,8 @@ def _section(cls: type, section: str) -> list[str]:
             nested += ["", *_section(kind, item.name)]  # type: ignore[arg-type]
             continue
         name = kind.__name__ if isinstance(kind, type) and kind is not tuple else "list of strings"
+        if get_origin(kind) is Literal:
+            name = ", ".join(get_args(kind))
         shown = "[]" if item.default == () else f"`{item.default!r}`".replace("'", '"').replace("True", "true")
         path = f"{section}.{item.name}" if section else item.name
         lines.append(f"| `{path}` | {name} | {shown} | {comments[item.name]} |")

@@ -1,7 +1,9 @@
 """What people did, from the store into a table: the only way that records reach a learner."""
 
+import hashlib
 import logging
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from numpy.random import Generator
@@ -9,7 +11,7 @@ from numpy.random import Generator
 from sparring.errors import ConfigError
 from sparring.games.protocol import ENDINGS
 from sparring.games.spec import GameSpec
-from sparring.replay.steps import Steps
+from sparring.replay.steps import SOURCES, Steps
 from sparring.replay.table import Table
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import Array, Chunk
@@ -29,6 +31,7 @@ class Feeder:
         self._due = 0.0
         self.steps: Counter[str] = Counter()  # inserted so far, by source
         self.unfit_chunks = 0
+        self._uploaders: dict[str, int] = {}  # by the order in which they came, from 1
         self.until_ms: int | None = None  # of the newest row that was read
 
     def fill(self) -> int:
@@ -67,6 +70,7 @@ class Feeder:
             "steps": dict(self.steps),
             "unfit_chunks": self.unfit_chunks,
             "until_ms": self.until_ms,
+            "uploaders": dict(self._uploaders),
         }
 
     def load(self, state: Tree) -> None:
@@ -74,6 +78,7 @@ class Feeder:
         set_rng_state(self._rng, state["rng"])
         self._due, self.steps = state["due"], Counter(state["steps"])
         self.unfit_chunks, self.until_ms = state["unfit_chunks"], state["until_ms"]
+        self._uploaders = dict(state["uploaders"])
 
     def _insert(self, chunk: Chunk) -> None:
         head = chunk.header
@@ -82,7 +87,8 @@ class Feeder:
                 log.warning("chunks of %s with spec %s are left out", head.game, head.spec[:12])
             self.unfit_chunks += 1
             return
-        steps = steps_of(chunk, self._stream)
+        number = self._uploaders.setdefault(head.uploader, len(self._uploaders) + 1)
+        steps = replace(steps_of(chunk, self._stream), uploader=number)
         self._table.insert(steps)
         self._table.break_off(self._stream)
         self.steps[head.source] += head.steps
@@ -110,6 +116,9 @@ def steps_of(chunk: Chunk, stream: int) -> Steps:
         value=None,
         final=np.array([head.steps - 1] if final else [], np.int64),
         final_observation=final,
+        source=SOURCES.index(head.source),
+        episode=_number(head.episode, head.seat),
+        position=head.first_step + np.arange(head.steps),
     )
 
 
@@ -122,6 +131,12 @@ def check_share(share: float) -> float:
             do="Set it between 0 and 1; --from store learns from the store alone",
         )
     return share
+
+
+def _number(episode: str, seat: int) -> int:
+    """The same for all chunks of one seat in one episode, and beyond what a table counts itself."""
+    digest = hashlib.blake2b(f"{episode}/{seat}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little") | 1 << 60
 
 
 def _legal(column: Array | None) -> Array | None:

@@ -1,5 +1,6 @@
 """Which steps of a table a learner sees next. A sampler is told what arrives and what was learned."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +9,8 @@ from numpy.random import Generator
 
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
+
+LEAST_PRIORITY = 1e-6  # added to every error, so that nothing that was learned once is out of reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +22,16 @@ class Drawn:
 
 
 class Sampler(Protocol):
-    """Uniform now; priorities and recency fit behind the same verbs."""
+    """`by` names the column of the table whose values `ready` is given with the rows; None: it wants none."""
+
+    by: str | None
 
     def __len__(self) -> int:
         """How many rows may be drawn."""
         ...
 
-    def ready(self, rows: Array) -> None:
-        """These rows may be drawn from now on."""
+    def ready(self, rows: Array, label: Array | None = None) -> None:
+        """These rows, none of which was ready, may be drawn from now on."""
         ...
 
     def gone(self, rows: Array) -> None:
@@ -42,7 +47,7 @@ class Sampler(Protocol):
         ...
 
     def save(self) -> Tree:
-        """Everything that `load` needs."""
+        """Everything that `load` needs, in arrays of its own."""
         ...
 
     def load(self, state: Tree) -> None:
@@ -57,12 +62,14 @@ class Uniform:
     lookup and coming or going moves one entry per row.
     """
 
+    by: str | None = None
+
     def __init__(self, capacity: int) -> None:
         self._rows = np.zeros(capacity, np.int64)
         self._place = np.full(capacity, -1, np.int64)
         self._count = 0
 
-    def ready(self, rows: Array) -> None:
+    def ready(self, rows: Array, label: Array | None = None) -> None:
         end = self._count + len(rows)
         self._rows[self._count : end] = rows
         self._place[rows] = np.arange(self._count, end)
@@ -98,3 +105,225 @@ class Uniform:
         self._place[:] = -1
         self._count = 0
         self.ready(state["rows"])
+
+
+class Prioritised:
+    """P(i) ∝ p_i^α with p_i the last error of row i (Schaul et al. 2016, proportional).
+
+    A newcomer has the largest priority seen, so that it is learned once soon. Weights are (n·P(i))^-β over
+    the largest of the batch: the gradient is only ever made smaller.
+    """
+
+    by: str | None = None
+
+    def __init__(self, capacity: int, priority_exponent: float, importance_exponent: float) -> None:
+        from sparring.replay.sumtree import SumTree  # compiles: whoever does not ask for it need not wait
+
+        self._tree = SumTree(capacity)
+        self._alpha, self._beta = priority_exponent, importance_exponent
+        self._largest = 1.0  # of p^α
+        self._count = 0
+
+    def ready(self, rows: Array, label: Array | None = None) -> None:
+        self._tree.set(rows, self._largest)
+        self._count += len(rows)
+
+    def gone(self, rows: Array) -> None:
+        live = rows[self._tree[rows] > 0.0]
+        if len(live):
+            self._tree.set(live, 0.0)
+            self._count -= len(live)
+
+    def draw(self, count: int, rng: Generator) -> Drawn:
+        # One point in each of `count` equal parts: as likely for every row, with less variance (ibid., appendix B).
+        points = (np.arange(count) + rng.random(count)) / count
+        rows = self._tree.draw(points)
+        # n and the total are the same for the whole batch, so (n·P(i))^-β over its maximum is (p_i / p_least)^-β.
+        wide = self._tree[rows]
+        weight = (wide.min() / wide) ** self._beta
+        return Drawn(rows, weight.astype(np.float32))
+
+    def learned(self, rows: Array, priorities: Array) -> None:
+        wide = (np.asarray(priorities, np.float64) + LEAST_PRIORITY) ** self._alpha
+        here = self._tree[rows] > 0.0  # what went since then stays away
+        if not here.all():
+            rows, wide = rows[here], wide[here]
+        if len(rows):
+            self._largest = max(self._largest, float(wide.max()))
+            self._tree.set(rows, wide)
+
+    def priorities(self) -> Array:
+        """p^α of every row, 0 where it is not ready."""
+        return self._tree[np.arange(self._tree.capacity)]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def save(self) -> Tree:
+        return {"wide": self.priorities(), "largest": self._largest, "count": self._count}
+
+    def load(self, state: Tree) -> None:
+        self._tree.load(state["wide"])
+        self._largest, self._count = state["largest"], state["count"]
+
+
+class Newest:
+    """The rows that became ready last, each once; the same ones again while nothing new comes."""
+
+    by: str | None = None
+
+    def __init__(self, capacity: int) -> None:
+        self._order = np.zeros(2 * capacity, np.int64)  # in the order in which they became ready
+        self._place = np.full(capacity, -1, np.int64)  # of each row in it
+        self._end = 0
+        self._count = 0
+
+    def ready(self, rows: Array, label: Array | None = None) -> None:
+        if self._end + len(rows) > len(self._order):
+            self._pack(self._live(self._end))
+        end = self._end + len(rows)
+        self._order[self._end : end] = rows
+        self._place[rows] = np.arange(self._end, end)
+        self._end, self._count = end, self._count + len(rows)
+
+    def gone(self, rows: Array) -> None:
+        self._count -= int((self._place[rows] >= 0).sum())
+        self._place[rows] = -1
+
+    def draw(self, count: int, rng: Generator) -> Drawn:
+        look = count
+        while len(found := self._live(look)) < min(count, self._count):
+            look *= 2
+        return Drawn(np.resize(found[::-1], count))  # np.resize repeats
+
+    def learned(self, rows: Array, priorities: Array) -> None:
+        """What is newest does not depend on it."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def save(self) -> Tree:
+        return {"rows": self._live(self._end)}
+
+    def load(self, state: Tree) -> None:
+        self._place[:] = -1
+        self._pack(state["rows"])
+        self._count = self._end
+
+    def _live(self, look: int) -> Array:
+        """The ready ones among the last `look`, oldest first."""
+        first = max(0, self._end - look)
+        part = self._order[first : self._end]
+        found: Array = part[self._place[part] == np.arange(first, self._end)]
+        return found
+
+    def _pack(self, rows: Array) -> None:
+        self._end = len(rows)
+        self._order[: self._end] = rows
+        self._place[rows] = np.arange(self._end)
+
+
+class ByEpisode:
+    """Every episode is as likely as any other, and so is each of its steps: long games do not drown short ones.
+
+    The index by episode is made anew when a sixteenth of the rows has come or gone since; until then newcomers
+    wait, and a row that went is drawn again.
+    """
+
+    by: str | None = "episode"
+
+    def __init__(self, capacity: int) -> None:
+        self._episode = np.full(capacity, -1, np.int64)
+        self._count = 0
+        self._changes = 0
+        self._rows = self._first = self._length = np.zeros(0, np.int64)
+
+    def ready(self, rows: Array, label: Array | None = None) -> None:
+        assert label is not None
+        self._episode[rows] = label
+        self._count += len(rows)
+        self._changes += len(rows)
+
+    def gone(self, rows: Array) -> None:
+        live = rows[self._episode[rows] >= 0]
+        self._episode[live] = -1
+        self._count -= len(live)
+        self._changes += len(live)
+
+    def draw(self, count: int, rng: Generator) -> Drawn:
+        if not len(self._rows) or 16 * self._changes > self._count:
+            self._index()
+        rows = self._pick(count, rng)
+        while len(lost := np.flatnonzero(self._episode[rows] < 0)):
+            if 2 * len(lost) > count:
+                self._index()
+            rows[lost] = self._pick(len(lost), rng)
+        return Drawn(rows)
+
+    def learned(self, rows: Array, priorities: Array) -> None:
+        """Episodes have no priorities."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def save(self) -> Tree:
+        return {"episode": self._episode.copy(), "rows": self._rows, "first": self._first, "length": self._length} | {
+            "changes": self._changes
+        }
+
+    def load(self, state: Tree) -> None:
+        self._episode[:] = state["episode"]
+        self._rows, self._first, self._length = state["rows"], state["first"], state["length"]
+        self._count, self._changes = int((self._episode >= 0).sum()), state["changes"]
+
+    def _index(self) -> None:
+        ready = np.flatnonzero(self._episode >= 0)
+        self._rows = ready[np.argsort(self._episode[ready], kind="stable")]
+        _, self._first, self._length = np.unique(self._episode[self._rows], return_index=True, return_counts=True)
+        self._changes = 0
+
+    def _pick(self, count: int, rng: Generator) -> Array:
+        chosen = rng.integers(0, len(self._first), count)
+        picked: Array = self._rows[self._first[chosen] + rng.integers(0, self._length[chosen])]
+        return picked
+
+
+class BySource:
+    """A fixed share of each batch from each source that has any ready rows; uniform within a source."""
+
+    by: str | None = "source"
+
+    def __init__(self, capacity: int, shares: Mapping[int, float]) -> None:
+        self._shares = dict(sorted(shares.items()))  # by the number of a source
+        self._rows = {number: Uniform(capacity) for number in self._shares}
+
+    def ready(self, rows: Array, label: Array | None = None) -> None:
+        assert label is not None
+        for number, held in self._rows.items():
+            mine = rows[label == number]
+            if len(mine):
+                held.ready(mine)
+
+    def gone(self, rows: Array) -> None:
+        for held in self._rows.values():
+            held.gone(rows)
+
+    def draw(self, count: int, rng: Generator) -> Drawn:
+        there = {number: share for number, share in self._shares.items() if len(self._rows[number])}
+        ends = np.round(np.cumsum(list(there.values())) / sum(there.values()) * count).astype(int)
+        sizes = np.diff(ends, prepend=0)
+        parts = [self._rows[number].draw(int(size), rng).rows for number, size in zip(there, sizes, strict=True)]
+        return Drawn(np.concatenate(parts))
+
+    def learned(self, rows: Array, priorities: Array) -> None:
+        """Sources have no priorities."""
+
+    def __len__(self) -> int:
+        return sum(len(held) for held in self._rows.values())
+
+    def save(self) -> Tree:
+        return {str(number): held.save() for number, held in self._rows.items()}
+
+    def load(self, state: Tree) -> None:
+        for number, held in self._rows.items():
+            held.load(state[str(number)])

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from sparring.wire.chunk import Array
 
+SOURCES = ("selfplay", "play", "collect", "node", "import")  # of wire/chunk.py, in a fixed order
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -25,6 +27,10 @@ class Steps:
     final: Array  # int64 [k]
     final_observation: Mapping[str, Array]  # [k, …]
     final_legal: Array | None = None
+    source: int = 0  # a place in SOURCES
+    uploader: int = 0  # whoever sent them, numbered from 1; 0: played here
+    episode: int | None = None  # its number, not negative; None: the table counts
+    position: Array | None = None  # int64 [m], decisions since the episode began; None: the table counts
 
     def __len__(self) -> int:
         return len(self.reward)

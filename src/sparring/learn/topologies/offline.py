@@ -14,6 +14,7 @@ from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
 from sparring.replay.feeder import Feeder
+from sparring.replay.opening import open_table
 from sparring.replay.table import Table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
@@ -24,7 +25,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     if store is None:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    table = Table(one_seat(plan.spec, plan.algo), plan.replay.capacity_steps, streams=1, masks=True)
+    table = open_table(one_seat(plan.spec, plan.algo), plan.replay, streams=1, masks=True)
     feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (3, 2))
     return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
 

@@ -23,6 +23,7 @@ from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
 from sparring.replay.feeder import Feeder
 from sparring.replay.gate import RatioGate, open_gate
+from sparring.replay.opening import open_table
 from sparring.replay.table import Table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
@@ -39,7 +40,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
     actor = Actor(open_game(plan.game, plan.envs), forward, plan.algorithm.policy, acting, past)
     seat = one_seat(plan.spec, plan.algo)
-    table = Table(seat, plan.replay.capacity_steps, streams=actor.streams + 1, masks=actor.masks)
+    table = open_table(seat, plan.replay, streams=actor.streams + 1, masks=actor.masks)
     feeder = None if store is None else Feeder(store, plan.spec, table, actor.streams, feeding)
     if plan.algorithm.feeds == "trajectories":
         return _Trajectories(_Play(plan, learner, actor, past), table, feeder, sampling)

@@ -1,0 +1,100 @@
+"""Walks along the links of a table's rows: n-step transitions, stacks of frames, windows for recurrent learners.
+
+`columns` holds, beside the steps themselves: `next` and `previous` (rows of the same stream, NONE where there is
+none), `position` (decisions since the episode began), `complete` (its successor is known) and `ending`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparring.errors import ConfigError
+from sparring.games.protocol import RUNNING
+from sparring.wire.chunk import Array
+
+NONE = -1
+
+
+def n_step(columns: Mapping[str, Array], rows: Array, n_steps: int, discount: float) -> tuple[Array, Array, Array]:
+    """The last row of each n-step transition, its discounted reward, and how many steps it covers."""
+    reward = columns["reward"][rows]
+    walked = np.ones(len(rows), np.int32)
+    last = rows
+    for _ in range(n_steps - 1):
+        after = columns["next"][last]
+        goes_on = (columns["ending"][last] == RUNNING) & (after != NONE) & columns["complete"][after]
+        if not goes_on.any():
+            break
+        last = np.where(goes_on, after, last)
+        reward += np.where(goes_on, discount**walked * columns["reward"][last], 0.0).astype(np.float32)
+        walked += goes_on
+    return last, reward, walked
+
+
+def frames(columns: Mapping[str, Array], rows: Array, count: int) -> Array:
+    """[count, n]: the row of each frame of a stack, oldest first; an episode's first one is repeated."""
+    found = np.empty((count, len(rows)), np.int64)
+    found[-1] = rows
+    for place in range(count - 2, -1, -1):
+        before = columns["previous"][found[place + 1]]
+        found[place] = np.where(before == NONE, found[place + 1], before)
+    return found
+
+
+def whole_stacks(columns: Mapping[str, Array], rows: Array, count: int) -> Array:
+    """Whether all frames of each stack are there, back to the episode's start at most."""
+    whole = np.ones(len(rows), bool)
+    here = rows
+    for _ in range(count - 1):
+        before = columns["previous"][here]
+        whole &= (before != NONE) | (columns["position"][here] == 0)
+        here = np.where(before == NONE, here, before)
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a recurrent learner is fed: `length` decisions after `burn_in` ones that only warm its memory up.
+
+    Windows of an episode begin every `length - overlap` decisions.
+    """
+
+    length: int
+    burn_in: int = 0
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.burn_in < 0 or not 0 <= self.overlap < self.length:
+            raise ConfigError(
+                f"length = {self.length}, burn_in = {self.burn_in}, overlap = {self.overlap}",
+                where="replay window",
+                do="Give a positive length, no negative burn-in, and an overlap below the length",
+            )
+
+
+def windows(columns: Mapping[str, Array], rows: Array, window: Window) -> tuple[Array, Array]:
+    """Rows and mask, both [burn_in + length, n], of the windows that `rows` stand in; True: there is such a step.
+
+    The first burn_in places are those before the window; they are masked where the episode began later.
+    """
+    start = rows
+    back = columns["position"][rows] % (window.length - window.overlap)
+    for turn in range(int(back.max(initial=0))):
+        before = columns["previous"][start]
+        start = np.where((turn < back) & (before != NONE), before, start)
+    size = window.burn_in + window.length
+    found, mask = np.empty((size, len(rows)), np.int64), np.zeros((size, len(rows)), bool)
+    here, there = start, np.ones(len(rows), bool)
+    for place in range(window.burn_in - 1, -1, -1):
+        before = columns["previous"][here]
+        there = there & (before != NONE)
+        here = np.where(there, before, here)
+        found[place], mask[place] = here, there
+    here, there = start, np.ones(len(rows), bool)
+    for place in range(window.burn_in, size):
+        found[place], mask[place] = here, there
+        after = columns["next"][here]
+        there = there & (columns["ending"][here] == RUNNING) & (after != NONE) & columns["complete"][after]
+        here = np.where(there, after, here)
+    return found, mask
