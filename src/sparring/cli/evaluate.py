@@ -2,6 +2,9 @@
 
 MODEL is a model's id or the beginning of one, champion:GAME, or script:GAME/NAME; --against takes the same, or the
 bare name of one of the game's scripts. Seats are swapped; models play at their best.
+
+With --from store nobody plays: what people recorded says what the model would earn, by weighted importance sampling
+(wis), fitted Q evaluation (fqe) and doubly robust estimation (dr), each with the spread over resampled episodes.
 """
 
 import argparse
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.cli.output import Output
+from sparring.errors import ConfigError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,9 +21,63 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="MODEL", help="who else plays; by default the script random")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distribution into a .png or .svg")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed plays the same games (0)")
+    parser.add_argument("--from", dest="source", default="sim", metavar="SOURCE", help="sim plays, store asks records")
+    parser.add_argument(
+        "--discount", type=float, default=0.99, metavar="G", help="of later rewards, with --from store (0.99)"
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    if args.source == "store":
+        return _judge(args, output)
+    if args.source != "sim":
+        raise ConfigError(f"there is no source {args.source!r}", where="--from", do="Use sim or store")
+    return _play(args, output)
+
+
+def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """What the store's records say of a model."""
+    from dataclasses import asdict
+
+    import torch
+
+    from sparring.games.catalogue import Catalogue, spec_of
+    from sparring.learn.forward import Forward
+    from sparring.learn.modelfile import read_weights
+    from sparring.learn.named import named
+    from sparring.learn.off_policy.judge import judge
+    from sparring.learn.off_policy.records import read_records
+    from sparring.registry import open_registry
+    from sparring.store import open_store
+
+    with open_registry(args.config.registry_url) as registry:
+        ours = named(args.model, registry)
+    model = ours.player
+    spec = Catalogue.from_config(args.config).newest(ours.game) or spec_of(ours.game)
+    if isinstance(model, str) or model.card.spec != spec.hash:
+        wrong = "it is a script" if isinstance(model, str) else f"it was made for another {ours.game}"
+        raise ConfigError(wrong, where="--from store", do="Name a model of this game, or let it play without --from")
+    with open_store(args.config.store_url) as store:
+        records = read_records(store, spec)
+    output.say(f"{ours.game}: {ours.name[:40]} by {records.episodes} recorded episodes of {records.steps} steps")
+    torch.set_num_threads(1)  # small matrices lose time on every other thread
+    said = judge(
+        records, Forward(model.card.network, read_weights(model)), spec, discount=args.discount, seed=args.seed
+    )
+    output.table(
+        ["estimate", "return", "low", "high", "effective", "note"],
+        [
+            [one.name, *(f"{x:.4g}" for x in (one.value, one.low, one.high, one.effective_episodes)), one.note]
+            for one in said.estimates
+        ],
+    )
+    output.say(f"discount {said.discount:g}; behaviour policy: {said.behaviour}")
+    for line in said.missing:
+        output.say(f"missing: {line}")
+    return {"model": ours.name, "game": ours.game, "seed": args.seed, **asdict(said)}
+
+
+def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.learn.evaluate import evaluate
     from sparring.learn.histogram import check_format, lines, plot, summary
     from sparring.learn.named import named

@@ -1,0 +1,135 @@
+"""Learning from records: a clone does as its teacher, and caution keeps to what was seen."""
+
+import numpy as np
+import pytest
+import torch
+from chain_game import SPEC, chain
+
+from sparring.errors import ConfigError
+from sparring.games.catalogue import open_game, spec_of
+from sparring.games.recorder import play
+from sparring.games.scripts import script
+from sparring.learn.algorithms import open_algorithm, settings_of
+from sparring.learn.algorithms.iql import expectile_loss
+from sparring.learn.forward import Forward
+from sparring.learn.modelfile import read_weights
+from sparring.learn.plan import Wish, plan
+from sparring.learn.protocol import Batch
+from sparring.learn.topologies import wire
+from sparring.learn.train import Orders, train
+from sparring.registry import open_registry
+from sparring.store import open_store
+
+
+class Scripted:
+    """Does what it is told for each view."""
+
+    name = "told"
+
+    def __init__(self, act):
+        self._act = act
+
+    def act(self, seat, observation, legal, rng):
+        return self._act(observation, rng).astype(np.int32)
+
+
+def record(config, game, players, episodes):
+    with open_store(config.store_url) as store:
+        for chunks in play(game, players, list(range(episodes)), np.random.default_rng(5), "play"):
+            store.append(chunks)
+
+
+def test_a_clone_agrees_with_its_script_on_games_it_never_saw(config):
+    balance = script("cartpole", "balance")
+    record(config, open_game("cartpole", 16), [balance], 60)
+    settings = ("hidden_units=[64]", "learning_rate=0.005", "anneal_updates=2000")
+    wish = Wish("cartpole", "bc", "store", steps=512_000, settings=settings)
+    result = train(wish, Orders(), config, lambda progress: None)
+    with open_registry(config.registry_url) as registry:
+        model = registry.fetch(result.published.model)
+    forward = Forward(model.card.network, read_weights(model))
+    rng = np.random.default_rng(9)
+    unseen = play(open_game("cartpole", 8), [balance], [10**6 + i for i in range(8)], rng)
+    views = np.concatenate([chunk.columns["observation/state"] for chunks in unseen for chunk in chunks])
+    taken = np.concatenate([chunk.columns["action"] for chunks in unseen for chunk in chunks])
+    agreed = forward({"observation/state": views})["logits"].argmax(axis=1) == taken
+    assert agreed.mean() >= 0.95
+    assert model.card.policy == "categorical"
+    assert model.card.lineage.steps == {"play": 60 * 500}
+
+
+def test_cql_values_what_nobody_did_below_what_dqn_makes_of_it(config):
+    record(config, chain(8), [Scripted(lambda seen, rng: np.ones(len(seen["observation/place"])))], 20)
+    views = {"observation/place": np.eye(5, dtype=np.float32)[:4]}
+    values = {}
+    with open_store(config.store_url) as store:
+        for algo in ("dqn", "cql"):
+            settings = ("hidden_units=[32]", "batch_steps=32", "learning_rate=0.005", "n_steps=1")
+            wiring = wire(plan(Wish("chain_game:chain", algo, "store", settings=settings), config), store)
+            for _ in range(300):
+                wiring.turn()
+            values[algo] = Forward(wiring.learner.network, wiring.learner.weights())(views)["logits"]
+    unseen, seen = ({algo: table[:, action] for algo, table in values.items()} for action in (0, 1))
+    assert (unseen["cql"] < unseen["dqn"]).all()
+    assert (seen["cql"] > unseen["cql"] + 0.5).all()
+
+
+@pytest.mark.parametrize("algo", ["bc", "cql", "iql"])
+def test_what_is_illegal_neither_costs_nor_counts(algo):
+    algorithm = open_algorithm(algo)
+    learner = algorithm.begin(spec_of("connect-four"), settings_of(algorithm, {"image_layers": ["flat"]}), 0)
+    board = {"observation/board": np.zeros((3, 2, 6, 7), np.uint8)}
+    only = np.zeros((3, 7), bool)
+    only[:, 2] = True
+    batch = Batch(
+        observation=board,
+        action=np.full(3, 2, np.int32),
+        reward=np.zeros(3, np.float32),
+        ending=np.ones(3, np.uint8),
+        next_observation=board,
+        legal=only,
+        next_legal=only,
+        n_steps=np.ones(3, np.int32),
+    )
+    metrics = algorithm.update(learner, batch).metrics
+    name = {"bc": "loss", "cql": "penalty", "iql": "policy_loss"}[algo]
+    assert metrics[name] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_expectile_of_a_sample_lies_where_its_loss_is_least():
+    sample = torch.tensor([0.0, 1.0, 2.0, 10.0])
+    places = torch.linspace(0, 10, 1001)
+    mean = places[torch.stack([expectile_loss(sample - at, 0.5).mean() for at in places]).argmin()]
+    upper = places[torch.stack([expectile_loss(sample - at, 0.9).mean() for at in places]).argmin()]
+    assert mean == pytest.approx(3.25, abs=0.01)
+    assert mean < upper < 10
+
+
+SENTENCES = [
+    (
+        Wish("cartpole", "cql"),
+        "--from sim: cql learns from what others played, and nothing else. "
+        "Use `spar train cartpole --algo cql --from store`.",
+    ),
+    (
+        Wish("cartpole", "bc", "mix"),
+        "--from mix: bc learns from what others played, and nothing else. "
+        "Use `spar train cartpole --algo bc --from store`.",
+    ),
+    (Wish("cartpole", "bc", "store", settings=("label_smoothing=1.0",)), "[bc]: batch_steps = 256, label_smoothing"),
+    (Wish("cartpole", "cql", "store", settings=("conservatism=-1.0",)), "[cql]: n_steps = 1, batch_steps = 256"),
+    (Wish("cartpole", "iql", "store", settings=("expectile=1.0",)), "[iql]: expectile = 1.0"),
+    (Wish("cartpole", "iql", "store", settings=("n_steps=0",)), "[iql]: n_steps = 0"),
+]
+
+
+@pytest.mark.parametrize(("wish", "sentence"), SENTENCES, ids=lambda value: str(value)[:30])
+def test_what_cannot_be_is_said(wish, sentence, config):
+    with pytest.raises(ConfigError) as error:
+        plan(wish, config)
+    assert str(error.value).startswith(sentence)
+
+
+def test_the_store_is_the_only_source_of_the_chain(config):
+    assert open_algorithm("iql").feeds == "records"
+    assert plan(Wish(SPEC.id, "iql", "store"), config).topology == "offline"
