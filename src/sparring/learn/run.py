@@ -110,7 +110,7 @@ class Run:
 
     def checkpoint(self, state: Tree) -> None:
         """Keep `state`, durable on return. A crash at any moment leaves this one or the one before, whole."""
-        body = pack({"format": FORMAT, "state": state})
+        body = pack({"format": FORMAT, "spec": self.about["spec"], "state": state})
         with kept(self._checkpoint):
             replace_file(self._checkpoint, b"".join((_MAGIC, hashlib.sha256(body).digest(), body)))
 
@@ -130,7 +130,16 @@ class Run:
                 where=f"run {self.name}",
                 do="Mend the disk, and start the run anew",
             )
-        return unpack(body)["state"]
+        kept_state = unpack(body)
+        if kept_state["format"] != FORMAT:
+            raise another_build(self, ValueError(f"its format is {kept_state['format']}, and {FORMAT} is read here"))
+        if kept_state.get("spec", self.about["spec"]) != self.about["spec"]:
+            raise TrainingStopped(
+                f"its checkpoint is of another game than {self.about['game']}",
+                where=f"run {self.name}",
+                do="Put back its own, or start a new run",
+            )
+        return kept_state["state"]
 
     def rewind(self, seconds: float) -> None:
         """Forget what was measured after that time: a resumed run measures it again."""
@@ -149,6 +158,16 @@ class Run:
         with kept(path):
             replace_file(path, pack(_batch_tree(batch)))
         return path
+
+
+def another_build(run: Run, error: Exception) -> TrainingStopped:
+    """What to say where a run's files read well and yet do not fit this code."""
+    lacks = f"there is no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+    return TrainingStopped(
+        f"the checkpoint was written by another build ({lacks})",
+        where=f"run {run.name}",
+        do="Go on with the build that wrote it, or start a new run",
+    )
 
 
 def commit() -> str:

@@ -18,7 +18,7 @@ from sparring.learn.evaluate import evaluate
 from sparring.learn.forward import Forward
 from sparring.learn.plan import Plan
 from sparring.learn.publish import Published, Publisher
-from sparring.learn.run import Run
+from sparring.learn.run import Run, another_build
 from sparring.learn.topologies import Turn, Wiring
 from sparring.wire.tree import Tree
 
@@ -76,11 +76,14 @@ class Session:
     def resume(self) -> None:
         """Go on from the run's checkpoint as if nothing had happened."""
         state = self.run.restore()
-        self.wiring.load(state["wiring"])
-        self._before_s, self._looked = state["seconds"], state["looked"]
-        self._returns.extend(state["returns"])
-        self._past_returns.extend(state["past_returns"])
-        self.publisher.load(state["publisher"])
+        try:
+            self.wiring.load(state["wiring"])
+            self._before_s, self._looked = state["seconds"], state["looked"]
+            self._returns.extend(state["returns"])
+            self._past_returns.extend(state["past_returns"])
+            self.publisher.load(state["publisher"])
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise another_build(self.run, error) from error
         self.run.rewind(self._before_s)
 
     def learn(self) -> str:

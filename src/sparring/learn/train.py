@@ -1,17 +1,17 @@
 """One call from a wish to a trained model: what `spar train` does, for programs."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from sparring.config import Config
-from sparring.errors import ConfigError, SparringError
+from sparring.errors import ConfigError, SparringError, StoreFailed
 from sparring.learn.plan import Plan, Wish, from_record, plan
 from sparring.learn.publish import Published, Publisher
-from sparring.learn.run import Run, commit
+from sparring.learn.run import Run, another_build, commit
 from sparring.learn.session import Limits, Progress, Session, same_game
 from sparring.learn.topologies import Wiring, wire
 from sparring.registry import open_registry
@@ -87,7 +87,8 @@ def train(
             state = session.learn()
             published = session.finish()
         except SparringError as error:
-            run.status("failed", message=str(error))
+            with suppress(StoreFailed):  # a full disk does not take this either, and the first error says so
+                run.status("failed", message=str(error))
             raise
     return Trained(
         run.name, agreed, state, wiring.env_steps, wiring.learner.updates, session.seconds, wiring.position, published
@@ -100,7 +101,10 @@ def _again(run: Run, wish: Wish, config: Config) -> Plan:
         raise ConfigError(
             "a resumed run keeps its settings", where="--resume", do="Leave out --algo-set and --envs, or start anew"
         )
-    agreed = from_record(wish.game, run.about["seed"], run.about["config"], config)
+    try:
+        agreed = from_record(wish.game, run.about["seed"], run.about["config"], config)
+    except (LookupError, TypeError, ConfigError) as error:
+        raise another_build(run, error) from error
     same_game(run, agreed)
     return agreed if wish.steps is None else replace(agreed, steps=wish.steps)
 
