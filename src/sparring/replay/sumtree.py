@@ -41,7 +41,7 @@ class SumTree:
     def set(self, rows: Array, priorities: Array | float) -> None:
         """Give rows these priorities; where a row comes twice, its last one stays."""
         if len(rows):
-            values = np.broadcast_to(np.asarray(priorities, np.float64), rows.shape)
+            values = np.full(len(rows), priorities) if isinstance(priorities, float) else priorities
             _set(self._nodes, self._starts, rows, values)
 
     def draw(self, points: Array) -> Array:

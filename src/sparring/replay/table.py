@@ -48,8 +48,9 @@ class Table:
         self.remover: Remover = Fifo(capacity_steps) if remover is None else remover
         self._seat, self._frames, self._uploader_share = seat, frame_stack, uploader_share
         self._leaves = tuple(leaf.name for leaf in seat.observation)
-        rows = np.zeros(capacity_steps, row_layout(seat, masks=masks))
-        self._columns: dict[str, Array] = {name: rows[name] for name in rows.dtype.names or ()}
+        self._rows = np.zeros(capacity_steps, row_layout(seat, masks=masks))
+        self._bytes = self._rows.view(np.uint8).reshape(capacity_steps, -1)
+        self._columns: dict[str, Array] = {name: self._rows[name] for name in self._rows.dtype.names or ()}
         for name in ("next", "previous", "waits"):
             self._columns[name][:] = NONE
         self._masks = masks
@@ -100,15 +101,15 @@ class Table:
             drawn = self._draw(count, rng)
             last, reward, walked = n_step(self._columns, drawn.rows, n_steps, discount)
             after = self._after(last)
-            legal = self._columns.get("legal")
+            now, then = self._copies(drawn.rows), self._copies(after)
             batch = Batch(
-                observation=self._views(drawn.rows),
-                action=self._columns["action"][drawn.rows],
+                observation=self._views(drawn.rows, now),
+                action=np.ascontiguousarray(now["action"]),
                 reward=reward,
                 ending=self._columns["ending"][last],
-                next_observation=self._views(after),
-                legal=None if legal is None else legal[drawn.rows],
-                next_legal=None if legal is None else legal[after],
+                next_observation=self._views(after, then),
+                legal=np.ascontiguousarray(now["legal"]) if self._masks else None,
+                next_legal=np.ascontiguousarray(then["legal"]) if self._masks else None,
                 n_steps=walked,
                 weight=drawn.weight,
             )
@@ -124,14 +125,13 @@ class Table:
             rows, mask = windows(self._columns, drawn.rows, window)
             after = self._after(rows[-1])
             legal, flat = self._columns.get("legal"), rows.reshape(-1)
+            seen = self._views(flat, self._copies(flat))
             batch = Batch(
-                observation={
-                    leaf: column.reshape(*rows.shape, *column.shape[1:]) for leaf, column in self._views(flat).items()
-                },
+                observation={leaf: column.reshape(*rows.shape, *column.shape[1:]) for leaf, column in seen.items()},
                 action=self._columns["action"][rows],
                 reward=self._columns["reward"][rows],
                 ending=self._columns["ending"][rows],
-                next_observation=self._views(after),
+                next_observation=self._views(after, self._copies(after)),
                 legal=None if legal is None else legal[rows],
                 next_legal=None if legal is None else legal[after],
                 weight=drawn.weight,
@@ -254,6 +254,8 @@ class Table:
         if len(steps) > 1 and steps.stream[0] == steps.stream[-1]:
             position = np.arange(len(rows)) + (0 if first[0] else columns["position"][before[0]] + 1)
             episode = np.full(len(rows), self._episodes if first[0] else columns["episode"][before[0]])
+        elif not first.any():
+            position, episode = columns["position"][before] + 1, columns["episode"][before]
         else:
             position = np.where(first, 0, columns["position"][before] + 1)
             episode = np.where(first, self._episodes + np.cumsum(first) - 1, columns["episode"][before])
@@ -329,10 +331,15 @@ class Table:
         after = self._columns["next"][last]
         return np.where(after == NONE, last, after)  # after a true end nobody asks what was seen
 
-    def _views(self, rows: Array) -> Mapping[str, Array]:
-        """What was seen at rows, in stacks where the game shows single frames."""
+    def _copies(self, rows: Array) -> Array:
+        """Whole rows, as bytes: one visit to memory for all columns, and none of NumPy's loops over fields."""
+        copied: Array = self._bytes.take(rows, axis=0).view(self._rows.dtype)[:, 0]
+        return copied
+
+    def _views(self, rows: Array, held: Array) -> Mapping[str, Array]:
+        """What was seen at rows, of which `held` is a copy; in stacks where the game shows single frames."""
         if self._frames == 1:
-            return {leaf: self._columns[leaf][rows] for leaf in self._leaves}
+            return {leaf: np.ascontiguousarray(held[leaf]) for leaf in self._leaves}
         found = frames(self._columns, rows, self._frames).T
         return {
             leaf.name: self._columns[leaf.name][found].reshape(len(rows), *leaf.stacked(self._frames))
@@ -343,9 +350,9 @@ class Table:
 def row_layout(seat: SeatSpec, *, masks: bool) -> np.dtype[Any]:
     """One step as it lies in memory: all its columns together, so that reading a small one is one cache miss."""
     kept: list[tuple[Any, ...]] = [
-        ("next", np.int64),
-        ("previous", np.int64),
-        ("waits", np.int64),
+        ("next", np.int32),
+        ("previous", np.int32),
+        ("waits", np.int32),
         ("episode", np.int64),
         *((leaf.name, leaf.dtype, leaf.shape) for leaf in (*seat.observation, seat.action)),
         ("reward", np.float32),
@@ -358,7 +365,7 @@ def row_layout(seat: SeatSpec, *, masks: bool) -> np.dtype[Any]:
     ]
     if masks:
         kept.append(("legal", np.bool_, (seat.action.masks,)))
-    return np.dtype(kept)
+    return np.dtype(kept, align=True)
 
 
 def beyond(owner: Array, most: int) -> Array:
