@@ -20,6 +20,7 @@ _BUILT_IN: dict[str, tuple[GameSpec, Callable[[int], Game]]] = {
     "duel": (duel.SPEC, duel.Duel),
 }
 _ADAPTERS = {  # imported only when an id names them
+    "atari": "sparring.games.atari",
     "gym": "sparring.games.gymnasium",
     "pz": "sparring.games.pettingzoo",
     "spiel": "sparring.games.openspiel",
@@ -123,5 +124,5 @@ def _from_function(game_id: str, module: str, function: str, n: int) -> Game:
 
 def _unknown(game_id: str) -> Missing:
     near = difflib.get_close_matches(game_id, BUILT_IN, n=1)
-    do = "Use one of " + ", ".join(BUILT_IN) + ", gym:ID, pz:MODULE, spiel:NAME or module:function"
+    do = "Use one of " + ", ".join(BUILT_IN) + ", atari:GAME, gym:ID, pz:MODULE, spiel:NAME or module:function"
     return Missing("there is no such game", where=f"game {game_id!r}", do=f"Did you mean {near[0]!r}" if near else do)

@@ -1,0 +1,196 @@
+"""`atari:<Game>`: a game of the Atari 2600, such as atari:Pong or atari:Breakout(sticky=0.25,actions=full).
+
+n consoles run in ALE's own threads. One tick is four frames of the console, of which the last two are joined by
+their brighter pixels, in grey, 84 x 84. A single picture travels; spec.frame_stack says how many a player sees.
+Rewards are the game's points, never clipped (docs/decisions/0015-atari-by-ale-vectors.md).
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import ConfigError, Missing, Refused
+from sparring.games.moves import discrete_moves
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Game, View
+from sparring.games.spec import GameSpec, Leaf, SeatSpec, checked, discrete
+from sparring.wire.chunk import Array
+from sparring.wire.ids import GameId
+
+SCREEN = "observation/screen"
+SIDE = 84  # pixels
+FRAMES_A_TICK = 4
+MOST_TICKS = 108_000 // FRAMES_A_TICK  # half an hour at the console
+NOOPS = 30  # at most this many frames pass before a player's first decision, drawn by the seed
+REWARD_BOUND = 1e6  # ALE does not say what a step may earn
+_SEEDS = 1 << 31  # ALE keeps a seed in 32 bits, with a sign
+_UNSET = {"sticky": "0", "actions": "minimal", "lives": "all"}
+_TEXT = re.compile(r"(\w+)(?:\(([^()]*)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What may stand in parentheses behind the game's name."""
+
+    sticky: float = 0.0  # how likely the console repeats the last action instead (Machado et al. 2018 use 0.25)
+    actions: str = "minimal"  # those that do something in this game, or "full": all 18
+    lives: str = "all"  # or "one": the game is over with the first life lost
+
+    def __str__(self) -> str:
+        """Those that are set, as they stand in an id; one choice has one id."""
+        shown = [f"sticky={self.sticky:g}"] if self.sticky else []
+        shown += ["actions=full"] if self.actions == "full" else []
+        shown += ["lives=one"] if self.lives == "one" else []
+        return f"({','.join(shown)})" if shown else ""
+
+
+def open_game(text: str, n: int) -> Game:
+    """n games of that name, with those options; Missing or ConfigError where there are none such."""
+    found = _TEXT.fullmatch(text)
+    name, options = found.groups("") if found else (text, "")
+    rom = _rom(name)
+    return Atari(rom, name, n, _options(options, f"game 'atari:{text}'"))
+
+
+class Atari:
+    """n consoles with one cartridge."""
+
+    def __init__(self, rom: str, name: str, n: int, options: Options, most_ticks: int = MOST_TICKS) -> None:
+        self.n = n
+        self._consoles = _vector_class()(
+            rom,
+            n,
+            stack_num=1,
+            img_height=SIDE,
+            img_width=SIDE,
+            frameskip=FRAMES_A_TICK,
+            noop_max=NOOPS,
+            max_num_frames_per_episode=most_ticks * FRAMES_A_TICK,
+            repeat_action_probability=options.sticky,
+            full_action_space=options.actions == "full",
+            episodic_life=options.lives == "one",
+            reward_clipping=False,
+        )
+        seat = SeatSpec(
+            name="player",
+            observation=(Leaf(name=SCREEN, kind="image", shape=(SIDE, SIDE), dtype="uint8", low=0, high=255),),
+            action=discrete(int(self._consoles.single_action_space.n)),
+            reward_bounds=(-REWARD_BOUND, REWARD_BOUND),
+        )
+        game_id = GameId(f"atari:{name}{options}")
+        spec = GameSpec(id=game_id, turns="simultaneous", seats=(seat,), max_ticks=most_ticks, frame_stack=4)
+        self.spec = checked(spec, f"game {game_id!r}")
+        self._powered = False  # ALE wants all consoles reset together once, before any alone
+        self._running = np.zeros(n, bool)
+        self._ending = np.full(n, TERMINATED, np.uint8)  # nothing runs before its first reset
+        self._score = np.zeros(n, np.float32)
+        self._tick = np.zeros(n, np.int64)
+        self._screen = np.zeros((n, SIDE, SIDE), np.uint8)  # of the last view
+
+    def reset(self, seeds: Array, which: Array) -> View:
+        """Start anew the games of `which`."""
+        which = np.asarray(which, bool)
+        if not which.any():
+            return self._view(np.zeros(self.n, np.float32), self._screen)
+        kept = (np.asarray(seeds, np.uint64) % _SEEDS).astype(np.int64)
+        if self._powered:
+            shown, _ = self._consoles.reset(seed=kept[which], options={"reset_mask": which})
+        else:
+            shown, _ = self._consoles.reset(seed=kept)
+            self._powered = True
+        self._running = self._running | which
+        self._ending[which], self._score[which], self._tick[which] = RUNNING, 0.0, 0
+        return self._view(np.zeros(self.n, np.float32), self._keeping(~which, shown))
+
+    def step(self, actions: Actions) -> View:
+        """Every running game goes on by four frames."""
+        ran = self._running
+        moves = discrete_moves(self.spec, 0, np.asarray(actions[0]), ran)
+        if not ran.any():
+            return self._view(np.zeros(self.n, np.float32), self._screen)
+        shown, points, terminated, truncated, _ = self._consoles.step(moves)
+        # ALE starts a finished game anew in the step after its end. Whatever such a console plays is not shown,
+        # and the reset that its owner asks for, from a seed, begins from nothing of it.
+        earned = np.where(ran, points, 0).astype(np.float32)
+        self._score += earned
+        self._tick += ran
+        self._ending[ran & truncated] = TRUNCATED
+        self._ending[ran & terminated] = TERMINATED
+        self._running = self._ending == RUNNING
+        return self._view(earned, self._keeping(~ran, shown))
+
+    def save(self) -> bytes:
+        """Refused: ALE's vectors do not give their state."""
+        raise self._no_state()
+
+    def restore(self, state: bytes) -> None:
+        """Refused: ALE's vectors do not take a state."""
+        raise self._no_state()
+
+    def _keeping(self, still: Array, shown: Array) -> Array:
+        """[n, 84, 84]: what the consoles show, and in the games of `still` what was seen last."""
+        screen = shown[:, 0]
+        if still.any():
+            screen[still] = self._screen[still]
+        return screen
+
+    def _view(self, earned: Array, screen: Array) -> View:
+        self._screen = screen.copy()  # what is shown belongs to the caller
+        return View(
+            to_act=self._running[:, None].copy(),
+            observation=({SCREEN: screen},),
+            legal=(None,),
+            reward=earned[:, None],
+            ending=self._ending[:, None].copy(),
+            outcome=np.where(self._running, 0, self._score).astype(np.float32)[:, None],
+            tick=self._tick.copy(),
+        )
+
+    def _no_state(self) -> Refused:
+        return Refused(
+            "its state cannot be saved and restored",
+            where=f"game {self.spec.id}",
+            do="Use a game whose spec says resimulates = true",
+        )
+
+
+def _vector_class() -> Any:
+    try:
+        import ale_py
+        from ale_py.vector_env import AtariVectorEnv
+    except ModuleNotFoundError:
+        do = 'Install it with: pip install "sparring[games]"'
+        raise Missing("ale-py is not installed", where="games atari:…", do=do) from None
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its greeting would stand among our own lines
+    return AtariVectorEnv
+
+
+def _rom(name: str) -> str:
+    """The cartridge of that name, as ALE calls it."""
+    _vector_class()
+    from ale_py.registration import rom_id_to_name
+    from ale_py.roms import get_all_rom_ids
+
+    roms = {rom_id_to_name(rom): rom for rom in get_all_rom_ids()}
+    if name in roms:
+        return roms[name]
+    plain = {known.lower(): known for known in roms}
+    near = difflib.get_close_matches(name.lower(), plain, n=1)
+    do = f"Did you mean 'atari:{plain[near[0]]}'" if near else "Use one of " + ", ".join(sorted(roms))
+    raise Missing("there is no such game", where=f"game 'atari:{name}'", do=do)
+
+
+def _options(text: str, where: str) -> Options:
+    words = {name: value for name, _, value in (part.strip().partition("=") for part in text.split(",") if text)}
+    sticky, actions, lives = (words.pop(name, value) for name, value in _UNSET.items())
+    try:
+        options = Options(float(sticky), actions, lives)
+    except ValueError:
+        options = Options(-1.0)
+    good = 0 <= options.sticky < 1 and options.actions in ("minimal", "full") and options.lives in ("all", "one")
+    if words or not good:
+        do = "Choose from sticky=0.25 (from 0 to below 1), actions=full and lives=one"
+        raise ConfigError(f"options ({text})", where=where, do=do)
+    return options
