@@ -154,7 +154,7 @@ class Prioritised:
 
     def priorities(self) -> Array:
         """p^α of every row, 0 where it is not ready."""
-        return self._tree[np.arange(self._tree.capacity)]
+        return self._tree.all()
 
     def __len__(self) -> int:
         return self._count

@@ -38,6 +38,10 @@ class SumTree:
         found: Array = self._leaves[rows]
         return found
 
+    def all(self) -> Array:
+        """A copy of every row's priority."""
+        return self._leaves.copy()
+
     def set(self, rows: Array, priorities: Array | float) -> None:
         """Give rows these priorities; where a row comes twice, its last one stays."""
         if len(rows):

@@ -59,6 +59,7 @@ class Table:
         self._episodes = 0  # ever begun by streams that do not number them
         self._tail = np.full(streams, NONE, np.int64)  # row of the step that waits for its successor
         self._lock = threading.RLock()
+        self._saving = threading.Lock()  # one snapshot at a time
         self._snapshot: Snapshot | None = None
 
     def insert(self, steps: Steps) -> None:
@@ -156,26 +157,27 @@ class Table:
 
     def save(self) -> Tree:
         """Everything as it stands now, for a checkpoint. Others go on meanwhile: the lock is held for a slice."""
-        with self._lock:
-            held = min(self.written, self.capacity)
-            snapshot = self._snapshot = Snapshot(self._columns, held)
-            state: dict[str, Any] = {
-                "columns": snapshot.columns,
-                "written": self.written,
-                "steps": self.steps,
-                "episodes": self._episodes,
-                "tail": self._tail.copy(),
-                "sampler": self.sampler.save(),
-                "remover": self.remover.save(),
-            }
-        try:
-            going_on = True
-            while going_on:
-                with self._lock:
-                    going_on = snapshot.copy_on()
-        finally:
-            self._snapshot = None
-        return state
+        with self._saving:
+            with self._lock:
+                held = min(self.written, self.capacity)
+                snapshot = self._snapshot = Snapshot(self._columns, held)
+                state: dict[str, Any] = {
+                    "columns": snapshot.columns,
+                    "written": self.written,
+                    "steps": self.steps,
+                    "episodes": self._episodes,
+                    "tail": self._tail.copy(),
+                    "sampler": self.sampler.save(),
+                    "remover": self.remover.save(),
+                }
+            try:
+                going_on = True
+                while going_on:
+                    with self._lock:
+                        going_on = snapshot.copy_on()
+            finally:
+                self._snapshot = None
+            return state
 
     def load(self, state: Tree) -> None:
         """Back to what `save` gave, in a table of the same capacity and parts."""

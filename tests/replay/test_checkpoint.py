@@ -1,0 +1,84 @@
+"""A checkpoint is of one moment, though others go on inserting; killed in the middle, the one before is whole."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpointing import CAPACITY, check, episode, fresh_table
+
+from sparring.replay.snapshot import SLICE_ROWS, Snapshot
+from sparring.wire.tree import pack, unpack
+
+
+def test_a_table_saved_under_inserts_and_lessons_is_of_one_moment():
+    table, stop, failed = fresh_table(), threading.Event(), []
+    for number in range(CAPACITY // 4):
+        table.insert(episode(number))
+
+    def insert():
+        number, rng = CAPACITY // 4, np.random.default_rng(0)
+        try:
+            while not stop.is_set():
+                table.insert(episode(number))
+                number += 1
+                _, rows = table.sample(64, rng, n_steps=1, discount=1.0)
+                table.learned(rows, rng.random(64))
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=insert)
+    thread.start()
+    try:
+        for _ in range(4):
+            before = table.steps
+            state = table.save()
+            copy = fresh_table()
+            copy.load(unpack(pack(state)))
+            assert copy.steps >= before
+            check(copy)
+            for number in range(copy.steps // 7, copy.steps // 7 + 50):
+                copy.insert(episode(number))
+            check(copy)
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed
+    check(table)
+
+
+def test_a_snapshot_shows_every_row_as_it_stood_however_rows_change_meanwhile():
+    rng, rows = np.random.default_rng(0), 3 * SLICE_ROWS + 17
+    column = rng.random(rows + 100)
+    stood = column[:rows].copy()
+    snapshot = Snapshot({"x": column}, rows)
+    for _ in range(3):
+        changing = rng.integers(0, rows + 100, 40)
+        snapshot.about_to_change(changing)
+        column[changing] = -1.0
+        snapshot.copy_on()
+    while snapshot.copy_on():
+        pass
+    assert (snapshot.columns["x"] == stood).all()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.11])
+def test_a_kill_in_the_middle_leaves_the_checkpoint_before_whole(tmp_path, delay_s):
+    path = tmp_path / "table"
+    script = Path(__file__).with_name("checkpointing.py")
+    child = subprocess.Popen([sys.executable, str(script), str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(2):
+            assert child.stdout.readline() == "kept\n"
+        time.sleep(delay_s)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    table = fresh_table()
+    table.load(unpack(path.read_bytes()))
+    check(table)
