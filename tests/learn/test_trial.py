@@ -41,3 +41,11 @@ def test_with_opponents_they_play_each_other():
     assert (evidence.incumbent, evidence.incumbent_mean) == (other.id, None)
     back = trial(other, one, episodes=8, seed=0)
     assert (back.wins, back.draws, back.losses) == (evidence.losses, evidence.draws, evidence.wins)
+
+
+def test_evidence_says_against_whom_the_mean_was_earned():
+    one, other = model("connect-four", 1), model("connect-four", 2)
+    assert trial(one, None, episodes=2, seed=0).against == "script:random"
+    met = trial(one, other, episodes=2, seed=0)
+    assert (met.against, met.rival) == (f"model:{other.id}", other.id[:12])
+    assert trial(model("cartpole", 1), None, episodes=2, seed=0).against is None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from small_models import NETWORK, small_model
 
@@ -352,3 +353,16 @@ def test_readers_see_the_old_or_the_new_while_two_processes_publish_and_promote(
     assert out == ["done\n", "done\n"]
     assert [reign.champion.counter for reign in registry.history(GAME, "1")] == list(range(1, 122))
     assert len(registry.models(GAME)) == 121
+
+
+def test_evidence_from_before_it_named_the_rival_keeps_the_bytes_over_which_its_hash_was_taken():
+    old = (
+        b'{"by":"gate","draws":null,"episodes":5,"incumbent":null,"incumbent_mean":null,"incumbent_sd":null,'
+        b'"losses":null,"mean":1.5,"reason":"","sd":0.5,"wins":null}'
+    )
+    read = msgspec.json.decode(old, type=Evidence)
+    assert canonical(read) == old
+    assert (read.against, read.rival) == (None, "")
+    named = msgspec.structs.replace(read, against="script:tactical")
+    assert msgspec.json.decode(canonical(named), type=Evidence) == named
+    assert named.rival == "tactical"

@@ -283,6 +283,8 @@ def _games(registry: "Registry") -> "Iterator[GameId]":
 def _row(listed: "Listed") -> tuple[object, ...]:
     card, evidence = listed.card, listed.evidence
     scored = f"{evidence.mean:.4g} ± {evidence.sd:.3g}" if evidence and evidence.episodes else ""
+    if scored and evidence and evidence.rival:
+        scored += f" against {evidence.rival}"
     return (
         card.id[:SHORT],
         card.game,

@@ -95,7 +95,8 @@ class Publisher:
     def _evidence(self, model: Model, alone: Evaluation, incumbent: Model | None) -> Evidence:
         """On the same seeds for both; face to face where there is more than one seat."""
         plan = self.plan
-        first = Evidence(episodes=self.episodes, mean=alone.mean, sd=alone.sd)
+        against = "script:random" if len(plan.spec.seats) > 1 else None  # as `alone` was played
+        first = Evidence(episodes=self.episodes, mean=alone.mean, sd=alone.sd, against=against)
         if incumbent is None:
             return first
         if len(plan.spec.seats) > 1:
@@ -108,6 +109,7 @@ class Publisher:
                 wins=met.wins,
                 draws=met.draws,
                 losses=met.losses,
+                against=against,
             )
         theirs = evaluate(plan.game, incumbent, episodes=self.episodes, seed=plan.seed)
         return Evidence(

@@ -10,7 +10,8 @@ def trial(model: Model, incumbent: Model | None, *, episodes: int, seed: int) ->
     game = model.card.game
     mine = evaluate(game, model, episodes=episodes, seed=seed, against=incumbent)
     if incumbent is None:
-        return Evidence(episodes=episodes, mean=mine.mean, sd=mine.sd)
+        against = None if mine.wins is None else "script:random"
+        return Evidence(episodes=episodes, mean=mine.mean, sd=mine.sd, against=against)
     if mine.wins is not None:
         return Evidence(
             episodes=episodes,
@@ -20,6 +21,7 @@ def trial(model: Model, incumbent: Model | None, *, episodes: int, seed: int) ->
             wins=mine.wins,
             draws=mine.draws,
             losses=mine.losses,
+            against=f"model:{incumbent.id}",
         )
     theirs = evaluate(game, incumbent, episodes=episodes, seed=seed)
     return Evidence(

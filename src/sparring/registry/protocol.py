@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -14,20 +14,35 @@ if TYPE_CHECKING:
     from sparring.registry.reigns import Reign
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a model may become champion: what it scored beside the one it replaces, in the same games."""
+def _always(value: object) -> Any:
+    """A default that is written all the same: msgspec leaves out only what is the default itself, not what a
+    function makes. Records signed before `against` have these fields in the JSON over which their hash is taken."""
+    return msgspec.field(default_factory=lambda: value)
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a model may become champion: what it scored beside the one it replaces, in the same games.
+
+    A field added later is left out of the JSON at its default, so that old records keep their hash."""
 
     episodes: int
     mean: float
     sd: float
-    incumbent: ModelId | None = None
-    incumbent_mean: float | None = None
-    incumbent_sd: float | None = None
-    wins: int | None = None  # against the incumbent, in games with opponents
-    draws: int | None = None
-    losses: int | None = None
-    by: str = "gate"  # "gate"; "operator" where a person promoted it by hand; "rollback"
-    reason: str = ""  # the operator's, in their words
+    incumbent: ModelId | None = _always(None)
+    incumbent_mean: float | None = _always(None)
+    incumbent_sd: float | None = _always(None)
+    wins: int | None = _always(None)  # against the incumbent, in games with opponents
+    draws: int | None = _always(None)
+    losses: int | None = _always(None)
+    by: str = _always("gate")  # "gate"; "operator" where a person promoted it by hand; "rollback"
+    reason: str = _always("")  # the operator's, in their words
+    against: str | None = None  # whom `mean` was earned against, "script:NAME" or "model:ID"; None: nobody, or unknown
+
+    @property
+    def rival(self) -> str:
+        """`against` in few letters; "" where nobody else plays, or an old record does not say."""
+        kind, _, name = (self.against or "").partition(":")
+        return name[:12] if kind == "model" else name
 
 
 @dataclass(frozen=True, slots=True)

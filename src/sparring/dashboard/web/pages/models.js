@@ -7,10 +7,17 @@ const SOURCES = {
   play: "people", selfplay: "self-play", collect: "mock players", node: "nodes", import: "imported", sim: "simulation",
 };
 
+/** " against tactical": records from before it was kept say nothing. */
+function rival(against) {
+  if (!against) return "";
+  const [kind, name] = against.split(":");
+  return ` against ${kind === "model" ? short(name) : name}`;
+}
+
 function evaluation(evidence) {
   if (!evidence) return [h("span", { class: "quiet" }, "not evaluated")];
   const lines = [h("span", { class: "number" }, `${figure(evidence.mean)} ± ${figure(evidence.sd)}`),
-    h("span", { class: "under" }, `mean of ${evidence.episodes} episodes`)];
+    h("span", { class: "under" }, `mean of ${evidence.episodes} episodes${rival(evidence.against)}`)];
   const under = (words) => lines.push(h("span", { class: "under" }, words));
   const before = evidence.incumbent ? short(evidence.incumbent) : "chance";
   if (evidence.wins !== null)
