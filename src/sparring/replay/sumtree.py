@@ -92,7 +92,8 @@ def _set(nodes: Array, starts: Array, rows: Array, values: Array) -> None:
 
 @compiled
 def _descend(nodes: Array, starts: Array, points: Array, rows: Array) -> None:
-    # All descents go down together, a level at a time: their reads do not wait for one another.
+    # All descents go down together, a level at a time: their reads do not wait for one another. The four children
+    # are written out and indexes are unsigned, so that a step down has neither a loop nor a branch.
     count = len(points)
     left = np.empty(count, np.float64)
     for i in range(count):
@@ -100,18 +101,17 @@ def _descend(nodes: Array, starts: Array, points: Array, rows: Array) -> None:
         rows[i] = 0
     for level in range(1, len(starts) - 1):
         for i in range(count):
-            first = starts[level] + rows[i] * CHILDREN
-            goal, before, passed, chosen = left[i], 0.0, 0.0, 0
-            for child in range(CHILDREN):  # no branch: what is drawn cannot be predicted
-                width = nodes[first + child]
-                before += width
-                beyond = before <= goal
-                chosen += beyond
-                passed += width * beyond
-            if chosen == CHILDREN:  # rounding put the goal past the end: the last child of any width
-                chosen -= 1
-                while nodes[first + chosen] <= 0.0 and chosen > 0:
+            first = np.uint64(starts[level] + rows[i] * 4)
+            goal = left[i]
+            one = nodes[first]
+            two = one + nodes[first + np.uint64(1)]
+            three = two + nodes[first + np.uint64(2)]
+            four = three + nodes[first + np.uint64(3)]
+            chosen = int(one <= goal) + int(two <= goal) + int(three <= goal)
+            passed = three if three <= goal else (two if two <= goal else (one if one <= goal else 0.0))
+            if four <= goal:  # rounding put the goal past the end: the last child of any width
+                while nodes[first + np.uint64(chosen)] <= 0.0 and chosen > 0:
                     chosen -= 1
                 passed = goal
-            rows[i] = rows[i] * CHILDREN + chosen
+            rows[i] = rows[i] * 4 + chosen
             left[i] = goal - passed
