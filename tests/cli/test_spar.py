@@ -76,6 +76,38 @@ def test_init_writes_a_spec_that_passes_every_check_and_never_over_a_file(tmp_pa
     assert compiled.returncode == 0
 
 
+MISSING = """
+import sys
+from sparring.cli import main
+sys.modules["torch"] = None  # as where the extra was not installed
+sys.exit(main(["train", "cartpole", "--steps", "1000"]))
+"""
+
+
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(tmp_path: Path) -> None:
+    found = subprocess.run([sys.executable, "-c", MISSING], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stderr) == (
+        1, "spar: this installation: the package 'torch' is not installed. Run pip install 'sparring[train]'.\n",
+    )  # fmt: skip
+
+
+def test_what_nobody_foresaw_is_a_sentence_and_its_story_a_file(tmp_path: Path) -> None:
+    code = (
+        "import sys; from sparring.cli import main, doctor; doctor.run = lambda *a: 1 / 0; sys.exit(main(['doctor']))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert found.returncode == 1
+    assert found.stderr.startswith(
+        "spar: unforeseen: something went wrong that should not: ZeroDivisionError: division by"
+    )
+    (story,) = tmp_path.glob("spar-*.txt")
+    assert str(story) in found.stderr
+    assert "Traceback" in story.read_text()
+
+
 def test_output_that_nobody_reads_ends_without_a_traceback(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)

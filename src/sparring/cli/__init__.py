@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, words: list[str]) -> int:
-    from sparring.cli.output import Output, report
+    from sparring.cli.output import Output, confess, missing_package, report
     from sparring.config import load
     from sparring.errors import SparringError
 
@@ -63,6 +63,10 @@ def _run(name: str, words: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return 0
+    except ModuleNotFoundError as error:
+        return report(missing_package(error), output)
+    except Exception as error:  # noqa: BLE001  (whatever it is, a person is told in words, and the story is kept)
+        return report(confess(error), output)
     return output.finish(result)
 
 

@@ -1,12 +1,34 @@
 """What a command shows: lines, tables and progress for people, one JSON object for programs."""
 
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from sparring.errors import Refused, SparringError
+from sparring.errors import Missing, Refused, SparringError
+
+EXTRA_OF = {  # a package that is missing → the extra that brings it
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "websockets": "serve",
+    "rich": "serve",
+    "torch": "train",
+    "safetensors": "train",
+    "onnx": "train",
+    "matplotlib": "train",
+    "numba": "train",
+    "optuna": "train",
+    "tensorboardX": "train",
+    "gymnasium": "games",
+    "pettingzoo": "games",
+    "pyspiel": "games",
+    "ale_py": "games",
+    "pyarrow": "export",
+    "minari": "export",
+}
 
 
 class Output:
@@ -68,3 +90,25 @@ def report(error: SparringError, output: Output) -> int:
             said |= {"code": error.code, "field": error.field, "value": error.value, "limit": error.limit}
         print(msgspec.json.encode(said).decode(), flush=True)
     return 1
+
+
+def missing_package(error: ModuleNotFoundError) -> SparringError:
+    """What to install for a module that is not there; a bug of ours where it is our own."""
+    package = (error.name or "").partition(".")[0]
+    if package == "sparring" or not package:
+        return confess(error)
+    extra = EXTRA_OF.get(package)
+    what = f"sparring[{extra}]" if extra else package
+    return Missing(
+        f"the package {package!r} is not installed", where="this installation", do=f"Run pip install '{what}'"
+    )
+
+
+def confess(error: Exception) -> SparringError:
+    """An error that nobody foresaw, as a sentence; its traceback goes into a file beside it."""
+    with tempfile.NamedTemporaryFile("w", prefix="spar-", suffix=".txt", delete=False) as file:
+        file.write("".join(traceback.format_exception(error)))
+    wrong = f"something went wrong that should not: {type(error).__name__}: {error}"
+    return SparringError(
+        wrong, where="unforeseen", do=f"This is a fault in Sparring; please report it with {file.name}"
+    )
