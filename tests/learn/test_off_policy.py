@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from chain_game import SPEC as CHAIN
@@ -160,6 +161,9 @@ def test_a_judgement_says_what_is_missing_and_a_seed_says_all(config):
     assert any("behaviour_logp is missing from 100% of the steps" in line for line in first.missing)
     with pytest.raises(ConfigError, match=r"--discount 1\.5"):
         judge(records, untrained(CHAIN), CHAIN, discount=1.5, seed=4, fit=FIT)
+    stacked = msgspec.structs.replace(CHAIN, frame_stack=4)
+    with pytest.raises(ConfigError, match="frame_stack = 4, and records are judged by single frames"):
+        judge(records, untrained(CHAIN), stacked, discount=0.9, seed=4, fit=FIT)
 
 
 def header(chunk, **changed):

@@ -48,6 +48,20 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         },
         replay={"samples_per_insert": 24.0},
     ),
+    ("cartpole", "bc"): Preset(steps=800_000),
+    ("cartpole", "cql"): Preset(steps=2_000_000),
+    ("cartpole", "iql"): Preset(steps=2_000_000, settings={"target_rate": 0.02}),
+    ("connect-four", "bc"): Preset(
+        steps=400_000, settings={"image_layers": ["64x4"], "hidden_units": [128], "anneal_updates": 1500}
+    ),
+    ("connect-four", "cql"): Preset(
+        steps=800_000,
+        settings={"image_layers": ["64x4"], "hidden_units": [128], "n_steps": 3, "conservatism": 0.1},
+    ),
+    ("connect-four", "iql"): Preset(
+        steps=800_000,
+        settings={"image_layers": ["64x4"], "hidden_units": [128], "n_steps": 3, "target_rate": 0.02},
+    ),
     ("connect-four", "ppo"): Preset(
         steps=8_000_000,
         envs=128,

@@ -52,6 +52,12 @@ def judge(
     """What the records say of the network at its best. The same seed gives the same answer."""
     if not 0 < discount <= 1:
         raise ConfigError(f"--discount {discount:g}", where="spar evaluate", do="Give more than 0 and at most 1")
+    if game.frame_stack != 1:
+        raise ConfigError(
+            f"frame_stack = {game.frame_stack}, and records are judged by single frames",
+            where=f"game {game.id}",
+            do="Let the model play: leave out --from store",
+        )
     config = fit or FitConfig()
     policy = at_its_best(forward, records)
     known = ~np.isnan(records.logp)
