@@ -6,6 +6,7 @@ Ctrl-C stops after the current update, keeps a checkpoint and publishes what was
 import argparse
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
@@ -38,6 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting of the algorithm; may be repeated",
     )
+    parser.add_argument(
+        "--sweep", type=Path, metavar="FILE", help="search the settings that this TOML file spans, by many runs"
+    )
     parser.add_argument("--no-promote", action="store_true", help="publish, but do not replace the champion")
 
 
@@ -55,6 +59,10 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         envs=args.envs,
         settings=tuple(args.algo_set),
     )
+    if args.sweep is not None:
+        from sparring.cli.sweep_table import run_sweep
+
+        return run_sweep(args, wish, output, _line, _stops_on_signals)
     orders = Orders(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     trained = train(wish, orders, args.config, lambda progress: output.progress(_line(progress)), _stops_on_signals)
     published = trained.published
