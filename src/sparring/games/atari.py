@@ -75,7 +75,7 @@ class Atari:
         )
         seat = SeatSpec(
             name="player",
-            observation=(Leaf(name=SCREEN, kind="image", shape=(SIDE, SIDE), dtype="uint8", low=0, high=255),),
+            observation=(Leaf(name=SCREEN, kind="image", shape=(SIDE, SIDE), dtype="uint8", low=0.0, high=255.0),),
             action=discrete(int(self._consoles.single_action_space.n)),
             reward_bounds=(-REWARD_BOUND, REWARD_BOUND),
         )

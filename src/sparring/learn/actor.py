@@ -3,14 +3,17 @@
 A stream is one seat of one game; stream = seat · n + game. At each decision of a stream its step is opened; what its
 player earns from then on, also while others move, belongs to that step; at its next decision or its end the step is
 closed and handed on. Only what the learning policy did is handed on. There is no loop over games.
+
+Where the game's spec has a frame_stack the policy sees the last frames of its stream at each decision.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
 
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
+from sparring.games.stacking import FrameStacks
 from sparring.learn import policies
 from sparring.learn.forward import Forward
 from sparring.learn.opponents import SELF, PastSelves
@@ -26,7 +29,7 @@ class _Open:
     """The step that each stream has begun; rows of streams that have none hold nothing of meaning."""
 
     begun: Array  # bool [streams]
-    observation: Columns
+    observation: Columns  # in stacks
     legal: Array | None
     action: Array
     logp: Array
@@ -49,6 +52,7 @@ class Actor:
         self._game, self._forward, self._policy, self._rng, self._past = game, forward, policy, rng, past
         self._seat, seats = game.spec.seats[0], len(game.spec.seats)
         self._seats, self.streams = seats, seats * game.n
+        self._stacks = FrameStacks(self._seat, game.spec.frame_stack, self.streams)
         self._who = np.full(self.streams, SELF, np.int64)  # who plays each stream
         self._return = np.zeros(self.streams, np.float32)
         self.env_steps = 0  # ticks of all games together
@@ -58,7 +62,7 @@ class Actor:
         self.masks = self._view.legal[0] is not None
         self._open = _Open(
             begun=np.zeros(self.streams, bool),
-            observation={leaf: column.copy() for leaf, column in self._seen(self._view).items()},
+            observation={leaf: column.copy() for leaf, column in self._stacks.peek(self._seen(self._view)).items()},
             legal=self._legal(self._view),
             action=np.zeros(self.streams, self._seat.action.dtype),
             logp=np.zeros(self.streams, np.float32),
@@ -71,28 +75,22 @@ class Actor:
         self._forward = forward
 
     def step(self, epsilon: float = 0.0) -> Steps:
-        """Every game goes on by one decision; the steps that this closed."""
-        self._decide(epsilon)
-        n, action = self._game.n, self._open.action
-        view = self._game.step([action[seat * n : (seat + 1) * n] for seat in range(self._seats)])
-        self.env_steps += n
-        steps = self._close(view)
-        over = view.over
-        if over.any():
-            self._note(over)
-            view = self._begin(over)
-        self._view = view
-        return steps
+        """Every game goes on by one decision; the steps that this closed, in single frames."""
+        steps, newest = self._step(epsilon), self._stacks.newest
+        if self._stacks.frames == 1:
+            return steps
+        seen, final = newest(dict(steps.observation)), newest(dict(steps.final_observation))
+        return replace(steps, observation=seen, final_observation=final)
 
     def rollout(self, ticks: int) -> Batch:
         """Trajectories of `ticks` decisions of every game."""
-        rollout = Rollout(self._seat, ticks, self.streams, masks=self.masks)
+        rollout = Rollout(self._seat, ticks, self.streams, masks=self.masks, frame_stack=self._stacks.frames)
         for _ in range(ticks):
-            steps = self.step()
+            steps = self._step(0.0)
             if len(steps):
                 rollout.write(steps, self._truncation_value(steps))
         begun = self._open.begun
-        now, then = self._seen(self._view), self._open.observation
+        now, then = self._stacks.peek(self._seen(self._view)), self._open.observation
         # A stream that waits for others has already decided: what it saw then follows its last closed step.
         return rollout.batch({leaf: np.where(_like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now})
 
@@ -116,6 +114,7 @@ class Actor:
             "past": self._past.save(),
             "view": {name: getattr(view, name) for name in _VIEW},
             "open": {name: getattr(opened, name) for name in _Open.__slots__},
+            "stacks": self._stacks.save(),
         }
 
     def load(self, state: Tree) -> None:
@@ -131,13 +130,30 @@ class Actor:
         self._view = View(**{**saved, "observation": tuple(saved["observation"]), "legal": tuple(saved["legal"])})
         held: Tree = {name: value if value is None else _copied(value) for name, value in state["open"].items()}
         self._open = _Open(**held)
+        if self._stacks.frames > 1:
+            self._stacks.load(state["stacks"])
+
+    def _step(self, epsilon: float) -> Steps:
+        """Like `step`, with what was seen in stacks."""
+        self._decide(epsilon)
+        n, action = self._game.n, self._open.action
+        view = self._game.step([action[seat * n : (seat + 1) * n] for seat in range(self._seats)])
+        self.env_steps += n
+        steps = self._close(view)
+        over = view.over
+        if over.any():
+            self._note(over)
+            view = self._begin(over)
+        self._view = view
+        return steps
 
     def _decide(self, epsilon: float) -> None:
         """Open a step for each stream that is to act."""
         acting = _by_stream(self._view.to_act)
-        seen, legal = self._seen(self._view), self._legal(self._view)
+        shown, legal = self._seen(self._view), self._legal(self._view)
         rows = np.flatnonzero(acting)
         if len(rows) == self.streams and not self._past.forwards:
+            seen = self._stacks.push(shown)
             choice, value = self._choose(self._forward, seen, legal, epsilon)
             zeros = np.zeros(self.streams, np.float32)
             self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros)
@@ -145,15 +161,17 @@ class Actor:
         opened = self._open
         opened.begun = opened.begun | acting
         opened.reward[rows] = 0.0
+        seen = self._stacks.push({leaf: column[rows] for leaf, column in shown.items()}, rows)
         for leaf, column in seen.items():
-            opened.observation[leaf][rows] = column[rows]
+            opened.observation[leaf][rows] = column
         if legal is not None and opened.legal is not None:
             opened.legal[rows] = legal[rows]
         who = self._who[rows]
         for player in np.unique(who) if self._past.forwards else (SELF,):
-            mine = rows[who == player]
+            places = np.flatnonzero(who == player)
+            mine = rows[places]
             forward = self._forward if player == SELF else self._past.forwards[player]
-            part = {leaf: column[mine] for leaf, column in seen.items()}
+            part = {leaf: column[places] for leaf, column in seen.items()}
             choice, value = self._choose(forward, part, None if legal is None else legal[mine], epsilon)
             opened.action[mine], opened.logp[mine] = choice.action, choice.logp
             if opened.value is not None:
@@ -177,7 +195,7 @@ class Actor:
         rows = np.flatnonzero(closing & (self._who == SELF))
         ending = ending[rows]
         final = np.flatnonzero(ending)
-        seen = self._seen(view) if len(final) else {}
+        last = {leaf: column[rows[final]] for leaf, column in self._seen(view).items()} if len(final) else {}
         legal = self._legal(view) if len(final) else None
         return Steps(
             stream=rows,
@@ -189,7 +207,7 @@ class Actor:
             behaviour_logp=opened.logp[rows],
             value=None if opened.value is None else opened.value[rows],
             final=final,
-            final_observation={leaf: column[rows[final]] for leaf, column in seen.items()},
+            final_observation=self._stacks.peek(last, rows[final]),
             final_legal=None if legal is None else legal[rows[final]],
         )
 
@@ -213,6 +231,7 @@ class Actor:
     def _begin(self, which: Array) -> View:
         """Start those games, and draw who plays them."""
         n = self._game.n
+        self._stacks.begin(np.tile(which, self._seats))
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
         if self._seats > 1 and self._past.forwards:
             rival = self._past.draw(n, self._rng)

@@ -16,6 +16,7 @@ from sparring.games.catalogue import open_game
 from sparring.games.protocol import Columns, Game, View
 from sparring.games.scripts import script
 from sparring.games.spec import GameSpec
+from sparring.games.stacking import FrameStacks
 from sparring.learn import policies
 from sparring.learn.forward import Forward
 from sparring.learn.layout import STATE
@@ -59,9 +60,11 @@ class _Acts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """A network at its best, with what it remembers of each slot in each seat."""
+    """A network at its best, with what it remembers of each slot in each seat and the last frames that it saw."""
 
     forward: Forward
+    spec: GameSpec
+    stacks: dict[int, FrameStacks] = field(default_factory=dict)  # by seat
     held: dict[int, Array] = field(default_factory=dict)  # seat → [n, numbers]
 
     def act(self, seat: int, observation: Columns, legal: Array | None, rng: Generator) -> Array:
@@ -69,6 +72,7 @@ class _Network:
 
     def recall(self, seat: int, slots: "_Slots", observation: Columns, legal: Array | None, rng: Generator) -> Array:
         """Like `act`, in those slots: with an empty memory where an episode begins, and else with its own."""
+        observation = self._stacked(seat, slots, observation)
         if self.forward.spec.memory is None:
             return self.act(seat, observation, legal, rng)
         held = self.held.setdefault(seat, self.forward.initial_state(slots.of))
@@ -76,6 +80,14 @@ class _Network:
         out = self.forward(observation, held[slots.rows])
         held[slots.rows] = out[STATE]
         return policies.choose(out["logits"], legal, rng).action
+
+    def _stacked(self, seat: int, slots: "_Slots", observation: Columns) -> Columns:
+        if self.spec.frame_stack == 1:
+            return observation
+        if seat not in self.stacks:
+            self.stacks[seat] = FrameStacks(self.spec.seats[seat], self.spec.frame_stack, slots.of)
+        self.stacks[seat].begin(slots.rows[slots.begins])
+        return self.stacks[seat].push(observation, slots.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +189,14 @@ def _acting(spec: GameSpec, game_id: str, player: Player) -> _Acts:
     if isinstance(player, str):
         return script(game_id, player)
     if isinstance(player, Forward):
-        return _Network(player)
+        return _Network(player, spec)
     if player.card.spec != spec.hash:
         raise ConfigError(
             f"it was made for {player.card.game} with spec {player.card.spec[:12]}, not {spec.hash[:12]}",
             where=f"model {player.id[:12]}",
             do=f"Choose a model of {game_id}",
         )
-    return _Network(Forward(player.card.network, read_weights(player)))
+    return _Network(Forward(player.card.network, read_weights(player)), spec)
 
 
 def _drawn(chance: Array, legal: Array | None, rows: Array, choices: int) -> Array:

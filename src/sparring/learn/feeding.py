@@ -50,12 +50,6 @@ def one_seat(game: GameSpec, algorithm: str) -> SeatSpec:
                 where=f"game {game.id}",
                 do="Give the seats the same spaces",
             )
-    if game.frame_stack != 1:
-        raise ConfigError(
-            f"frame_stack = {game.frame_stack}, and actors do not stack frames yet",
-            where=f"game {game.id}",
-            do="Use a game that shows whole stacks",
-        )
     return first
 
 

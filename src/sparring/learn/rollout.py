@@ -13,9 +13,11 @@ from sparring.wire.chunk import Array
 class Rollout:
     """Columns that fill from the top, each stream at its own pace: who moves seldom has padding at the end."""
 
-    def __init__(self, seat: SeatSpec, ticks: int, streams: int, *, masks: bool) -> None:
+    def __init__(self, seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1) -> None:
         size = (ticks, streams)
-        self._observation = {leaf.name: np.zeros((*size, *leaf.shape), leaf.dtype) for leaf in seat.observation}
+        self._observation = {
+            leaf.name: np.zeros((*size, *leaf.stacked(frame_stack)), leaf.dtype) for leaf in seat.observation
+        }
         self._columns: dict[str, Array] = {
             "action": np.zeros((*size, *seat.action.shape), seat.action.dtype),
             "reward": np.zeros(size, np.float32),

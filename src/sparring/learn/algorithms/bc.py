@@ -57,6 +57,7 @@ class BcLearner:
         self.config = config
         spec = default_network(
             seat,
+            frame_stack=game.frame_stack,
             hidden=config.hidden_units,
             activation=config.activation,
             heads=(Head("logits", seat.action.masks),),

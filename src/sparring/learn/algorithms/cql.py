@@ -60,6 +60,7 @@ class CqlLearner:
         self.config = config
         spec = default_network(
             seat,
+            frame_stack=game.frame_stack,
             hidden=config.hidden_units,
             activation=config.activation,
             heads=(Head("logits", seat.action.masks, dueling=config.dueling),),

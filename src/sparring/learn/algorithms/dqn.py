@@ -61,6 +61,7 @@ class DqnLearner:
         self.config = config
         spec = default_network(
             seat,
+            frame_stack=game.frame_stack,
             hidden=config.hidden_units,
             activation=config.activation,
             heads=(Head("logits", seat.action.masks, dueling=config.dueling),),

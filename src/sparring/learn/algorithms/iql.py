@@ -65,9 +65,11 @@ class IqlLearner:
         seat = one_seat(game, "iql")
         self.config = config
         hidden, activation = config.hidden_units, config.activation
-        acting = default_network(seat, hidden=hidden, activation=activation, separate_value=True)
+        acting = default_network(
+            seat, hidden=hidden, activation=activation, separate_value=True, frame_stack=game.frame_stack
+        )
         heads = (Head("logits", seat.action.masks),)
-        judging = default_network(seat, hidden=hidden, activation=activation, heads=heads)
+        judging = default_network(seat, hidden=hidden, activation=activation, heads=heads, frame_stack=game.frame_stack)
         self.network = with_image_layers(acting, config.image_layers)
         critic = with_image_layers(judging, config.image_layers)
         self.net = Network(self.network, seed)

@@ -67,6 +67,7 @@ class PpoLearner:
         self.config = config
         spec = default_network(
             one_seat(game, "ppo"),
+            frame_stack=game.frame_stack,
             hidden=config.hidden_units,
             activation=config.activation,
             separate_value=config.separate_value,

@@ -25,7 +25,8 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     if store is None:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    table = open_table(one_seat(plan.spec, plan.algo), plan.replay, streams=1, masks=True)
+    seat = one_seat(plan.spec, plan.algo)
+    table = open_table(seat, plan.replay, streams=1, masks=True, frame_stack=plan.spec.frame_stack)
     feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (3, 2))
     return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
 

@@ -40,7 +40,9 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
     actor = Actor(open_game(plan.game, plan.envs), forward, plan.algorithm.policy, acting, past)
     seat = one_seat(plan.spec, plan.algo)
-    table = open_table(seat, plan.replay, streams=actor.streams + 1, masks=actor.masks)
+    table = open_table(
+        seat, plan.replay, streams=actor.streams + 1, masks=actor.masks, frame_stack=plan.spec.frame_stack
+    )
     feeder = None if store is None else Feeder(store, plan.spec, table, actor.streams, feeding)
     if plan.algorithm.feeds == "trajectories":
         return _Trajectories(_Play(plan, learner, actor, past), table, feeder, sampling)
