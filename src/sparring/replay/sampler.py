@@ -129,28 +129,20 @@ class Prioritised:
         self._count += len(rows)
 
     def gone(self, rows: Array) -> None:
-        live = rows[self._tree[rows] > 0.0]
-        if len(live):
-            self._tree.set(live, 0.0)
-            self._count -= len(live)
+        if len(rows):
+            self._count -= self._tree.clear(rows)
 
     def draw(self, count: int, rng: Generator) -> Drawn:
         # One point in each of `count` equal parts: as likely for every row, with less variance (ibid., appendix B).
         points = (np.arange(count) + rng.random(count)) / count
-        rows = self._tree.draw(points)
         # n and the total are the same for the whole batch, so (n·P(i))^-β over its maximum is (p_i / p_least)^-β.
-        wide = self._tree[rows]
-        weight = (wide.min() / wide) ** self._beta
-        return Drawn(rows, weight.astype(np.float32))
+        rows, weight = self._tree.draw_weighted(points, self._beta)
+        return Drawn(rows, weight)
 
     def learned(self, rows: Array, priorities: Array) -> None:
-        wide = (np.asarray(priorities, np.float64) + LEAST_PRIORITY) ** self._alpha
-        here = self._tree[rows] > 0.0  # what went since then stays away
-        if not here.all():
-            rows, wide = rows[here], wide[here]
-        if len(rows):
-            self._largest = max(self._largest, float(wide.max()))
-            self._tree.set(rows, wide)
+        errors = np.asarray(priorities, np.float64) + LEAST_PRIORITY
+        if len(rows):  # what went since then stays away
+            self._largest = max(self._largest, self._tree.replace(rows, errors, self._alpha))
 
     def priorities(self) -> Array:
         """p^α of every row, 0 where it is not ready."""

@@ -54,6 +54,21 @@ class SumTree:
         _descend(self._nodes, self._starts, points, rows)
         return rows
 
+    def draw_weighted(self, points: Array, exponent: float) -> tuple[Array, Array]:
+        """As `draw`, and (least priority drawn / its own)^exponent of each row, float32."""
+        rows, weight = np.empty(len(points), np.int64), np.empty(len(points), np.float32)
+        _descend(self._nodes, self._starts, points, rows)
+        _weigh(self._leaves, rows, exponent, weight)
+        return rows, weight
+
+    def clear(self, rows: Array) -> int:
+        """Take their priorities from rows; how many had any."""
+        return int(_clear(self._nodes, self._starts, rows))
+
+    def replace(self, rows: Array, values: Array, exponent: float) -> float:
+        """Give values^exponent to those rows that have a priority already; the largest of them."""
+        return float(_replace(self._nodes, self._starts, rows, values, exponent))
+
     def load(self, priorities: Array) -> None:
         """All priorities at once, for rows 0 to len(priorities)."""
         self._nodes[:] = 0.0
@@ -88,6 +103,41 @@ def _set(nodes: Array, starts: Array, rows: Array, values: Array) -> None:
             for child in range(CHILDREN):
                 total += nodes[first + child]
             nodes[starts[level] + touched[i]] = total
+
+
+@compiled
+def _clear(nodes: Array, starts: Array, rows: Array) -> int:
+    live, leaves = 0, starts[-2]
+    for i in range(len(rows)):
+        if nodes[leaves + rows[i]] > 0.0:
+            live += 1
+            nodes[leaves + rows[i]] = 0.0  # at once: a row that comes twice counts once
+    if live:
+        _set(nodes, starts, rows, np.zeros(len(rows), np.float64))
+    return live
+
+
+@compiled
+def _replace(nodes: Array, starts: Array, rows: Array, values: Array, exponent: float) -> float:
+    leaves, largest = starts[-2], 0.0
+    raised = np.empty(len(rows), np.float64)
+    for i in range(len(rows)):
+        if nodes[leaves + rows[i]] > 0.0:
+            raised[i] = values[i] ** exponent
+            largest = max(largest, raised[i])
+        else:
+            raised[i] = 0.0
+    _set(nodes, starts, rows, raised)
+    return largest
+
+
+@compiled
+def _weigh(leaves: Array, rows: Array, exponent: float, weight: Array) -> None:
+    least = np.inf
+    for i in range(len(rows)):
+        least = min(least, leaves[rows[i]])
+    for i in range(len(rows)):
+        weight[i] = (least / leaves[rows[i]]) ** exponent
 
 
 @compiled

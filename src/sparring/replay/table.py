@@ -53,6 +53,7 @@ class Table:
         self._columns: dict[str, Array] = {name: self._rows[name] for name in self._rows.dtype.names or ()}
         for name in ("next", "previous", "waits"):
             self._columns[name][:] = NONE
+        self._blank = self._bytes[:1].copy()
         self._masks = masks
         self.written = 0  # rows ever written
         self.steps = 0  # steps ever inserted, without final rows
@@ -209,27 +210,23 @@ class Table:
 
     def _forget(self, rows: Array) -> None:
         columns = self._columns
-        before, after, waiting = columns["previous"][rows], columns["next"][rows], columns["waits"][rows]
-        before, after, waiting = before[before != NONE], after[after != NONE], waiting[waiting != NONE]
+        held = self._copies(rows)
+        before, after, waiting = (held[name][held[name] != NONE] for name in ("previous", "next", "waits"))
         self.sampler.gone(rows)
         if len(before):  # only where rows do not go in the order in which they came
             self._about_to_change(before)
             columns["next"][before] = NONE
             columns["complete"][before] = False
             self.sampler.gone(before)
+        if len(after):
+            self._about_to_change(after)
+            columns["previous"][after] = NONE
         for _ in range(self._frames - 1):  # their stacks lack a frame now
             self.sampler.gone(after)
             after = columns["next"][after]
             after = after[after != NONE]
-        after = columns["next"][rows]
-        after = after[after != NONE]
-        self._about_to_change(after)
-        columns["previous"][after] = NONE
         self._tail[waiting] = NONE
-        for name in ("next", "previous", "waits"):
-            columns[name][rows] = NONE
-        columns["complete"][rows] = False
-        columns["final"][rows] = False
+        self._bytes[rows] = self._blank
 
     def _link(self, steps: Steps, rows: Array) -> None:
         """Join each step to the one before it of the same stream, where that still is in the table."""
