@@ -131,6 +131,13 @@ def test_a_distribution_is_drawn_in_text():
     assert len(lines(np.ones(5, np.float32))) == 1
 
 
+def test_ranges_of_whole_returns_hold_equally_many_numbers_each():
+    assert lines(np.array([-1, 1, 1], np.float32)) == [f"-1  {'█' * 24} 1", " 0   0", f" 1  {'█' * 48} 2"]
+    even = [line.split()[-1] for line in lines(np.arange(60, dtype=np.float32))]
+    assert even == ["6"] * 10
+    assert len(lines(np.array([0.0, 0.5, 0.7], np.float32))) == 10
+
+
 def spar(*words):
     done = subprocess.run([sys.executable, "-m", "sparring", *words], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr

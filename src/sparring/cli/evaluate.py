@@ -111,7 +111,8 @@ def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         output.say(f"against {name[:40]}: {played.wins} won, {played.draws} drawn, {played.losses} lost")
         result |= {"against": name, "wins": played.wins, "draws": played.draws, "losses": played.losses}
     if args.plot is not None:
-        plot(played.returns, args.plot, f"{ours.game}: {ours.name[:24]}, {args.episodes} episodes")
+        versus = f" against {result['against'][:24]}" if "against" in result else ""
+        plot(played.returns, args.plot, f"{ours.game}: {ours.name[:40]}{versus}, {args.episodes} episodes")
         output.say(f"drawn into {args.plot}")
         result["plot"] = str(args.plot)
     return result
