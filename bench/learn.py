@@ -141,7 +141,7 @@ CASES: dict[str, tuple[Case, float, str, float]] = {  # what runs, threshold, un
     "connect-four-random": (versus("connect-four", "random"), 0.9, "score", 3.0),
     "connect-four-tactical": (versus("connect-four", "tactical"), 0.6, "score", 10.0),
     "duel-random": (versus("duel", "random"), 0.9, "score", 3.0),
-    "duel-tracker": (versus("duel", "tracker"), 0.3, "score", 6.0),
+    "duel-tracker": (versus("duel", "tracker"), 0.6, "score", 6.0),
 }
 
 

@@ -54,9 +54,9 @@ def one_seat(game: GameSpec, algorithm: str) -> SeatSpec:
 
 
 def with_image_layers(spec: NetworkSpec, layers: tuple[str, ...]) -> NetworkSpec:
-    """The network with other layers for what it sees as images: "64x4" or "64x4/2" is channels x kernel / stride.
+    """The network with other layers for what it sees as images.
 
-    ("flat",) does without convolutions, which is faster on a CPU; () leaves the default.
+    "64x4" or "64x3/2+1" is channels x kernel / stride + padding; ("flat",) does without convolutions, which is faster on a CPU; () leaves the default.
     """
     if not layers or not any(leaf.image for leaf in spec.inputs):
         return spec
@@ -66,10 +66,10 @@ def with_image_layers(spec: NetworkSpec, layers: tuple[str, ...]) -> NetworkSpec
 
 
 def _conv(text: str) -> Conv:
-    found = re.fullmatch(r"(\d+)x(\d+)(?:/(\d+))?", text)
+    found = re.fullmatch(r"(\d+)x(\d+)(?:/(\d+))?(?:\+(\d+))?", text)
     if found is None:
         raise ConfigError(
-            f"image_layers holds {text!r}", where="algorithm settings", do='Write "64x4", "64x4/2", or "flat" alone'
+            f"image_layers holds {text!r}", where="algorithm settings", do='Write "64x4", "64x3/2+1", or "flat" alone'
         )
-    channels, kernel, stride = (int(number) for number in found.groups("1"))
-    return Conv(channels, kernel, stride)
+    channels, kernel, stride, padding = found.groups()
+    return Conv(int(channels), int(kernel), int(stride or 1), int(padding or 0))
