@@ -56,7 +56,8 @@ def one_seat(game: GameSpec, algorithm: str) -> SeatSpec:
 def with_image_layers(spec: NetworkSpec, layers: tuple[str, ...]) -> NetworkSpec:
     """The network with other layers for what it sees as images.
 
-    "64x4" or "64x3/2+1" is channels x kernel / stride + padding; ("flat",) does without convolutions, which is faster on a CPU; () leaves the default.
+    "64x4" or "64x3/2+1" is channels x kernel / stride + padding; ("flat",) does without convolutions, which is
+    faster on a CPU; () leaves the default.
     """
     if not layers or not any(leaf.image for leaf in spec.inputs):
         return spec
