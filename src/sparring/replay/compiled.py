@@ -7,11 +7,20 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from sparring.errors import ConfigError
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """`function` as machine code, kept beside its file for the next process."""
-    numba = importlib.import_module("numba")  # has no types; said once, here
+    """`function` as machine code, kept beside its file for the next process; ConfigError without numba."""
+    try:
+        numba = importlib.import_module("numba")  # has no types; said once, here
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "prioritised replay is compiled, and numba is not installed",
+            where="[replay] sampler",
+            do="Install `sparring[train]`, or use another sampler",
+        ) from None
     made: Function = numba.njit(cache=True, nogil=True)(function)
     return made
