@@ -88,6 +88,7 @@ def test_a_run_writes_what_the_dashboard_reads(config):
         rows[-1]
     )
     assert rows[-1]["env_steps"] == result.env_steps >= 3000
+    assert {row["staleness_updates"] for row in rows} == {0}
     assert shown[-1].done_share == 1.0
     assert shown[0].seconds_left > 0
 

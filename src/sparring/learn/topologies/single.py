@@ -200,6 +200,7 @@ class _Trajectories(_Single):
                     feed.records_steps, self.rng, n_steps=feed.records_n_steps, discount=feed.discount
                 )
                 batch = replace(batch, records=records)
+        stale = play.learner.updates - play.followed  # 0 here, where acting and learning take turns
         update = play.plan.algorithm.update(play.learner, batch)
         play.learner = update.learner
-        return Turn(update, batch, play.actor.ended(), {})
+        return Turn(update, batch, play.actor.ended(), {"staleness_updates": stale})
