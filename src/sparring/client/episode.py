@@ -9,6 +9,7 @@ from sparring.client.lane import By, Lane, Rows
 from sparring.client.layout import Layout
 from sparring.client.runner import Decision, Runner
 from sparring.errors import Refused
+from sparring.games.stacking import FrameStacks
 from sparring.wire.chunk import Array
 from sparring.wire.ids import EpisodeId
 
@@ -32,6 +33,7 @@ class Episode:
         self._decision: Decision | None = None
         self._held: Decision | None = None  # the last one that left a memory
         self._legal: Any = None
+        self._stacks = FrameStacks(layout.seat, layout.frame_stack, 1)  # of this seat's decisions
         self._ended = False
 
     @property
@@ -42,11 +44,10 @@ class Episode:
     def act(self, observation: Any, legal: Any = None) -> Any:
         """An action for `observation`, by the model that this episode began with; chance where there is none yet.
 
-        A recurrent model remembers each call: ask it once for each decision.
+        A recurrent model remembers each call, and so do stacks of frames: ask once for each decision.
         """
-        rows = [np.empty((1, *slot.shape), slot.dtype) for slot in self._layout.slots]
-        self._layout.put_observation(rows, 0, observation)
-        leaves: dict[str, Array] = {slot.name: row[0] for slot, row in zip(self._layout.slots, rows, strict=True)}
+        seen = self._stacks.push(self._read(observation))
+        leaves = {name: row[0] for name, row in seen.items()}
         mask = None if legal is None else self._layout.checked_legal(legal)
         self._decision = self._connection.decide(self.seat, self._layout.seat, self._runner, leaves, mask, self._held)
         if self._decision.after is not None:
@@ -81,6 +82,8 @@ class Episode:
         lane = self._lane
         if lane is not None:
             lane.write(observation, action, reward, tick=tick, legal=legal, by=By(actor, logp, state))
+        if decision is None and self._stacks.frames > 1:
+            self._stacks.push(self._read(observation))  # a decision that nobody asked the model for is seen, too
         self.steps += 1
         self._decision = self._legal = None
 
@@ -119,6 +122,12 @@ class Episode:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
+
+    def _read(self, observation: Any) -> dict[str, Array]:
+        """By leaf, [1, *shape]; ChunkRefused where it is not what this seat sees."""
+        rows = [np.empty((1, *slot.shape), slot.dtype) for slot in self._layout.slots]
+        self._layout.put_observation(rows, 0, observation)
+        return {slot.name: row for slot, row in zip(self._layout.slots, rows, strict=True)}
 
     def _close(self) -> None:
         self._ended = True

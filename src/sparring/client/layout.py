@@ -70,6 +70,7 @@ class Layout:
             raise Missing(f"there is no seat {seat}", where=game.id, do=f"Use 0 to {len(game.seats) - 1}")
         self.seat: SeatSpec = game.seats[seat]
         self.max_ticks = game.max_ticks
+        self.frame_stack = game.frame_stack
         self.slots = tuple(Slot(leaf) for leaf in self.seat.observation)
         self.action = self.seat.action
         self.action_dtype = np.dtype(self.action.dtype)

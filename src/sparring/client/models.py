@@ -58,7 +58,7 @@ class Models:
         if self._for_all is None:
             return None
         try:
-            self._for_all.check(self._game.seats[seat])
+            self._for_all.check(self._game.seats[seat], self._game.frame_stack)
         except ModelDamaged:
             return None
         return self._for_all
@@ -118,7 +118,7 @@ class Models:
         self._install(known or Runner(self._fetch(model)), champion, seat)
 
     def _install(self, runner: Runner, champion: Champion, seat: int) -> None:
-        runner.check(self._game.seats[seat])
+        runner.check(self._game.seats[seat], self._game.frame_stack)
         if self._runners.get(seat) is not runner:
             log.info("seat %d acts with model %s from its next episode on", seat, runner.id[:12])
         self._runners[seat] = runner

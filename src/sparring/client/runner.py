@@ -57,15 +57,15 @@ class Runner:
         if self._memory:
             self._outputs.append("state_out")
 
-    def check(self, seat: SeatSpec) -> None:
-        """Return, or ModelDamaged where it does not take what this seat sees, one frame at a time."""
-        known = {leaf.name: leaf.shape for leaf in seat.observation} | {"legal": (seat.action.masks,)}
+    def check(self, seat: SeatSpec, frame_stack: int = 1) -> None:
+        """Return, or ModelDamaged where it does not take what this seat sees, in stacks of that many frames."""
+        known = {leaf.name: leaf.stacked(frame_stack) for leaf in seat.observation} | {"legal": (seat.action.masks,)}
         for name, shape in self._shapes.items():
             if known.get(name) != shape:
                 raise ModelDamaged(
                     f"its input {name} has shape {shape}, the seat gives {known.get(name)}",
                     where=f"model {self.id[:12]}",
-                    do='Use act="server", or train without frame_stack',
+                    do="Train for this game",
                 )
 
     def decide(

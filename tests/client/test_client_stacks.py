@@ -1,0 +1,77 @@
+"""A model that sees stacks of frames, in a game that shows one at a time: act() makes the stacks."""
+
+import msgspec
+import numpy as np
+import pytest
+from served_models import GAME
+
+from sparring.client.episode import Episode, Opened
+from sparring.client.layout import Layout
+from sparring.client.runner import Runner
+from sparring.errors import ChunkRefused, ModelDamaged
+from sparring.learn.forward import Forward
+from sparring.learn.layout import parameters
+from sparring.learn.modelfile import make_model, read_weights
+from sparring.learn.networks import default_network
+from sparring.wire.ids import new_episode
+from sparring.wire.model import Lineage
+
+STACKED = msgspec.structs.replace(GAME, frame_stack=3)
+
+
+class Deciding:
+    """What an episode asks of its connection, without a gateway."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def decide(self, index, seat, runner, observation, legal, held):
+        return runner.decide(seat, observation, legal, self.rng, None, held)
+
+    def ended(self, episode, lane):
+        pass
+
+
+def model():
+    network = default_network(STACKED.seats[0], hidden=(8,), frame_stack=3)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(0, 0.6, shape).astype(np.float32) for name, shape in parameters(network).items()}
+    return make_model(STACKED, network, weights, "greedy", Lineage(algorithm="none", config={}, steps={}), 1)
+
+
+def opened(runner):
+    place = Opened(new_episode(), 0, 1.0, "person")
+    return Episode(Deciding(), Layout(STACKED, 0), None, runner, place)
+
+
+def test_act_gives_the_model_the_last_frames_of_its_own_episode():
+    made = model()
+    forward, runner = Forward(made.card.network, read_weights(made)), Runner(made)
+    views = np.random.default_rng(1).normal(0, 0.05, (40, 4)).astype(np.float32)
+    for start in (0, 20):
+        episode = opened(runner)
+        for at in range(start, start + 20):
+            stack = views[np.maximum([at - 2, at - 1, at], start)]
+            wanted = int(forward({"observation/state": stack[None]})["logits"].argmax())
+            if at % 3 == 1:  # a person decides: the model is not asked, and yet has seen this frame
+                episode.record(views[at], 0)
+                continue
+            chosen = episode.act(views[at])
+            assert chosen == wanted
+            episode.record(views[at], chosen)
+
+
+def test_a_frame_that_is_refused_is_in_no_stack():
+    made = model()
+    episode, other = opened(Runner(made)), opened(Runner(made))
+    view = np.full(4, 0.01, np.float32)
+    with pytest.raises(ChunkRefused):
+        episode.act(np.zeros(5, np.float32))
+    assert episode.act(view) == other.act(view)
+
+
+def test_a_model_of_stacks_is_for_games_with_stacks():
+    runner = Runner(model())
+    runner.check(STACKED.seats[0], 3)
+    with pytest.raises(ModelDamaged, match="has shape"):
+        runner.check(GAME.seats[0])
