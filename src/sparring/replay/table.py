@@ -101,14 +101,19 @@ class Table:
         """
         with self._lock:
             drawn = self._draw(count, rng)
-            last, reward, walked = n_step(self._columns, drawn.rows, n_steps, discount)
-            after = self._after(last)
-            now, then = self._copies(drawn.rows), self._copies(after)
+            now = end = self._copies(drawn.rows)
+            if n_steps == 1:
+                last, reward, walked = drawn.rows, np.ascontiguousarray(now["reward"]), np.ones(count, np.int32)
+            else:
+                last, reward, walked = n_step(self._columns, drawn.rows, n_steps, discount)
+                end = self._copies(last)
+            after = np.where(end["next"] == NONE, last, end["next"])  # after a true end nobody asks what was seen
+            then = self._copies(after)
             batch = Batch(
                 observation=self._views(drawn.rows, now),
                 action=np.ascontiguousarray(now["action"]),
                 reward=reward,
-                ending=self._columns["ending"][last],
+                ending=np.ascontiguousarray(end["ending"]),
                 next_observation=self._views(after, then),
                 legal=np.ascontiguousarray(now["legal"]) if self._masks else None,
                 next_legal=np.ascontiguousarray(then["legal"]) if self._masks else None,
@@ -125,7 +130,8 @@ class Table:
         with self._lock:
             drawn = self._draw(count, rng)
             rows, mask = windows(self._columns, drawn.rows, window)
-            after = self._after(rows[-1])
+            after = self._columns["next"][rows[-1]]
+            after = np.where(after == NONE, rows[-1], after)
             legal, flat = self._columns.get("legal"), rows.reshape(-1)
             seen = self._views(flat, self._copies(flat))
             batch = Batch(
@@ -325,10 +331,6 @@ class Table:
             excess = beyond(self._columns["uploader"][rows], most)
         weight[excess] = 0.0
         return Drawn(rows, weight)
-
-    def _after(self, last: Array) -> Array:
-        after = self._columns["next"][last]
-        return np.where(after == NONE, last, after)  # after a true end nobody asks what was seen
 
     def _copies(self, rows: Array) -> Array:
         """Whole rows, as bytes: one visit to memory for all columns, and none of NumPy's loops over fields."""
