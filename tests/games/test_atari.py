@@ -1,5 +1,6 @@
 """Atari through ALE's vectors: each game from its own seed, its last picture shown, standing still until its reset."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,6 +8,9 @@ from sparring.errors import ConfigError, Missing, Refused
 from sparring.games.atari import SCREEN, Atari, Options
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Game, View
+from sparring.learn.networks import default_network
+from sparring.wire.champion import canonical
+from sparring.wire.network import NetworkSpec
 
 ALL = np.ones(2, bool)
 
@@ -139,3 +143,11 @@ def test_an_action_that_is_none_is_refused() -> None:
     game.reset(seeds(1, 2), ALL)
     with pytest.raises(Refused, match="action 6 in game 1"):
         game.step([np.array([0, 6])])
+
+
+def test_a_network_for_it_sees_four_frames_as_channels_and_reads_back_as_it_was_written() -> None:
+    spec = spec_of("atari:Pong")
+    network = default_network(spec.seats[0], frame_stack=spec.frame_stack)
+    assert [(leaf.shape, leaf.image, leaf.scale) for leaf in network.inputs] == [((4, 84, 84), True, 1 / 255)]
+    written = canonical(network)
+    assert canonical(msgspec.json.decode(written, type=NetworkSpec)) == written

@@ -216,7 +216,7 @@ def _scaling(leaf: Leaf) -> tuple[float, float]:
     if low is None or high is None or high <= low or high - low > 1e6:
         return 0.0, 1.0
     if leaf.kind == "image":
-        return low, 1.0 / (high - low)
+        return float(low), 1.0 / (high - low)  # whole numbers in a spec would not read back as they were written
     # Bounds are seldom reached: shrinking numbers of order one by them would only weaken the signal.
     if max(abs(low), abs(high)) <= _ORDER_ONE:
         return 0.0, 1.0
