@@ -52,6 +52,7 @@ from sparring.wire.chunk import Chunk
 ESTIMATOR = "fqe"
 RANKS = (20.0, 60.0, 120.0, 250.0, 450.0)  # true returns at which a learning policy is put aside
 LEAST_SPEARMAN = 0.9
+BEATS = 1.01  # a tie, such as two models at the most that can be earned, beats nobody
 HALF = {"cartpole": 120.0, "connect-four": 0.45}  # what counts as half-trained: return, score against tactical
 RIVAL = {"cartpole": None, "connect-four": "tactical"}
 SCRIPT = {"cartpole": ("balance", 0.3), "connect-four": ("tactical", 0.0)}  # name, share of other actions
@@ -173,7 +174,7 @@ def compare(game: str, data: Recorded, seeds: Sequence[int], share: float) -> li
             statistics.median(scores[algo]),
             unit,
             peers=peers,
-            goals={"bc": 1.0, "records": 1.0},
+            goals={"bc": BEATS, "records": BEATS},
             seeds=seeds,
             spread=(min(scores[algo]), max(scores[algo])),
             runs=scores[algo],
@@ -207,11 +208,12 @@ def ranking(data: Recorded, seed: int) -> dict[str, Any]:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Correlation of ranks; 0 where there are too few to rank."""
+    """Correlation of ranks, equal values sharing theirs; 0 where there are too few to rank."""
     if len(first) < 3:
         return 0.0
-    ranks = [np.argsort(np.argsort(values)) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    table = [np.asarray(values) for values in (first, second)]
+    ranks = [(one[:, None] > one).sum(axis=1) + ((one[:, None] == one).sum(axis=1) - 1) / 2 for one in table]
+    return float(np.corrcoef(*ranks)[0, 1]) if all(np.ptp(one) for one in ranks) else 0.0
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
