@@ -87,6 +87,7 @@ def test_a_sweep_broken_off_and_taken_up_again_draws_what_an_unbroken_one_does(c
     second = swept(config, broken)
     assert second.state == "done"
     assert drawn(second) == drawn(unbroken)
+    assert [one.number for one in second.trials] == [1, 2, 3, 4, 5, 6]
     more = swept(config, written(tmp_path, table.replace("6", "7"), name="broken.toml"))
     assert drawn(more)[:6] == drawn(second)
     assert len(more.trials) == 7

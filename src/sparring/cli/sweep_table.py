@@ -1,6 +1,7 @@
 """What `spar train GAME --sweep FILE` shows: progress, a table of trials, the best settings as flags."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -32,7 +33,7 @@ def run_sweep(
         output.progress(f"trial {trial} run {run}  {line(progress)}")
 
     def told(one: "Told") -> None:
-        output.say(f"trial {one.number + 1}: {_outcome(one)}  {_settings(one)}")
+        output.say(f"trial {one.number}: {_outcome(one)}  {_settings(one)}")
 
     swept = sweep(args.sweep, wish, args.config, Watcher(show, told, begun), tuple(sys.argv))
     pictures = plot(swept)
@@ -42,7 +43,8 @@ def run_sweep(
     if swept.state == "stopped":
         output.say("stopped; the same command goes on with the trials that are left")
     if swept.best is not None:
-        output.say(f"best: spar train {wish.game} --algo {wish.algo} {swept.flags}")
+        own = "".join(f" --algo-set {shlex.quote(text)}" for text in wish.settings)
+        output.say(f"best: spar train {wish.game} --algo {wish.algo}{own} {swept.flags}")
     return {
         "sweep": swept.name,
         "folder": str(swept.folder),
@@ -72,7 +74,7 @@ def _check(args: argparse.Namespace) -> None:
 def _table(swept: "Swept", output: Output) -> None:
     keys = [one.key for one in swept.file.space]
     rows = [
-        [one.number + 1, _outcome(one), *(_short(one.settings.get(key, "")) for key in keys), _mark(swept, one)]
+        [one.number, _outcome(one), *(_short(one.settings.get(key, "")) for key in keys), _mark(swept, one)]
         for one in swept.trials
     ]
     output.table(["trial", swept.file.sweep.objective, *keys, ""], rows)

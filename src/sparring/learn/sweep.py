@@ -39,7 +39,7 @@ STARTUP_TRIALS = 5  # that are drawn freely and never pruned
 class Told:
     """One trial as it came out."""
 
-    number: int
+    number: int  # from 1, among those that count
     state: str  # "complete", "pruned" or "failed"
     value: float | None
     settings: dict[str, str]  # TOML
@@ -194,7 +194,8 @@ class _Trials:
 def told(study: "Study") -> tuple[Told, ...]:
     """The trials that count: not those that were broken off."""
     kept_trials = (_told(one) for one in study.get_trials(deepcopy=False) if one.state.is_finished())
-    return tuple(one for one in kept_trials if one.state != "failed" or one.note)
+    counted = (one for one in kept_trials if one.state != "failed" or one.note)
+    return tuple(replace(one, number=number) for number, one in enumerate(counted, 1))
 
 
 def _told(one: "FrozenTrial") -> Told:

@@ -48,13 +48,12 @@ def plot(swept: Swept) -> list[str]:
 def _by_trial(panel: "Axes", swept: Swept, whole: list[Told]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    place = {one.number: at for at, one in enumerate(swept.trials, 1)}
-    at, values = [place[one.number] for one in whole], np.array([one.value for one in whole], float)
+    at, values = [one.number for one in whole], np.array([one.value for one in whole], float)
     best = np.maximum if swept.file.sweep.objective == "return" else np.minimum
     panel.scatter(at, values, color=DOT, s=22, label="trial", zorder=3)
     panel.step(at, best.accumulate(values), where="post", color=BEST, label="best so far")
     for word in ("pruned", "failed"):
-        cut = [place[one.number] for one in swept.trials if one.state == word]
+        cut = [one.number for one in swept.trials if one.state == word]
         if cut:
             low = float(values.min())
             panel.scatter(cut, [low] * len(cut), color=QUIET, marker="x", s=22, label=word)
