@@ -132,6 +132,9 @@ class _Single:
     def load(self, state: Tree) -> None:
         self.play.load(state["play"])
         self.table.load(state["table"])
+        if not self.play.plan.spec.resimulates:
+            for stream in range(self.play.actor.streams):
+                self.table.break_off(stream)  # its game has begun anew: nothing follows what came last
         if self.feeder is not None:
             self.feeder.load(state["feeder"])
         set_rng_state(self.rng, state["rng"])
