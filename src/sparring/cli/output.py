@@ -21,7 +21,6 @@ EXTRA_OF = {  # a package that is missing → the extra that brings it
     "matplotlib": "train",
     "numba": "train",
     "optuna": "train",
-    "tensorboardX": "train",
     "gymnasium": "games",
     "pettingzoo": "games",
     "pyspiel": "games",
