@@ -10,7 +10,7 @@ import numpy as np
 from sparring.replay.compiled import compiled
 from sparring.wire.chunk import Array
 
-CHILDREN = 4  # written out in _descend; of 2, 4, 8, 16 and 64 the fastest on a million rows: docs/decisions/0080-wide-sum-tree.md
+CHILDREN = 4  # written out in _descend; why four: docs/decisions/0080-wide-sum-tree.md
 
 
 class SumTree:
