@@ -89,7 +89,17 @@ class TrainConfig:
     log_every_s: float = 1.0  # a line of metrics
     opponents: int = 8  # past selves kept to play against, in games with several seats
     opponent_share: float = 0.3  # of games played against a past self
+    script_share: float = 0.2  # of games played against the game's own scripts, where it has any beside random
     torch_threads: int = 0  # 0 leaves it to torch
+
+    def __post_init__(self) -> None:
+        shares = (self.opponent_share, self.script_share)
+        if min(shares) < 0 or sum(shares) > 1:
+            raise ConfigError(
+                f"opponent_share = {shares[0]:g} and script_share = {shares[1]:g}",
+                where="[train]",
+                do="Keep both at 0 or more, and their sum at 1 or less",
+            )
 
 
 @dataclass(frozen=True, slots=True)

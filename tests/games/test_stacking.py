@@ -10,7 +10,7 @@ from sparring.learn.actor import Actor
 from sparring.learn.evaluate import _Network, _Slots
 from sparring.learn.forward import Forward
 from sparring.learn.networks import Network, default_network
-from sparring.learn.opponents import PastSelves
+from sparring.learn.opponents import Partners
 from sparring.replay.table import Table
 from sparring.wire.ids import GameId
 
@@ -77,7 +77,7 @@ def frames(*values: int) -> Columns:
 def actor() -> Actor:
     network = default_network(SEAT, hidden=(8,), frame_stack=STACK)
     forward = Forward(network, Network(network, 0).weights())
-    return Actor(Clocks(), forward, "sample", np.random.default_rng(0), PastSelves(network, 0, 0.0))
+    return Actor(Clocks(), forward, "sample", np.random.default_rng(0), Partners(network, 0, 0.0))
 
 
 def test_stacks_have_the_shape_that_the_leaf_says_and_begin_with_their_first_frame() -> None:

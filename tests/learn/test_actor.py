@@ -12,7 +12,7 @@ from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.learn.actor import Actor
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.forward import Forward
-from sparring.learn.opponents import SELF, PastSelves
+from sparring.learn.opponents import SELF, Partners
 from sparring.replay.table import Table
 from sparring.wire.tree import pack, unpack
 
@@ -20,7 +20,7 @@ from sparring.wire.tree import pack, unpack
 def actor_for(game_id, n=8, algo="ppo", seed=0, past=0, share=0.5):
     algorithm, game = open_algorithm(algo), open_game(game_id, n)
     learner = algorithm.begin(game.spec, settings_of(algorithm, {"image_layers": ["flat"], "hidden_units": [16]}), seed)
-    selves = PastSelves(learner.network, max(past, 1), share)
+    selves = Partners(learner.network, max(past, 1), share)
     for _ in range(past):
         selves.add(learner.weights(), np.random.default_rng(0))
     forward = Forward(learner.network, learner.weights())
@@ -94,7 +94,7 @@ def test_only_what_the_learning_policy_did_is_handed_on():
         assert (actor._who[steps.stream] == SELF).all() or (steps.ending != RUNNING).any()
         counts.append(len(steps))
     episodes = actor.ended()
-    assert 0.3 < episodes.against_past.mean() < 0.7  # a past self's seat is not counted, so less than the share
+    assert 0.3 < episodes.against_others.mean() < 0.7  # a past self's seat is not counted, so less than the share
     assert np.mean(counts) < 31
 
 
@@ -146,17 +146,36 @@ def test_an_actor_goes_into_bytes_and_plays_on_as_if_nothing_had_happened(game):
 
 def test_past_selves_are_kept_up_to_their_number():
     actor = actor_for("duel", n=2)
-    selves = PastSelves(actor._forward.spec, 3, 1.0)
+    selves = Partners(actor._forward.spec, 3, 1.0)
     rng = np.random.default_rng(0)
     weights = actor_weights(actor)
     for _ in range(5):
         selves.add(weights, rng)
     assert len(selves.forwards) == 3
     assert set(selves.draw(100, rng).tolist()) == {0, 1, 2}
-    assert (PastSelves(actor._forward.spec, 0, 1.0).draw(5, rng) == SELF).all()
+    assert (Partners(actor._forward.spec, 0, 1.0).draw(5, rng) == SELF).all()
 
 
 def actor_weights(actor):
     from sparring.learn.networks import Network
 
     return Network(actor._forward.spec, 0).weights()
+
+
+def test_a_share_of_games_is_met_by_the_games_scripts():
+    from sparring.games.scripts import script
+    from sparring.learn.opponents import FIRST_SCRIPT
+
+    first, game = actor_for("connect-four"), open_game("connect-four", 64)
+    partners = Partners(first._forward.spec, 0, 0.0, [script("connect-four", "tactical")], 0.5)
+    actor = Actor(game, first._forward, "categorical", np.random.default_rng(0), partners)
+    for _ in range(200):
+        steps = actor.step()
+        assert (actor._who[steps.stream] == SELF).all() or (steps.ending != RUNNING).any()
+    met = actor._who.reshape(2, -1)
+    assert 0.3 < (met == FIRST_SCRIPT).any(axis=0).mean() < 0.7
+    assert ((met == SELF).any(axis=0)).all(), "one seat of every game is the learner's"
+    ended = actor.ended()
+    # A fresh policy plays at random, which the script beats nearly always and itself half of the time.
+    assert ended.returns[ended.against_others].mean() < -0.7
+    assert abs(ended.returns[~ended.against_others].mean()) < 1e-6

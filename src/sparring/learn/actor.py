@@ -1,4 +1,4 @@
-"""An actor: n games of one kind, played at once by the newest weights, and by past selves where there are seats.
+"""An actor: n games of one kind, played at once by the newest weights, and by partners where there are seats.
 
 A stream is one seat of one game; stream = seat · n + game. At each decision of a stream its step is opened; what its
 player earns from then on, also while others move, belongs to that step; at its next decision or its end the step is
@@ -16,7 +16,7 @@ from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
 from sparring.games.stacking import FrameStacks
 from sparring.learn import policies
 from sparring.learn.forward import Forward
-from sparring.learn.opponents import SELF, PastSelves
+from sparring.learn.opponents import FIRST_SCRIPT, SELF, Partners
 from sparring.learn.protocol import Batch
 from sparring.learn.rollout import Rollout
 from sparring.replay.steps import Steps
@@ -42,14 +42,14 @@ class Episodes:
     """Games that ended: what the learning policy earned in each seat that it held."""
 
     returns: Array  # float32 [k]
-    against_past: Array  # bool [k]: the other seats were a past self's
+    against_others: Array  # bool [k]: the other seats were a past self's or a script's
 
 
 class Actor:
     """Plays on for ever: a game that is over starts anew."""
 
-    def __init__(self, game: Game, forward: Forward, policy: str, rng: Generator, past: PastSelves) -> None:
-        self._game, self._forward, self._policy, self._rng, self._past = game, forward, policy, rng, past
+    def __init__(self, game: Game, forward: Forward, policy: str, rng: Generator, partners: Partners) -> None:
+        self._game, self._forward, self._policy, self._rng, self._partners = game, forward, policy, rng, partners
         self._seat, seats = game.spec.seats[0], len(game.spec.seats)
         self._seats, self.streams = seats, seats * game.n
         self._stacks = FrameStacks(self._seat, game.spec.frame_stack, self.streams)
@@ -111,7 +111,7 @@ class Actor:
             "return": self._return,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
-            "past": self._past.save(),
+            "past": self._partners.save(),
             "view": {name: getattr(view, name) for name in _VIEW},
             "open": {name: getattr(opened, name) for name in _Open.__slots__},
             "stacks": self._stacks.save(),
@@ -121,7 +121,7 @@ class Actor:
         """Back to what `save` gave."""
         set_rng_state(self._rng, state["rng"])
         self.env_steps, self.episodes = state["env_steps"], state["episodes"]
-        self._past.load(state["past"])
+        self._partners.load(state["past"])
         if state["game"] is None:
             return
         self._game.restore(state["game"])
@@ -152,7 +152,7 @@ class Actor:
         acting = _by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
         rows = np.flatnonzero(acting)
-        if len(rows) == self.streams and not self._past.forwards:
+        if len(rows) == self.streams and not self._partners.any:
             seen = self._stacks.push(shown)
             choice, value = self._choose(self._forward, seen, legal, epsilon)
             zeros = np.zeros(self.streams, np.float32)
@@ -167,15 +167,27 @@ class Actor:
         if legal is not None and opened.legal is not None:
             opened.legal[rows] = legal[rows]
         who = self._who[rows]
-        for player in np.unique(who) if self._past.forwards else (SELF,):
+        for player in np.unique(who) if self._partners.any else (SELF,):
             places = np.flatnonzero(who == player)
             mine = rows[places]
-            forward = self._forward if player == SELF else self._past.forwards[player]
+            if player <= FIRST_SCRIPT:
+                self._follow_script(FIRST_SCRIPT - player, mine, shown, legal)
+                continue
+            forward = self._forward if player == SELF else self._partners.forwards[player]
             part = {leaf: column[places] for leaf, column in seen.items()}
             choice, value = self._choose(forward, part, None if legal is None else legal[mine], epsilon)
             opened.action[mine], opened.logp[mine] = choice.action, choice.logp
             if opened.value is not None:
                 opened.value[mine] = value
+
+    def _follow_script(self, place: int, rows: Array, shown: Columns, legal: Array | None) -> None:
+        """What a script does in those streams. Nothing of it is handed on, so it needs no probability."""
+        for seat in range(self._seats):
+            mine = rows[rows // self._game.n == seat]
+            if len(mine):
+                part = {leaf: column[mine] for leaf, column in shown.items()}
+                allowed = None if legal is None else legal[mine]
+                self._open.action[mine] = self._partners.scripts[place].act(seat, part, allowed, self._rng)
 
     def _choose(
         self, forward: Forward, seen: Columns, legal: Array | None, epsilon: float
@@ -233,8 +245,8 @@ class Actor:
         n = self._game.n
         self._stacks.begin(np.tile(which, self._seats))
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
-        if self._seats > 1 and self._past.forwards:
-            rival = self._past.draw(n, self._rng)
+        if self._seats > 1 and self._partners.any:
+            rival = self._partners.draw(n, self._rng)
             own_seat = self._rng.integers(0, self._seats, n)
             drawn = np.where(np.arange(self._seats)[:, None] == own_seat, SELF, rival).reshape(-1)
             self._who = np.where(np.tile(which, self._seats), drawn, self._who)

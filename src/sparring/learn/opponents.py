@@ -1,8 +1,12 @@
-"""Past selves to play against, so that a policy does not forget how to beat what it used to be."""
+"""Whom a learner meets beside itself: past selves, so that it does not forget, and scripts, so that it is not lost
+in a circle of its own kind."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator
 
+from sparring.games.scripts import Script
 from sparring.learn.forward import Forward
 from sparring.learn.protocol import Weights
 from sparring.wire.chunk import Array
@@ -10,15 +14,30 @@ from sparring.wire.network import NetworkSpec
 from sparring.wire.tree import Tree
 
 SELF = -1
+FIRST_SCRIPT = -2  # the k-th script is FIRST_SCRIPT - k
 
 
-class PastSelves:
+class Partners:
     """At most `keep` earlier weights. A newcomer takes the place of a random one, so old ones thin out slowly."""
 
-    def __init__(self, network: NetworkSpec, keep: int, share: float) -> None:
+    def __init__(
+        self,
+        network: NetworkSpec,
+        keep: int,
+        share: float,
+        scripts: Sequence[Script] = (),
+        script_share: float = 0.0,
+    ) -> None:
         self._network, self._keep, self._share = network, keep, share
+        self.scripts = tuple(scripts)
+        self._script_share = script_share if self.scripts else 0.0
         self._weights: list[Weights] = []
         self.forwards: list[Forward] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether somebody else can be met."""
+        return bool(self.forwards) or self._script_share > 0
 
     def add(self, weights: Weights, rng: Generator) -> None:
         """Keep these weights. Games under way against the one replaced go on against the newcomer."""
@@ -33,14 +52,18 @@ class PastSelves:
             self._weights[place], self.forwards[place] = weights, forward
 
     def draw(self, games: int, rng: Generator) -> Array:
-        """int64 [games]: whom each new game is played against, a place in `forwards` or SELF."""
-        if not self.forwards:
-            return np.full(games, SELF, np.int64)
-        place = rng.integers(0, len(self.forwards), games)
-        return np.where(rng.random(games) < self._share, place, SELF)
+        """int64 [games]: whom each new game is played against: SELF, a place in `forwards`, or a script."""
+        drawn = rng.random(games)
+        met = np.full(games, SELF, np.int64)
+        if self.forwards:
+            met = np.where(drawn < self._share, rng.integers(0, len(self.forwards), games), met)
+        if self._script_share > 0:
+            script = FIRST_SCRIPT - rng.integers(0, len(self.scripts), games)
+            met = np.where(drawn >= 1.0 - self._script_share, script, met)
+        return met
 
     def save(self) -> Tree:
-        """Their weights."""
+        """The past selves' weights."""
         return list(self._weights)
 
     def load(self, state: Tree) -> None:

@@ -32,6 +32,7 @@ class Plan:
     envs: int
     opponents: int
     opponent_share: float
+    script_share: float
     replay: ReplayConfig
 
     def record(self) -> dict[str, Any]:
@@ -45,6 +46,7 @@ class Plan:
             "envs": self.envs,
             "opponents": self.opponents,
             "opponent_share": self.opponent_share,
+            "script_share": self.script_share,
             "replay": asdict(self.replay),
         }
 
@@ -90,6 +92,7 @@ def plan(wish: Wish, config: Config) -> Plan:
         envs=envs,
         opponents=config.train.opponents,
         opponent_share=config.train.opponent_share,
+        script_share=config.train.script_share,
         replay=_replay(config.replay, preset),
     )
 
@@ -111,6 +114,7 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
         envs=record["envs"],
         opponents=record["opponents"],
         opponent_share=record["opponent_share"],
+        script_share=record.get("script_share", 0.0),  # runs from before scripts were met
         replay=read(ReplayConfig, record["replay"], "run.json [replay]"),
     )
 

@@ -67,7 +67,7 @@ class Session:
     _before_s: float = 0.0  # of earlier sittings
     _begun: float = 0.0
     _returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
-    _past_returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
+    _partner_returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     _metrics: dict[str, float] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)
     _logged: tuple[float, int] = (0.0, 0)
@@ -80,7 +80,7 @@ class Session:
             self.wiring.load(state["wiring"])
             self._before_s, self._looked = state["seconds"], state["looked"]
             self._returns.extend(state["returns"])
-            self._past_returns.extend(state["past_returns"])
+            self._partner_returns.extend(state["partner_returns"])
             self.publisher.load(state["publisher"])
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise another_build(self.run, error) from error
@@ -138,7 +138,7 @@ class Session:
     def _note(self, turn: Turn) -> None:
         if turn.episodes is not None and len(turn.episodes.returns):
             self._returns.extend(turn.episodes.returns.tolist())
-            self._past_returns.extend(turn.episodes.returns[turn.episodes.against_past].tolist())
+            self._partner_returns.extend(turn.episodes.returns[turn.episodes.against_others].tolist())
         if turn.update is not None:
             broken = [name for name, value in turn.update.metrics.items() if not math.isfinite(value)]
             if broken:
@@ -171,8 +171,8 @@ class Session:
             "return_mean": mean,
             "return_sd": None if returns is None else float(returns.std()),
         }
-        if self._past_returns:
-            line["past_return_mean"] = float(np.mean(self._past_returns))
+        if self._partner_returns:
+            line["partner_return_mean"] = float(np.mean(self._partner_returns))
         self.run.measure(line | self._metrics)
         share = min(1.0, max(position / self.limits.steps, seconds / self.limits.seconds))
         left = None if share <= 0 else seconds / share - seconds
@@ -193,7 +193,7 @@ class Session:
             "wiring": self.wiring.save(),
             "seconds": self.seconds,
             "returns": list(self._returns),
-            "past_returns": list(self._past_returns),
+            "partner_returns": list(self._partner_returns),
             "looked": self._looked,
             "publisher": self.publisher.save(),
         }

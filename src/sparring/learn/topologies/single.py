@@ -14,10 +14,11 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.games.catalogue import open_game
+from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.learn.actor import Actor
 from sparring.learn.feeding import TrajectoryFeed, TransitionFeed, one_seat
 from sparring.learn.forward import Forward
-from sparring.learn.opponents import PastSelves
+from sparring.learn.opponents import Partners
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
@@ -35,17 +36,17 @@ FILLING_TICKS = 64  # of one turn while nothing can be sampled yet
 def wire(plan: Plan, store: Store | None) -> Wiring:
     """Learner and actor; a table, with a gate, for transitions; a feeder where the store is mixed in."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    past = PastSelves(learner.network, plan.opponents, plan.opponent_share)
+    partners = Partners(learner.network, plan.opponents, plan.opponent_share, _scripts(plan), plan.script_share)
     forward = Forward(learner.network, learner.weights())
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
-    actor = Actor(open_game(plan.game, plan.envs), forward, plan.algorithm.policy, acting, past)
+    actor = Actor(open_game(plan.game, plan.envs), forward, plan.algorithm.policy, acting, partners)
     seat = one_seat(plan.spec, plan.algo)
     table = open_table(
         seat, plan.replay, streams=actor.streams + 1, masks=actor.masks, frame_stack=plan.spec.frame_stack
     )
     feeder = None if store is None else Feeder(store, plan.spec, table, actor.streams, feeding)
     if plan.algorithm.feeds == "trajectories":
-        return _Trajectories(_Play(plan, learner, actor, past), table, feeder, sampling)
+        return _Trajectories(_Play(plan, learner, actor, partners), table, feeder, sampling)
     gate = open_gate(
         plan.replay.samples_per_insert,
         plan.replay.min_steps,
@@ -53,7 +54,14 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
         insert_steps=actor.streams,
         batch_steps=plan.settings.batch_steps,
     )
-    return _Transitions(_Play(plan, learner, actor, past), table, gate, feeder, sampling)
+    return _Transitions(_Play(plan, learner, actor, partners), table, gate, feeder, sampling)
+
+
+def _scripts(plan: Plan) -> list[Script]:
+    """The game's scripts that know something of it; chance alone teaches nothing."""
+    if len(plan.spec.seats) < 2:
+        return []
+    return [script_for(plan.spec, name) for name in scripts_for(plan.game) if name != "random"]
 
 
 @dataclass(slots=True)
@@ -63,7 +71,7 @@ class _Play:
     plan: Plan
     learner: Learner
     actor: Actor
-    past: PastSelves
+    partners: Partners
     past_kept: int = 0  # how often a past self was kept
     followed: int = 0  # the learner's updates that the actor knows of
 
@@ -76,7 +84,7 @@ class _Play:
         self.actor.use(Forward(self.learner.network, weights))
         if len(self.plan.spec.seats) > 1 and self.actor.env_steps // PAST_EVERY_STEPS > self.past_kept:
             self.past_kept = self.actor.env_steps // PAST_EVERY_STEPS
-            self.past.add(weights, rng)
+            self.partners.add(weights, rng)
 
     def save(self) -> Tree:
         return {

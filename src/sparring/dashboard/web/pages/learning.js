@@ -9,7 +9,7 @@ import { newer } from "../panel.js";
 import { $, ago, brief, clock, figure, h, poll, say, server, short, show } from "../page.js";
 
 const METRICS = {
-  return_mean: "return per episode", past_return_mean: "return against past selves", loss: "loss",
+  return_mean: "return per episode", partner_return_mean: "return against partners", loss: "loss",
   steps_per_s: "steps per second", episodes: "episodes",
 };
 const AXES = ["seconds", "env_steps", "updates", "return_sd"]; // not worth a curve
@@ -95,8 +95,8 @@ function metricChoices() {
   const named = Object.keys(METRICS).filter((key) => key === "return_mean" || known.has(key));
   show($("metric"), [...named, ...extra].map((key) => h("option", { value: key }, words(key))));
   // In self-play one's own return says little: both sides get better. Against past selves it says whether.
-  const selfplay = runs.some((run) => last(run, "past_return_mean") !== null);
-  $("metric").value = metric ?? (selfplay ? "past_return_mean" : "return_mean");
+  const selfplay = runs.some((run) => last(run, "partner_return_mean") !== null);
+  $("metric").value = metric ?? (selfplay ? "partner_return_mean" : "return_mean");
 }
 
 const words = (key) => METRICS[key] ?? key.replaceAll("_", " ");
