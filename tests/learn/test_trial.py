@@ -19,7 +19,7 @@ def model(game, seed):
 
 def test_the_first_model_is_judged_alone():
     for game in ("cartpole", "connect-four"):
-        evidence = trial(model(game, 1), None, episodes=6, seed=0)
+        evidence = trial(model(game, 1), None, episodes=6, seed=0).evidence
         assert (evidence.episodes, evidence.incumbent, evidence.wins) == (6, None, None)
         assert np.isfinite(evidence.mean)
         assert passes(evidence).passed
@@ -27,25 +27,25 @@ def test_the_first_model_is_judged_alone():
 
 def test_alone_both_play_the_same_seeds():
     one, other = model("cartpole", 1), model("cartpole", 2)
-    evidence = trial(one, other, episodes=6, seed=0)
-    back = trial(other, one, episodes=6, seed=0)
+    evidence = trial(one, other, episodes=6, seed=0).evidence
+    back = trial(other, one, episodes=6, seed=0).evidence
     assert (evidence.mean, evidence.incumbent_mean) == (back.incumbent_mean, back.mean)
     assert (evidence.incumbent, evidence.wins) == (other.id, None)
-    assert trial(one, one, episodes=6, seed=0).incumbent_mean == evidence.mean
+    assert trial(one, one, episodes=6, seed=0).evidence.incumbent_mean == evidence.mean
 
 
 def test_with_opponents_they_play_each_other():
     one, other = model("connect-four", 1), model("connect-four", 2)
-    evidence = trial(one, other, episodes=8, seed=0)
+    evidence = trial(one, other, episodes=8, seed=0).evidence
     assert evidence.wins + evidence.draws + evidence.losses == 8
     assert (evidence.incumbent, evidence.incumbent_mean) == (other.id, None)
-    back = trial(other, one, episodes=8, seed=0)
+    back = trial(other, one, episodes=8, seed=0).evidence
     assert (back.wins, back.draws, back.losses) == (evidence.losses, evidence.draws, evidence.wins)
 
 
 def test_evidence_says_against_whom_the_mean_was_earned():
     one, other = model("connect-four", 1), model("connect-four", 2)
-    assert trial(one, None, episodes=2, seed=0).against == "script:random"
-    met = trial(one, other, episodes=2, seed=0)
-    assert (met.against, met.rival) == (f"model:{other.id}", other.id[:12])
-    assert trial(model("cartpole", 1), None, episodes=2, seed=0).against is None
+    assert trial(one, None, episodes=2, seed=0).evidence.against == "script:tactical"
+    met = trial(one, other, episodes=2, seed=0).evidence
+    assert (met.against, met.rival) == ("script:tactical", "tactical")
+    assert trial(model("cartpole", 1), None, episodes=2, seed=0).evidence.against is None

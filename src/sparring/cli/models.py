@@ -194,7 +194,7 @@ def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, outpu
     incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
     episodes = args.episodes or args.config.registry.gate_episodes
     output.progress(f"the gate: {episodes} episodes of {model.card.game}")
-    evidence = trial(model, incumbent, episodes=episodes, seed=args.seed)
+    evidence = trial(model, incumbent, episodes=episodes, seed=args.seed).evidence
     verdict = passes(evidence)
     if math.isfinite(evidence.mean):
         registry.judge(model.id, evidence)  # also of one that does not pass: the next list shows it

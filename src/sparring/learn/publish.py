@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from sparring.errors import Missing
-from sparring.learn.evaluate import Evaluation, evaluate
+from sparring.learn.evaluate import Evaluation
 from sparring.learn.modelfile import make_model
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Weights
 from sparring.learn.topologies import Sources
+from sparring.learn.trial import trial
 from sparring.registry.gate import passes
-from sparring.registry.protocol import Evidence, Registry
+from sparring.registry.protocol import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Lineage, Model
@@ -71,12 +72,11 @@ class Publisher:
     def _judge(self, model: Model) -> Published:
         plan = self.plan
         try:
-            alone = evaluate(plan.game, model, episodes=self.episodes, seed=plan.seed)
+            tried = trial(model, self._incumbent(), episodes=self.episodes, seed=plan.seed)
         except Missing as error:
             said = f"not promoted: it cannot be measured here ({error.wrong})"
             return Published(model.id, None, False, said)
-        incumbent = self._incumbent()
-        evidence = self._evidence(model, alone, incumbent)
+        alone, evidence = tried.alone, tried.evidence
         verdict = passes(evidence)
         if not self.promote or not verdict.passed:
             self.registry.judge(model.id, evidence)
@@ -91,32 +91,3 @@ class Publisher:
             return None
         champion = verify(signed, signed.key)  # our own registry's key, whichever that is
         return self.registry.fetch(champion.model) if champion.spec == self.plan.spec.hash else None
-
-    def _evidence(self, model: Model, alone: Evaluation, incumbent: Model | None) -> Evidence:
-        """On the same seeds for both; face to face where there is more than one seat."""
-        plan = self.plan
-        against = "script:random" if len(plan.spec.seats) > 1 else None  # as `alone` was played
-        first = Evidence(episodes=self.episodes, mean=alone.mean, sd=alone.sd, against=against)
-        if incumbent is None:
-            return first
-        if len(plan.spec.seats) > 1:
-            met = evaluate(plan.game, model, episodes=self.episodes, seed=plan.seed, against=incumbent)
-            return Evidence(
-                episodes=self.episodes,
-                mean=alone.mean,
-                sd=alone.sd,
-                incumbent=incumbent.id,
-                wins=met.wins,
-                draws=met.draws,
-                losses=met.losses,
-                against=against,
-            )
-        theirs = evaluate(plan.game, incumbent, episodes=self.episodes, seed=plan.seed)
-        return Evidence(
-            episodes=self.episodes,
-            mean=alone.mean,
-            sd=alone.sd,
-            incumbent=incumbent.id,
-            incumbent_mean=theirs.mean,
-            incumbent_sd=theirs.sd,
-        )

@@ -13,13 +13,13 @@ import numpy as np
 
 from sparring.config import TrainConfig
 from sparring.errors import Missing, TrainingStopped
-from sparring.games.scripts import scripts_for
 from sparring.learn.evaluate import evaluate
 from sparring.learn.forward import Forward
 from sparring.learn.plan import Plan
 from sparring.learn.publish import Published, Publisher
 from sparring.learn.run import Run, another_build
 from sparring.learn.topologies import Turn, Wiring
+from sparring.learn.trial import strongest
 from sparring.wire.tree import Tree
 
 RECENT_EPISODES = 100
@@ -130,8 +130,7 @@ class Session:
             return False
         self._looked = turn
         forward = Forward(self.wiring.learner.network, self.wiring.learner.weights())
-        strongest = scripts_for(self.plan.game)[-1]
-        rival = strongest if len(self.plan.spec.seats) > 1 else None
+        rival = strongest(self.plan.game)
         played = evaluate(self.plan.game, forward, episodes=UNTIL_EPISODES, seed=self.plan.seed, against=rival)
         return played.mean >= until
 

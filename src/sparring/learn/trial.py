@@ -1,34 +1,42 @@
 """A trial: the games that a model plays before it may reign, as evidence for the gate."""
 
-from sparring.learn.evaluate import evaluate
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from sparring.games.catalogue import spec_of
+from sparring.games.scripts import scripts_for
+from sparring.learn.evaluate import Evaluation, evaluate
 from sparring.registry.protocol import Evidence
 from sparring.wire.model import Model
 
 
-def trial(model: Model, incumbent: Model | None, *, episodes: int, seed: int) -> Evidence:
-    """What `model` scores in `episodes` episodes, beside the incumbent on the same seeds, or against it."""
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How the model played on its own account, and what the gate makes of it beside the incumbent."""
+
+    alone: Evaluation
+    evidence: Evidence
+
+
+def trial(model: Model, incumbent: Model | None, *, episodes: int, seed: int) -> Tried:
+    """`episodes` games on `seed`: the incumbent plays the same ones, or, where there are opponents, against it."""
     game = model.card.game
-    mine = evaluate(game, model, episodes=episodes, seed=seed, against=incumbent)
+    rival = strongest(game)
+    alone = evaluate(game, model, episodes=episodes, seed=seed, against=rival)
+    against = None if rival is None else f"script:{rival}"
+    said = Evidence(episodes=episodes, mean=alone.mean, sd=alone.sd, against=against)
     if incumbent is None:
-        against = None if mine.wins is None else "script:random"
-        return Evidence(episodes=episodes, mean=mine.mean, sd=mine.sd, against=against)
-    if mine.wins is not None:
-        return Evidence(
-            episodes=episodes,
-            mean=mine.mean,
-            sd=mine.sd,
-            incumbent=incumbent.id,
-            wins=mine.wins,
-            draws=mine.draws,
-            losses=mine.losses,
-            against=f"model:{incumbent.id}",
-        )
-    theirs = evaluate(game, incumbent, episodes=episodes, seed=seed)
-    return Evidence(
-        episodes=episodes,
-        mean=mine.mean,
-        sd=mine.sd,
-        incumbent=incumbent.id,
-        incumbent_mean=theirs.mean,
-        incumbent_sd=theirs.sd,
-    )
+        return Tried(alone, said)
+    if rival is None:
+        theirs = evaluate(game, incumbent, episodes=episodes, seed=seed)
+        beside = replace(said, incumbent=incumbent.id, incumbent_mean=theirs.mean, incumbent_sd=theirs.sd)
+    else:
+        met = evaluate(game, model, episodes=episodes, seed=seed, against=incumbent)
+        beside = replace(said, incumbent=incumbent.id, wins=met.wins, draws=met.draws, losses=met.losses)
+    return Tried(alone, beside)
+
+
+def strongest(game: str) -> str | None:
+    """The script that a game's models are measured against, since against chance all soon look alike; None: alone."""
+    return scripts_for(game)[-1] if len(spec_of(game).seats) > 1 else None
