@@ -26,7 +26,7 @@ demo: setup  ## everything on this machine, games in the browser
 	@$(BIN)/spar demo
 
 test: setup  ## all that runs without external servers; under 10 minutes on 2 cores
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadfile
 
 check: setup  ## format, lint, types, shape; under a minute
 	$(BIN)/ruff format --check -q .

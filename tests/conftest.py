@@ -26,12 +26,20 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def _parents(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.parents()
+    except psutil.NoSuchProcess:  # gone meanwhile
+        return []
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No child process and no thread outlives the test that started it."""
     threads, children = set(threading.enumerate()), set(psutil.Process().children(recursive=True))
     yield
-    new = [child for child in psutil.Process().children(recursive=True) if child not in children]
+    # What a process from before starts (the browser of the whole session, say) is that process's own affair.
+    new = [child for child in psutil.Process().children(recursive=True) if not children & {child, *_parents(child)}]
     _, alive = psutil.wait_procs(new, timeout=LEFTOVER_S)
     assert not alive, f"left running: {[(child.pid, child.cmdline()) for child in alive if child.is_running()]}"
     for thread in set(threading.enumerate()) - threads:

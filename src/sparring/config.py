@@ -89,7 +89,7 @@ class TrainConfig:
     log_every_s: float = 1.0  # a line of metrics
     opponents: int = 8  # past selves kept to play against, in games with several seats
     opponent_share: float = 0.3  # of games played against a past self
-    script_share: float = 0.2  # of games played against the game's own scripts, where it has any beside random
+    script_share: float = 0.3  # of games played against the game's own scripts, where it has any beside random
     torch_threads: int = 0  # 0 leaves it to torch
 
     def __post_init__(self) -> None:
