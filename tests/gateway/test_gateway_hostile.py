@@ -191,9 +191,13 @@ def test_path_tricks_lead_nowhere(server, path):
     assert got.startswith(b"HTTP/1.1 404")
 
 
-@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PUT", "PATCH", "BREW"])
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PUT", "PATCH"])
 def test_other_verbs_are_refused(http, method):
     assert http.request(method, "/v1/games/cartpole/chunks").status_code == 405
+
+
+def test_a_verb_that_http_does_not_know_is_no_request(http):
+    assert http.request("BREW", "/v1/games/cartpole/chunks").status_code == 400
 
 
 def test_a_header_cannot_be_smuggled_into_the_answer(server):

@@ -1,45 +1,58 @@
-"""The HTTP protocol with a deadline for heads: a connection that dribbles them is closed."""
+"""The HTTP protocol with limits for heads: a connection that dribbles one, or sends one without end, is closed."""
 
 import asyncio
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 32 << 10
 
 
-class DeadlinedHttp(H11Protocol):
-    """uvicorn's own, which waits for ever for a head that has begun. Bodies have their deadline in body.py."""
+class LimitedHttp(HttpToolsProtocol):
+    """uvicorn's own waits for ever for a head, however long it grows. Bodies have their limits in body.py."""
 
     head_deadline_s = 20.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
+        self._head_bytes = 0  # received while a head is awaited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._arm()
+        self._await_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._deadline is not None:
+            self._head_bytes += len(data)
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:  # the head is there
-            self._disarm()
-        elif self._deadline is None and self.conn.trailing_data[0]:
-            self._arm()
+        # What came with a head may be its body; only a head that is still not there is too long.
+        if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"A head of more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._deadline is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._have_head()
+        super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._have_head()
         super().connection_lost(exc)
 
-    def _arm(self) -> None:
+    def _await_head(self) -> None:
+        self._head_bytes = 0
         self._deadline = asyncio.get_running_loop().call_later(self.head_deadline_s, self._expired)
 
-    def _disarm(self) -> None:
+    def _have_head(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _expired(self) -> None:
         self._deadline = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self.transport.close()

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from sparring.config import Config
 from sparring.errors import ConfigError, SparringError
 from sparring.games.catalogue import Catalogue
 from sparring.gateway import tls
 from sparring.gateway.app import build
-from sparring.gateway.http import DeadlinedHttp
+from sparring.gateway.http import LimitedHttp
 from sparring.gateway.identity import is_loopback
 from sparring.gateway.keys import Keys
 from sparring.gateway.parts import Parts, assemble
@@ -78,7 +79,8 @@ def serve(config: Config, ready: Callable[[Serving], None]) -> None:
         opened.callback(parts.inference.close)
         opened.enter_context(_quick_turns())
         opened.callback(parts.commits.close)  # first of all at the end: what was accepted is written
-        asyncio.run(_run(parts, listener, ready))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(parts, listener, ready))
 
 
 @contextmanager
@@ -126,7 +128,7 @@ class _Server(uvicorn.Server):
 def _settings(parts: Parts) -> uvicorn.Config:
     gateway = parts.config.gateway
 
-    class Http(DeadlinedHttp):
+    class Http(LimitedHttp):
         head_deadline_s = gateway.body_deadline_s
 
     return uvicorn.Config(
@@ -143,7 +145,6 @@ def _settings(parts: Parts) -> uvicorn.Config:
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=int(STOP_WITHIN_S) - 1,
-        h11_max_incomplete_event_size=32 << 10,
         ssl_certfile=gateway.tls_cert or None,
         ssl_keyfile=gateway.tls_key or None,
     )

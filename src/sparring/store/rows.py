@@ -90,9 +90,7 @@ def prepare(chunk: Chunk) -> Prepared:
 
 def digest(header: bytes, body: bytes) -> bytes:
     """8 bytes over a chunk as it is stored."""
-    state = hashlib.blake2b(header, digest_size=8)
-    state.update(body)
-    return state.digest()
+    return hashlib.blake2b(header + body, digest_size=8).digest()
 
 
 def mark(game: GameId, player: PlayerId) -> int:

@@ -38,6 +38,7 @@ _INSERT = f"INSERT INTO chunks ({COLUMNS}, seal) VALUES ({', '.join('?' * (len(R
 _NEAR = "SELECT first_step, steps, ending, uploader, content FROM chunks WHERE game = ? AND episode = ? AND seat = ?"
 _BEFORE = f"{_NEAR} AND first_step <= ? ORDER BY first_step DESC LIMIT 1"
 _AFTER = f"{_NEAR} AND first_step > ? ORDER BY first_step LIMIT 1"
+_AROUND = f"SELECT * FROM ({_BEFORE}) UNION ALL SELECT * FROM ({_AFTER})"  # at once: each call hands over the GIL
 _WHOLE_CHUNK = "SELECT c.id, b.header, b.body, c.stored FROM chunks c JOIN bodies b ON b.id = c.id"
 
 # From each game straight to the next one in the index; DISTINCT would walk all of it.
@@ -249,8 +250,10 @@ def _keep(db: sqlite3.Connection, one: Prepared, gone: set[tuple[str, int | None
     if (row.game, row.mark) in gone:
         return Kept("gone", "this player was erased and nothing more is kept of them", "player", str(row.player))
     place = (row.game, row.episode, row.seat, row.first_step)
-    before, after = db.execute(_BEFORE, place).fetchone(), db.execute(_AFTER, place).fetchone()
-    kept = judge(row, before and Neighbour(*before), after and Neighbour(*after))
+    around = [Neighbour(*found) for found in db.execute(_AROUND, (*place, *place))]
+    before = next((one for one in around if one.first_step <= row.first_step), None)
+    after = next((one for one in around if one.first_step > row.first_step), None)
+    kept = judge(row, before, after)
     if kept.verdict == "new":
         row_id = db.execute(_INSERT, (*row, row.seal())).lastrowid
         db.execute("INSERT INTO bodies VALUES (?, ?, ?)", (row_id, one.header, one.body))
