@@ -191,8 +191,8 @@ def test_a_broken_protocol_is_said_and_closed(server, frames):
 
 def test_a_frame_above_the_limit_closes_the_socket(server, http):
     with socket_to(server) as socket:
-        socket.send("x" * (2 << 20))
-        with pytest.raises(ConnectionClosed) as closed:
+        with pytest.raises(ConnectionClosed) as closed:  # while it is being sent, or after
+            socket.send("x" * (2 << 20))
             socket.recv(timeout=10)
     assert closed.value.rcvd.code == 1009
     assert http.get("/healthz").status_code == 200
