@@ -189,11 +189,15 @@ def test_a_broken_protocol_is_said_and_closed(server, frames):
             socket.recv(timeout=5)
 
 
+def _ask(socket, frame):
+    """The answer; the socket may be closed while the frame is still being sent."""
+    socket.send(frame)
+    return socket.recv(timeout=10)
+
+
 def test_a_frame_above_the_limit_closes_the_socket(server, http):
-    with socket_to(server) as socket:
-        with pytest.raises(ConnectionClosed) as closed:  # while it is being sent, or after
-            socket.send("x" * (2 << 20))
-            socket.recv(timeout=10)
+    with socket_to(server) as socket, pytest.raises(ConnectionClosed) as closed:
+        _ask(socket, "x" * (2 << 20))
     assert closed.value.rcvd.code == 1009
     assert http.get("/healthz").status_code == 200
 
