@@ -54,12 +54,16 @@ def benchmarks_page() -> str:
 
 def _case_row(case: dict[str, Any]) -> str:
     shown = {**case["peers"], **({"limit": case["limit"]} if case["limit"] is not None else {})}
-    peers = ", ".join(f"{name} {figure:,.4g}" for name, figure in shown.items()) or "–"
-    spread = " ({:,.4g}–{:,.4g})".format(*case["spread"]) if case["spread"] else ""
+    peers = ", ".join(f"{name} {_number(figure)}" for name, figure in shown.items()) or "–"
+    spread = f" ({'–'.join(map(_number, case['spread']))})" if case["spread"] else ""
     goals = ", ".join(f"{factor:g}x {peer}" for peer, factor in case["goals"].items())
     verdict = "–" if not goals else f"{goals}: {'met' if case['passed'] else 'NOT met'}"
     ratio = "–" if case["ratio"] is None else f"{case['ratio']:.2f}"
-    return f"| {case['name']} | {case['ours']:,.4g} {case['unit']}{spread} | {peers} | {ratio} | {verdict} |"
+    return f"| {case['name']} | {_number(case['ours'])} {case['unit']}{spread} | {peers} | {ratio} | {verdict} |"
+
+
+def _number(figure: float) -> str:
+    return f"{figure:,.0f}" if abs(figure) >= 10_000 else f"{figure:,.4g}"
 
 
 def _intro() -> list[str]:
