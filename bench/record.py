@@ -6,9 +6,7 @@ copy of the same numbers into NumPy columns, which is the limit.
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench import ledger
 
 import sparring
 from sparring.games.catalogue import spec_of
@@ -146,12 +145,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 bare_copy(small),
             ),
         ]
-    worst = min(cases, key=lambda one: one["ratio"])
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = f"{platform.machine()} {platform.system()}, Python {platform.python_version()}"
-    return {**worst, "name": "record", "commit": commit, "machine": machine, "cases": cases} | {
-        "passed": all(one["passed"] for one in cases)
-    }
+    return ledger.result("record", cases)
 
 
 if __name__ == "__main__":

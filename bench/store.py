@@ -7,10 +7,8 @@ row group; and as the limit bare SQLite with the same pragmas, blobs in and out,
 import argparse
 import json
 import os
-import platform
 import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench import ledger
+
 from sparring.games.catalogue import spec_of
 from sparring.store import open_store
 from sparring.store.protocol import Query
@@ -31,6 +33,7 @@ from sparring.wire.ids import GameId, new_episode
 GAME = GameId("cartpole")
 CPU_SHARES: list[float] = []
 STEPS, GROUP = 512, 64
+SCRATCH = ledger.ROOT / "bench" / "results" / "quick"  # not /tmp, which may be memory and sync nothing
 FLOORS = {"append": 0.7e6, "random read": 5e6, "scan": 5e6}  # steps/s, from the design
 
 
@@ -144,7 +147,7 @@ def case(name: str, runs: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
         "ratio": round(figures["ours"] / max(peers.values()), 3),
         "goals": {"floor of the design": 1.0},
         "passed": figures["ours"] >= FLOORS[name],
-        "seeds": len(runs),
+        "seeds": list(range(len(runs))),
         "spread": [round(min(mine)), round(max(mine))],
     }
 
@@ -154,18 +157,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     runs = []
     for seed in range(2 if args.quick else 5):
         groups = commits(10 if args.quick else 40, seed)
-        with tempfile.TemporaryDirectory(dir=".") as folder:  # not /tmp, which may be memory and sync nothing
+        SCRATCH.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
             place = Path(folder)
             measured = {"ours": ours, "bare sqlite": bare, "parquet": parquet}
             runs.append({who: measure(place, groups, 2_000) for who, measure in measured.items()})
     cases = [case(name, runs) for name in FLOORS]
-    worst = min(cases, key=lambda one: one["ratio"])
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return {**worst, "name": "store", "commit": commit, "machine": machine, "cases": cases} | {
-        "passed": all(one["passed"] for one in cases),
-        "cpu_share": round(statistics.median(CPU_SHARES), 2),
-    }
+    return ledger.result("store", cases, cpu_share=round(statistics.median(CPU_SHARES), 2))
 
 
 if __name__ == "__main__":
