@@ -110,6 +110,7 @@ def test_players_are_found_by_name(tmp_path):
         assert named(model.id, registry).game == "cartpole"
         assert named("script:connect-four/tactical", registry).game == "connect-four"
         assert named("tracker", registry, "duel").name == "script:duel/tracker"
+        assert named("script:tracker", registry, "duel") == named("tracker", registry, "duel")
         with pytest.raises(Missing, match="cartpole has no champion yet"):
             named("champion:cartpole", registry)
         with pytest.raises(Missing, match="there is no such model"):

@@ -24,16 +24,17 @@ class Named:
 
 
 def named(text: str, registry: Registry, game: str | None = None) -> Named:
-    """Whoever is called `text`; Missing otherwise. With `game`, a bare word is one of that game's scripts."""
+    """Whoever is called `text`; Missing otherwise. With `game`, NAME and script:NAME are that game's scripts."""
     kind, colon, rest = text.partition(":")
     if colon and kind == "champion":
         return _champion(rest, registry)
     if colon and kind == "script":
         place, slash, name = rest.rpartition("/")
-        if not slash:
+        place = place if slash else game or ""
+        if not place:
             raise ConfigError(f"{text!r} names no game", where="player", do="Write script:GAME/NAME")
         script(place, name)
-        return Named(place, text, name)
+        return Named(place, f"script:{place}/{name}", name)
     if len(text) >= LEAST and all(char in "0123456789abcdef" for char in text):
         model = registry.fetch(_whole(text, registry))
         return Named(model.card.game, model.id, model)
