@@ -84,6 +84,8 @@ class TrainConfig:
     """A run."""
 
     envs: int = 16  # games played at once by one actor
+    actors: int = 2  # processes that play, in topologies that have any beside the learner
+    reward_clip: float = 0.0  # rewards beyond ± this are learned as this; returns are told as earned; 0: no limit
     checkpoint_every_s: float = 30.0  # a killed run loses at most this
     publish_every_s: float = 60.0  # a model is published and stands for promotion this often
     log_every_s: float = 1.0  # a line of metrics
@@ -93,6 +95,12 @@ class TrainConfig:
     torch_threads: int = 0  # 0 leaves it to torch
 
     def __post_init__(self) -> None:
+        if self.actors < 1 or not self.reward_clip >= 0:
+            raise ConfigError(
+                f"actors = {self.actors}, reward_clip = {self.reward_clip:g}",
+                where="[train]",
+                do="Count actors from 1, and keep reward_clip at 0 or more",
+            )
         shares = (self.opponent_share, self.script_share)
         if min(shares) < 0 or sum(shares) > 1:
             raise ConfigError(

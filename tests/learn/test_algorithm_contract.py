@@ -137,7 +137,7 @@ def test_a_game_that_it_cannot_play_is_refused_with_a_sentence(algo):
         algorithm.begin(game, settings_of(algorithm), 0)
     assert str(error.value) == (
         f"game steer: its actions are box, and {algo} chooses among discrete ones. "
-        "Train a game with discrete actions, or give a discrete version of this one."
+        "Train a game with discrete actions, or use another algorithm (docs/algorithms)."
     )
     other = SeatSpec(name="b", observation=(vector("observation/x", 3),), action=discrete(2), reward_bounds=(0.0, 1.0))
     uneven = GameSpec(id="uneven", turns="simultaneous", seats=(replace_action(seat, discrete(2)), other), max_ticks=9)

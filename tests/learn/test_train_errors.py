@@ -57,7 +57,7 @@ def test_a_game_whose_spaces_an_algorithm_cannot_take_is_refused_before_a_run_be
     pytest.importorskip("gymnasium")
     assert sentence(ConfigError, wished(config, "gym:Pendulum-v1", "dqn")) == (
         "game gym:Pendulum-v1: its actions are box, and dqn chooses among discrete ones. "
-        "Train a game with discrete actions, or give a discrete version of this one."
+        "Train a game with discrete actions, or use another algorithm (docs/algorithms)."
     )
     assert not runs_of(config).exists()
 

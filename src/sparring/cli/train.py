@@ -31,7 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed learns the same (0)")
     parser.add_argument("--from", dest="source", default="sim", metavar="SOURCE", help="sim, store or mix (sim)")
     parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="go on with a run, by default the newest")
-    parser.add_argument("--envs", type=int, metavar="N", help="games played at once")
+    parser.add_argument("--envs", type=int, metavar="N", help="games played at once by each actor")
+    parser.add_argument("--actors", type=int, metavar="N", help="processes that play, in topologies that have any")
     parser.add_argument(
         "--algo-set",
         action="append",
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         seed=args.seed,
         steps=args.steps,
         envs=args.envs,
+        actors=args.actors,
         settings=tuple(args.algo_set),
     )
     if args.sweep is not None:

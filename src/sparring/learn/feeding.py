@@ -7,7 +7,9 @@ from msgspec.structs import replace
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec, SeatSpec
-from sparring.wire.network import Conv, NetworkSpec
+from sparring.learn.networks import default_network
+from sparring.learn.own_network import own_network
+from sparring.wire.network import Activation, Conv, Gru, Head, Lstm, Memory, NetworkSpec
 
 
 class TransitionFeed(Protocol):
@@ -34,14 +36,43 @@ class TrajectoryFeed(Protocol):
     def records_n_steps(self) -> int: ...  # decisions that each of them spans
 
 
-def one_seat(game: GameSpec, algorithm: str) -> SeatSpec:
-    """The seat that one network plays in all its places; ConfigError where the game has no such seat."""
+class SequenceFeed(Protocol):
+    """Settings of an algorithm fed with sequences of a replay table."""
+
+    @property
+    def batch_sequences(self) -> int: ...  # of one update
+    @property
+    def burn_in_steps(self) -> int: ...  # that only fill the memory
+    @property
+    def sequence_steps(self) -> int: ...  # that are learned from, after those
+    @property
+    def discount(self) -> float: ...
+
+
+class NetworkSettings(Protocol):
+    """What the settings of any algorithm say of its network."""
+
+    @property
+    def network(self) -> str: ...  # "module:name" of the user's own; "": the default, by what follows
+    @property
+    def hidden_units(self) -> tuple[int, ...]: ...
+    @property
+    def activation(self) -> Activation: ...
+    @property
+    def image_layers(self) -> tuple[str, ...]: ...
+
+
+def one_seat(game: GameSpec, algorithm: str, kinds: tuple[str, ...] = ("discrete",)) -> SeatSpec:
+    """The seat that one network plays in all its places; ConfigError where the game has no such seat.
+
+    `kinds` of actions are those that the algorithm knows to choose.
+    """
     first = game.seats[0]
-    if first.action.kind != "discrete":
+    if first.action.kind not in kinds:
         raise ConfigError(
-            f"its actions are {first.action.kind}, and {algorithm} chooses among discrete ones",
+            f"its actions are {first.action.kind}, and {algorithm} chooses among {' or '.join(kinds)} ones",
             where=f"game {game.id}",
-            do="Train a game with discrete actions, or give a discrete version of this one",
+            do=f"Train a game with {' or '.join(kinds)} actions, or use another algorithm (docs/algorithms)",
         )
     for seat in game.seats[1:]:
         if (seat.observation, seat.action) != (first.observation, first.action):
@@ -51,6 +82,41 @@ def one_seat(game: GameSpec, algorithm: str) -> SeatSpec:
                 do="Give the seats the same spaces",
             )
     return first
+
+
+def network_for(
+    game: GameSpec,
+    seat: SeatSpec,
+    settings: NetworkSettings,
+    heads: tuple[Head, ...],
+    *,
+    separate_value: bool = False,
+    memory: str = "",
+) -> NetworkSpec:
+    """The network that the settings ask for: the user's own where they name one, with the heads that are needed."""
+    if settings.network:
+        return own_network(settings.network, seat, heads, memory=bool(memory), frame_stack=game.frame_stack)
+    spec = default_network(
+        seat,
+        frame_stack=game.frame_stack,
+        hidden=settings.hidden_units,
+        activation=settings.activation,
+        heads=heads,
+        separate_value=separate_value,
+        memory=memory_for(memory),
+    )
+    return with_image_layers(spec, settings.image_layers)
+
+
+def memory_for(text: str) -> Memory | None:
+    """ "gru:128" or "lstm:128" as a memory; "" is none."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(gru|lstm):([1-9]\d{0,4})", text)
+    if found is None:
+        raise ConfigError(f"memory holds {text!r}", where="algorithm settings", do='Write "gru:128", "lstm:128" or ""')
+    kind, units = found.groups()
+    return Gru(int(units)) if kind == "gru" else Lstm(int(units))
 
 
 def with_image_layers(spec: NetworkSpec, layers: tuple[str, ...]) -> NetworkSpec:

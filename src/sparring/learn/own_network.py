@@ -6,18 +6,25 @@ import os
 import sys
 from typing import Any
 
+from msgspec.structs import replace
+
 from sparring.errors import ConfigError, Missing
 from sparring.games.spec import SeatSpec
 from sparring.learn.layout import parameters
 from sparring.wire.network import Head, NetworkSpec
 
 
-def own_network(name: str, seat: SeatSpec, heads: tuple[Head, ...], *, memory: bool = False) -> NetworkSpec:
-    """What `name` makes for `seat`, where it suits it and has the `heads` that an algorithm needs (by name and
-    units); `memory`: the algorithm carries a state. Missing or ConfigError otherwise.
+def own_network(
+    name: str, seat: SeatSpec, heads: tuple[Head, ...], *, memory: bool = False, frame_stack: int = 1
+) -> NetworkSpec:
+    """What `name` makes for `seat` (its leaves in stacks, as a network sees them), where it suits it and has the
+    `heads` that an algorithm needs (by name and units); `memory`: the algorithm carries a state. Missing or
+    ConfigError otherwise.
 
     Any code may stand behind a name: take it from a command line or spar.toml, never from a request.
     """
+    leaves = tuple(replace(leaf, shape=leaf.stacked(frame_stack)) for leaf in seat.observation)
+    seat = replace(seat, observation=leaves)
     made = _maker(name)(seat)
     if not isinstance(made, NetworkSpec):
         raise _wrong(name, f"it made a {type(made).__name__}", "Return a sparring.wire.network.NetworkSpec")

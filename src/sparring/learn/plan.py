@@ -29,7 +29,9 @@ class Plan:
     topology: str
     seed: int
     steps: int
-    envs: int
+    envs: int  # of each actor
+    actors: int  # processes that play; the learner's own does in "single"
+    reward_clip: float
     opponents: int
     opponent_share: float
     script_share: float
@@ -44,6 +46,8 @@ class Plan:
             "topology": self.topology,
             "steps": self.steps,
             "envs": self.envs,
+            "actors": self.actors,
+            "reward_clip": self.reward_clip,
             "opponents": self.opponents,
             "opponent_share": self.opponent_share,
             "script_share": self.script_share,
@@ -63,6 +67,7 @@ class Wish:
     steps: int | None = None
     envs: int | None = None
     settings: tuple[str, ...] = ()  # "key=value"
+    actors: int | None = None
 
 
 def plan(wish: Wish, config: Config) -> Plan:
@@ -90,6 +95,8 @@ def plan(wish: Wish, config: Config) -> Plan:
         seed=wish.seed,
         steps=wish.steps or preset.steps,
         envs=envs,
+        actors=wish.actors or config.train.actors,
+        reward_clip=config.train.reward_clip or preset.reward_clip,
         opponents=config.train.opponents,
         opponent_share=config.train.opponent_share,
         script_share=config.train.script_share,
@@ -112,6 +119,8 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
         seed=seed,
         steps=record["steps"],
         envs=record["envs"],
+        actors=record.get("actors", 1),  # runs from before actors had processes
+        reward_clip=record.get("reward_clip", 0.0),
         opponents=record["opponents"],
         opponent_share=record["opponent_share"],
         script_share=record.get("script_share", 0.0),  # runs from before scripts were met

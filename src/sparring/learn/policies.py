@@ -1,8 +1,10 @@
 """How outputs become actions. NumPy alone: the client, the gateway and the actors choose by the same lines.
 
 A "categorical" policy samples its logits or takes the largest; a "greedy" one (values as logits)
-takes the largest, and explores by ε. `strength` mixes the best action with a uniform legal one, so that
-its log-probability stays exact: 1 is the model at its best, 0 is chance.
+takes the largest, and explores by ε. A "gaussian" one draws u ~ N(mean, exp(log_std)²) and does u where the
+game sets no bounds, and else low + (high − low)(tanh u + 1)/2, so that no action ever has to be cut and its
+density is exact; learn/distributions.py has the same in torch. `strength` mixes the best action with a uniform
+legal one, so that its log-probability stays exact: 1 is the model at its best, 0 is chance.
 """
 
 from dataclasses import dataclass
@@ -10,14 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
+from sparring.games.spec import Leaf
 from sparring.wire.chunk import Array
+
+LOG_STD = (-5.0, 2.0)  # of a Gaussian, whatever a network says
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Actions [n] and the log-probability with which each was chosen, exploration included."""
 
-    action: Array  # int32 [n]
+    action: Array  # int32 [n], or float32 [n, numbers]
     logp: Array  # float32 [n]
 
 
@@ -62,3 +67,38 @@ def choose(logits: Array, legal: Array | None, rng: Generator, strength: float |
 
 def _taken(logp: Array, action: Array) -> Array:
     return np.take_along_axis(logp, action[:, None].astype(np.int64), axis=-1)[:, 0].astype(np.float32)
+
+
+def draw(mean: Array, log_std: Array, bounds: tuple[float, float] | None, rng: Generator) -> Choice:
+    """One action [n, numbers] from each Gaussian, squashed into the bounds where there are any."""
+    noise = rng.standard_normal(mean.shape, np.float32)
+    raw = mean + np.exp(clamped(log_std)) * noise
+    return Choice(squashed(raw, bounds), log_density(raw, mean, log_std, bounds))
+
+
+def squashed(raw: Array, bounds: tuple[float, float] | None) -> Array:
+    """What is done for a raw number: itself, or its place between the bounds."""
+    if bounds is None:
+        return raw
+    low, high = bounds
+    return np.asarray(np.clip(low + (high - low) * 0.5 * (np.tanh(raw) + 1), low, high), np.float32)
+
+
+def log_density(raw: Array, mean: Array, log_std: Array, bounds: tuple[float, float] | None) -> Array:
+    """float32 [n]: log density of the action that `raw` becomes. log(1 − tanh²u) is 2(log 2 − u − softplus(−2u))."""
+    spread = clamped(log_std)
+    each = -0.5 * ((raw - mean) * np.exp(-spread)) ** 2 - spread - 0.5 * np.log(2 * np.pi)
+    if bounds is not None:
+        low, high = bounds
+        each = each - np.log(0.5 * (high - low)) - 2 * (np.log(2.0) - raw - np.logaddexp(0.0, -2 * raw))
+    return np.asarray(each.sum(axis=-1), np.float32)
+
+
+def clamped(log_std: Array) -> Array:
+    """Between two limits that any policy keeps: neither certain nor lost."""
+    return np.clip(log_std, *LOG_STD)
+
+
+def bounds_of(action: Leaf) -> tuple[float, float] | None:
+    """Where a box lies; None where it lacks a bound on either side."""
+    return None if action.low is None or action.high is None else (float(action.low), float(action.high))

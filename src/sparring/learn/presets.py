@@ -16,6 +16,7 @@ class Preset:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the algorithm
     steps: int = 1_000_000
     envs: int = 16
+    reward_clip: float = 0.0
     replay: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -70,6 +70,7 @@ def train(
             store = open_store(config.store_url)
             stack.callback(store.close)
         wiring = wire(agreed, store)
+        stack.callback(wiring.close)
         _set_threads(wiring, config.train.torch_threads)
         if orders.resume is None:
             run = Run.create(runs, agreed, list(orders.argv))

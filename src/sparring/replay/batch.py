@@ -28,4 +28,6 @@ class Batch:
     n_steps: Array | None = None
     weight: Array | None = None  # importance of each sample; None: all the same
     mask: Array | None = None  # False: padding
+    state: Array | None = None  # float32 [batch, numbers]: what a memory held at the first step of each sequence
+    version: Array | None = None  # int64 [batch]: the learner's updates when each was played; None: all are fresh
     records: "Batch | None" = None  # transitions from the store, beside trajectories

@@ -27,6 +27,9 @@ class Steps:
     final: Array  # int64 [k]
     final_observation: Mapping[str, Array]  # [k, …]
     final_legal: Array | None = None
+    state: Array | None = None  # float32 [m, numbers]: what a memory held when each step was decided
+    priority: Array | None = None  # float32 [m]: the actor's own estimate; None: as the sampler begins
+    version: int = 0  # the learner's updates that whoever played them knew of
     source: int = 0  # a place in SOURCES
     uploader: int = 0  # whoever sent them, numbered from 1; 0: played here
     episode: int | None = None  # its number, not negative; None: the table counts

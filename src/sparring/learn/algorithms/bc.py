@@ -8,8 +8,8 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.feeding import one_seat, with_image_layers
-from sparring.learn.networks import Network, default_network
+from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.networks import Network
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
 from sparring.wire.network import Activation, Head
@@ -27,6 +27,7 @@ class BcConfig:
     batch_steps: int = 256
     label_smoothing: float = 0.0  # share of each goal that is spread over all legal actions
     max_gradient_norm: float = 10.0
+    network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (128, 128)
     activation: Activation = "relu"
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
@@ -55,14 +56,7 @@ class BcLearner:
     def __init__(self, game: GameSpec, config: BcConfig, seed: int) -> None:
         seat = one_seat(game, "bc")
         self.config = config
-        spec = default_network(
-            seat,
-            frame_stack=game.frame_stack,
-            hidden=config.hidden_units,
-            activation=config.activation,
-            heads=(Head("logits", seat.action.masks),),
-        )
-        self.network = with_image_layers(spec, config.image_layers)
+        self.network = network_for(game, seat, config, (Head("logits", seat.action.masks),))
         self.net = Network(self.network, seed)
         self.optimiser = Adam(self.net.parameters(), config.learning_rate)
         self.updates = 0

@@ -11,8 +11,8 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.feeding import one_seat, with_image_layers
-from sparring.learn.networks import Network, default_network
+from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.networks import Network
 from sparring.learn.operators import huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
@@ -37,6 +37,7 @@ class CqlConfig:
     dueling: bool = True
     huber_threshold: float = 1.0  # of a TD error, in units of reward; beyond it the gradient no longer grows
     max_gradient_norm: float = 10.0
+    network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (128, 128)
     activation: Activation = "relu"
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
@@ -58,14 +59,7 @@ class CqlLearner:
     def __init__(self, game: GameSpec, config: CqlConfig, seed: int) -> None:
         seat = one_seat(game, "cql")
         self.config = config
-        spec = default_network(
-            seat,
-            frame_stack=game.frame_stack,
-            hidden=config.hidden_units,
-            activation=config.activation,
-            heads=(Head("logits", seat.action.masks, dueling=config.dueling),),
-        )
-        self.network = with_image_layers(spec, config.image_layers)
+        self.network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
         self.online, self.target = Network(self.network, seed), Network(self.network, seed)
         self.optimiser = Adam(self.online.parameters(), config.learning_rate)
         self.updates = 0

@@ -11,8 +11,8 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.feeding import one_seat, with_image_layers
-from sparring.learn.networks import Network, default_network
+from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.networks import Network
 from sparring.learn.operators import huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
@@ -39,6 +39,7 @@ class DqnConfig:
     epsilon_first: float = 1.0
     epsilon_last: float = 0.05
     epsilon_steps: int = 10_000  # over which ε falls from the first to the last
+    network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (128, 128)
     activation: Activation = "relu"
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
@@ -59,14 +60,7 @@ class DqnLearner:
     def __init__(self, game: GameSpec, config: DqnConfig, seed: int) -> None:
         seat = one_seat(game, "dqn")
         self.config = config
-        spec = default_network(
-            seat,
-            frame_stack=game.frame_stack,
-            hidden=config.hidden_units,
-            activation=config.activation,
-            heads=(Head("logits", seat.action.masks, dueling=config.dueling),),
-        )
-        self.network = with_image_layers(spec, config.image_layers)
+        self.network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
         self.online, self.target = Network(self.network, seed), Network(self.network, seed)
         self.optimiser = Adam(self.online.parameters(), config.learning_rate)
         self.updates = 0

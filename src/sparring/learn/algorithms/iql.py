@@ -3,7 +3,7 @@ records is ever asked about; then the records' actions are cloned by their advan
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -13,8 +13,8 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.feeding import one_seat, with_image_layers
-from sparring.learn.networks import Network, default_network
+from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.networks import Network, default_heads
 from sparring.learn.operators import huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
@@ -39,6 +39,7 @@ class IqlConfig:
     target_rate: float = 0.005  # by which the target critics move towards the critics at each update
     huber_threshold: float = 10.0  # of a TD error, in units of reward; beyond it the gradient no longer grows
     max_gradient_norm: float = 10.0
+    network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (128, 128)
     activation: Activation = "relu"
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
@@ -64,14 +65,8 @@ class IqlLearner:
     def __init__(self, game: GameSpec, config: IqlConfig, seed: int) -> None:
         seat = one_seat(game, "iql")
         self.config = config
-        hidden, activation = config.hidden_units, config.activation
-        acting = default_network(
-            seat, hidden=hidden, activation=activation, separate_value=True, frame_stack=game.frame_stack
-        )
-        heads = (Head("logits", seat.action.masks),)
-        judging = default_network(seat, hidden=hidden, activation=activation, heads=heads, frame_stack=game.frame_stack)
-        self.network = with_image_layers(acting, config.image_layers)
-        critic = with_image_layers(judging, config.image_layers)
+        self.network = network_for(game, seat, config, default_heads(seat.action), separate_value=True)
+        critic = network_for(game, seat, replace(config, network=""), (Head("logits", seat.action.masks),))
         self.net = Network(self.network, seed)
         draw = torch.Generator().manual_seed(seed + 1)  # one for both critics, so that they differ
         self.critics = [Network(critic, draw) for _ in range(2)]

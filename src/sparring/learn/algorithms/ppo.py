@@ -14,8 +14,8 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.feeding import one_seat, with_image_layers
-from sparring.learn.networks import Network, default_network
+from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.networks import Network, default_heads
 from sparring.learn.operators import explained_variance, gae, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
@@ -45,6 +45,7 @@ class PpoConfig:
     records_coefficient: float = 0.1  # weight of self-imitation, with --from mix
     records_steps: int = 512  # of the store beside each rollout
     records_n_steps: int = 64  # decisions over which what people did is judged
+    network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (64, 64)
     activation: Activation = "tanh"
     separate_value: bool = True  # the value has a trunk of its own
@@ -65,14 +66,9 @@ class PpoLearner:
 
     def __init__(self, game: GameSpec, config: PpoConfig, seed: int) -> None:
         self.config = config
-        spec = default_network(
-            one_seat(game, "ppo"),
-            frame_stack=game.frame_stack,
-            hidden=config.hidden_units,
-            activation=config.activation,
-            separate_value=config.separate_value,
-        )
-        self.network = with_image_layers(spec, config.image_layers)
+        seat = one_seat(game, "ppo")
+        heads = default_heads(seat.action)
+        self.network = network_for(game, seat, config, heads, separate_value=config.separate_value)
         self.net = Network(self.network, seed)
         self.optimiser = Adam(self.net.parameters(), config.learning_rate, epsilon=1e-5)
         self.rng = np.random.default_rng([seed, 0x990])

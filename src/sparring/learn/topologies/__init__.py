@@ -59,6 +59,10 @@ class Wiring(Protocol):
         """What was learned from so far."""
         ...
 
+    def close(self) -> None:
+        """Stop whatever was started; nothing is asked of it afterwards."""
+        ...
+
     def save(self) -> Tree:
         """Everything needed to go on as if nothing had happened."""
         ...

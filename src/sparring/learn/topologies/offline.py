@@ -59,6 +59,9 @@ class _Offline:
     def sources(self) -> Sources:
         return Sources(dict(self.feeder.steps), self.feeder.until_ms)
 
+    def close(self) -> None:
+        """Nothing was started."""
+
     def save(self) -> Tree:
         return {
             "learner": self.learner.save(),

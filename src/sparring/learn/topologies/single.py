@@ -128,6 +128,9 @@ class _Single:
         fed = Counter() if self.feeder is None else self.feeder.steps
         return Sources(dict(self.played + fed), None if self.feeder is None else self.feeder.until_ms)
 
+    def close(self) -> None:
+        """Nothing was started."""
+
     def save(self) -> Tree:
         return {
             "play": self.play.save(),
