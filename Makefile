@@ -10,7 +10,7 @@ UV_PIN := uv==0.13.7
 TORCH ?=
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo test check bench docs clean constraints fuzz
+.PHONY: setup demo test check bench bench-peers docs clean constraints fuzz
 
 setup: $(VENV)/.ready  ## .venv with pinned dependencies
 
@@ -33,6 +33,9 @@ check: setup  ## format, lint, types, shape; under a minute
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/shape
+
+bench-peers: setup  ## the peers of the benchmarks, each in its own environment under ~/.cache/sparring/peers
+	$(BIN)/python -m bench.peers.environments
 
 bench: setup  ## every claim in the docs, quick form; `spar bench NAME` for one in full
 	$(BIN)/spar bench all --quick

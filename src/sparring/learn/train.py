@@ -77,10 +77,7 @@ def train(
         publisher = Publisher(
             agreed, run.name, commit(), registry, config.registry.gate_episodes, promote=orders.promote
         )
-        seconds = float("inf") if orders.minutes is None else orders.minutes * 60
-        session = Session(
-            agreed, run, wiring, publisher, Limits(agreed.steps, seconds, orders.until), config.train, show
-        )
+        session = Session(agreed, run, wiring, publisher, _limits(agreed, orders), config.train, show)
         if orders.resume is not None:
             session.resume()
         begun(session)
@@ -94,6 +91,11 @@ def train(
     return Trained(
         run.name, agreed, state, wiring.env_steps, wiring.learner.updates, session.seconds, wiring.position, published
     )
+
+
+def _limits(agreed: Plan, orders: Orders) -> Limits:
+    seconds = float("inf") if orders.minutes is None else orders.minutes * 60
+    return Limits(agreed.steps, seconds, orders.until)
 
 
 def _again(run: Run, wish: Wish, config: Config) -> Plan:
