@@ -3,7 +3,7 @@
     python bench/connect_four.py --minutes 10 --folder runs-of-connect-four
 
 The folder stays, so `spar evaluate champion:connect-four --against tactical --data FOLDER` looks again, and
-`spar train connect-four --resume --data FOLDER` goes on. `spar bench connect_four` does it in a folder of its own.
+`spar train connect-four --resume --data FOLDER` goes on. `spar bench connect-four` does it in a folder of its own.
 """
 
 import argparse

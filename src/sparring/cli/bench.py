@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[3]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="a file of bench/, or all")
+    parser.add_argument(
+        "--seeds", type=_seeds, default=(), metavar="S,S,…", help="where it learns; by default drawn from the commit"
+    )
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures are rougher")
 
 
@@ -29,7 +32,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         do = "Clone the repository and run it there"
         raise ConfigError("benchmarks are not part of the installed package", where="spar bench", do=do)
     known = names(folder)
-    if args.name != "all" and args.name not in known:
+    if args.name != "all" and args.name.replace("_", "-") not in known:
         raise Missing(f"there is no benchmark {args.name!r}", where="bench/", do=f"Choose from {', '.join(known)}")
     sys.path.insert(0, str(ROOT))
     results = [_measure(name, args, output) for name in (known if args.name == "all" else [args.name])]
@@ -41,19 +44,24 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def names(folder: Path) -> list[str]:
-    """Files that have a `run`; the others are what they share."""
-    return sorted(path.stem for path in folder.glob("*.py") if "\ndef run(" in path.read_text())
+    """Files that have a `run`, with hyphens; the others are what they share."""
+    return sorted(path.stem.replace("_", "-") for path in folder.glob("*.py") if "\ndef run(" in path.read_text())
 
 
 def _measure(name: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     output.progress(f"{name} …")
-    said: dict[str, Any] = importlib.import_module(f"bench.{name}").run(args)
+    module = name.replace("-", "_")
+    said: dict[str, Any] = importlib.import_module(f"bench.{module}").run(args)
     kept = ROOT / "bench" / "results" / ("quick" if args.quick else "")  # the docs show full results only
     kept.mkdir(parents=True, exist_ok=True)
-    (kept / f"{name}.json").write_text(json.dumps(said, indent=2) + "\n")
+    (kept / f"{module}.json").write_text(json.dumps(said, indent=2) + "\n")
     for case in said.get("cases", []):
         peers = ", ".join(f"{peer} {figure:,.4g}" for peer, figure in case["peers"].items())
         ratio = f", {case['ratio']:.2f}x" if case.get("ratio") else ""
         verdict = "" if not case["goals"] else ", goal met" if case["passed"] else ", GOAL NOT MET"
         output.say(f"{name}: {case['name']}: {case['ours']:,.4g} {case['unit']} ({peers}{ratio}{verdict})")
     return said
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))

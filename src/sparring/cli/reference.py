@@ -46,7 +46,8 @@ def benchmarks_page() -> str:
     for file in sorted(RESULTS.glob("*.json")):
         said = json.loads(file.read_text())
         machine = said["machine"]
-        lines += [f"## `spar bench {file.stem}`", ""]
+        name = file.stem.replace("_", "-")
+        lines += [f"## `spar bench {name}`", ""]
         lines += [f"Commit {said['commit']}, {machine['cores']} cores, load {machine['load_1min']:.1f} at the end.", ""]
         lines += ["| case | ours | peers | ratio | goal |", "|---|---|---|---|---|", *map(_case_row, said["cases"]), ""]
     return "\n".join(lines)
