@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sparring.games.spec import GameSpec
+from sparring.games.spec import GameSpec, Leaf
 from sparring.replay.batch import Batch as Batch
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec
@@ -45,7 +45,7 @@ class Algorithm(Protocol):
 
     name: str
     feeds: str  # "transitions" of a replay table, "records": those of the store alone, or fresh "trajectories"
-    policy: str
+    policy: str  # where actions are discrete; `policy_for` says it for any
     settings: type  # the frozen dataclass that `config` is one of; what feeds it is in learn/feeding.py
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
@@ -59,3 +59,8 @@ class Algorithm(Protocol):
     def exploration(self, learner: Learner, env_steps: int) -> float:
         """ε of a greedy policy once that many steps were played; 0 where the policy samples."""
         ...
+
+
+def policy_for(algorithm: Algorithm, action: Leaf) -> str:
+    """How the outputs of its networks choose such actions: a box has one Gaussian, whatever the algorithm."""
+    return algorithm.policy if action.choices else "gaussian"

@@ -8,7 +8,7 @@ from sparring.errors import Missing
 from sparring.learn.evaluate import Evaluation
 from sparring.learn.modelfile import make_model
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Weights
+from sparring.learn.protocol import Weights, policy_for
 from sparring.learn.topologies import Sources
 from sparring.learn.trial import trial
 from sparring.registry.gate import passes
@@ -56,7 +56,8 @@ class Publisher:
             seed=plan.seed,
             run=self.run,
         )
-        model = make_model(plan.spec, network, weights, plan.algorithm.policy, lineage, int(self.clock() * 1000))
+        policy = policy_for(plan.algorithm, plan.spec.seats[0].action)
+        model = make_model(plan.spec, network, weights, policy, lineage, int(self.clock() * 1000))
         name = self.registry.publish(model)
         self.parents = [name]
         return self._judge(model)

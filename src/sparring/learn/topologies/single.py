@@ -16,11 +16,11 @@ from numpy.random import Generator
 from sparring.games.catalogue import open_game
 from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.learn.actor import Actor
-from sparring.learn.feeding import TrajectoryFeed, TransitionFeed, one_seat
+from sparring.learn.feeding import TrajectoryFeed, TransitionFeed
 from sparring.learn.forward import Forward
 from sparring.learn.opponents import Partners
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner
+from sparring.learn.protocol import Learner, policy_for
 from sparring.learn.topologies import Sources, Turn, Wiring
 from sparring.replay.feeder import Feeder
 from sparring.replay.gate import RatioGate, open_gate
@@ -39,8 +39,9 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     partners = Partners(learner.network, plan.opponents, plan.opponent_share, _scripts(plan), plan.script_share)
     forward = Forward(learner.network, learner.weights())
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
-    actor = Actor(open_game(plan.game, plan.envs), forward, plan.algorithm.policy, acting, partners)
-    seat = one_seat(plan.spec, plan.algo)
+    seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
+    policy = policy_for(plan.algorithm, seat.action)
+    actor = Actor(open_game(plan.game, plan.envs), forward, policy, acting, partners)
     table = open_table(
         seat, plan.replay, streams=actor.streams + 1, masks=actor.masks, frame_stack=plan.spec.frame_stack
     )
