@@ -5,7 +5,17 @@ import pytest
 import torch
 
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.operators import discounted_returns, explained_variance, gae, huber, next_values, normalised
+from sparring.learn.operators import (
+    discounted_returns,
+    explained_variance,
+    gae,
+    huber,
+    next_values,
+    normalised,
+    quantile_huber,
+    rescaled,
+    unscaled,
+)
 
 
 def trajectories(seed, time=17, batch=5):
@@ -93,3 +103,40 @@ def test_normalised_advantages_have_mean_zero_and_deviation_one():
     shifted = normalised(torch.tensor([3.0, 5.0, 7.0]))
     assert shifted.mean().item() == pytest.approx(0, abs=1e-6)
     assert shifted.std(correction=0).item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 3.0])
+def test_the_loss_of_quantiles_is_that_of_a_slow_loop(threshold):
+    rng = np.random.default_rng(2)
+    predicted, target = rng.normal(size=(6, 5)) * 3, rng.normal(size=(6, 4)) * 3
+    fast = quantile_huber(torch.tensor(predicted), torch.tensor(target), threshold)
+    for row in range(6):
+        slow = 0.0
+        for i, at in enumerate(predicted[row]):
+            share = (i + 0.5) / 5
+            for goal in target[row]:
+                error = goal - at
+                size = abs(error)
+                cost = 0.5 * size**2 if size <= threshold else threshold * (size - 0.5 * threshold)
+                slow += abs(share - (error < 0)) * cost / threshold / 4
+        assert fast[row].item() == pytest.approx(slow)
+
+
+def test_the_loss_of_quantiles_is_least_at_the_quantiles():
+    draws = torch.sort(torch.from_numpy(np.random.default_rng(3).exponential(size=(1, 4001)))).values
+    at = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
+    for _ in range(4000):
+        (gradient,) = torch.autograd.grad(quantile_huber(at, draws, 0.01).sum(), at)
+        at = (at - 0.02 * gradient).detach().requires_grad_()
+    shares = [0.125, 0.375, 0.625, 0.875]
+    assert at.detach()[0].tolist() == pytest.approx([-np.log(1 - share) for share in shares], abs=0.08)
+
+
+@pytest.mark.parametrize("slope", [1e-3, 0.1])
+def test_rescaling_is_undone_by_its_inverse(slope):
+    x = torch.cat([torch.linspace(-1e4, 1e4, 2001, dtype=torch.float64), torch.tensor([1e-9, 0.0, -0.3, 7.5])])
+    slow = [np.sign(v) * (np.sqrt(abs(v) + 1) - 1) + slope * v for v in x.tolist()]
+    assert rescaled(x, slope).tolist() == pytest.approx(slow, abs=1e-9)
+    assert torch.allclose(unscaled(rescaled(x, slope), slope), x, atol=1e-9, rtol=1e-9)
+    small = torch.linspace(-300, 300, 601)
+    assert torch.allclose(unscaled(rescaled(small, slope), slope), small, atol=1e-4, rtol=1e-5)

@@ -71,6 +71,30 @@ def huber(error: Tensor, threshold: float = 1.0) -> Tensor:
     return torch.where(size <= threshold, 0.5 * error * error, threshold * (size - 0.5 * threshold))
 
 
+def quantile_huber(predicted: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
+    """Σ_i E_j |τ_i − 1(u_ij < 0)| huber(u_ij) / threshold, u_ij = target_j − predicted_i (Dabney et al. 2018).
+
+    [n] of predicted [n, N], quantiles at τ_i = (i + ½)/N, and target [n, M], any samples of what they are of.
+    """
+    count = predicted.shape[1]
+    shares = (torch.arange(count, dtype=predicted.dtype) + 0.5) / count
+    error = target.unsqueeze(1) - predicted.unsqueeze(2)
+    lean = (shares.unsqueeze(1) - (error.detach() < 0).to(error.dtype)).abs()
+    return (lean * huber(error, threshold)).mean(2).sum(1) / threshold
+
+
+def rescaled(x: Tensor, slope: float = 1e-3) -> Tensor:
+    """h(x) = sign(x)(√(|x| + 1) − 1) + εx (Pohlen et al. 2018): large values shrink, and none is cut."""
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + slope * x
+
+
+def unscaled(y: Tensor, slope: float = 1e-3) -> Tensor:
+    """h⁻¹(y): with u = √(|x| + 1) it solves εu² + u − (1 + ε + |y|) = 0, written so that no digits cancel."""
+    c = y.abs() + 1 + slope
+    u = 2 * c / (1 + (1 + 4 * slope * c).sqrt())
+    return y.sign() * (u * u - 1)
+
+
 def explained_variance(predicted: Array, target: Array) -> float:
     """1 − Var(target − predicted) / Var(target): 1 is perfect, 0 no better than a constant."""
     variance = float(np.var(target))
