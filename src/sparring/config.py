@@ -71,6 +71,7 @@ class ReplayConfig:
     capacity_bytes: int = 0  # steps above this are removed, too; 0 counts steps alone
     priority_exponent: float = 0.6  # of prioritised: 0 is uniform, 1 in proportion to the error
     importance_exponent: float = 0.4  # of prioritised: 1 corrects what it distorts whole, 0 not at all
+    importance_samples: int = 0  # of prioritised: drawn while importance_exponent rises to 1; 0 keeps it
     source_shares: tuple[str, ...] = ()  # of by-source: "play=0.5", …; equal where it is empty
     uploader_share: float = 1.0  # of a batch that one uploader's records may have; 1 sets no limit
     min_steps: int = 1_000  # nothing is sampled before this many have arrived

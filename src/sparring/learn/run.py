@@ -28,7 +28,7 @@ from sparring.learn.tensorboard import EventFile
 from sparring.registry.durable import kept, replace_file, sweep
 from sparring.wire.tree import Tree, pack, unpack
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"SPK\x01"
 _DIGEST = 32
 

@@ -29,5 +29,6 @@ class Batch:
     weight: Array | None = None  # importance of each sample; None: all the same
     mask: Array | None = None  # False: padding
     state: Array | None = None  # float32 [batch, numbers]: what a memory held at the first step of each sequence
+    next_state: Array | None = None  # float32 [batch, numbers]: the same when `next_observation` was seen; trajectories
     version: Array | None = None  # int64 [batch]: the learner's updates when each was played; None: all are fresh
     records: "Batch | None" = None  # transitions from the store, beside trajectories

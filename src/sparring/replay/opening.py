@@ -11,9 +11,20 @@ from sparring.replay.steps import SOURCES
 from sparring.replay.table import Table, row_layout
 
 
-def open_table(seat: SeatSpec, config: ReplayConfig, *, streams: int, masks: bool, frame_stack: int = 1) -> Table:
-    """The table that `config` describes; ConfigError where its parts do not go together."""
-    rows = capacity(seat, config, masks=masks)
+def open_table(
+    seat: SeatSpec,
+    config: ReplayConfig,
+    *,
+    streams: int,
+    masks: bool,
+    frame_stack: int = 1,
+    state_numbers: int = 0,
+) -> Table:
+    """The table that `config` describes; ConfigError where its parts do not go together.
+
+    `state_numbers` is how many a memory holds at a step (`wire.network.state_width`), 0 without one.
+    """
+    rows = capacity(seat, config, masks=masks, state_numbers=state_numbers)
     if not 0.0 < config.uploader_share <= 1.0:
         raise ConfigError(
             f"uploader_share = {config.uploader_share:g}", where="[replay]", do="Set it above 0, and to 1 at most"
@@ -27,14 +38,15 @@ def open_table(seat: SeatSpec, config: ReplayConfig, *, streams: int, masks: boo
         remover=_remover(config, rows),
         frame_stack=frame_stack,
         uploader_share=config.uploader_share,
+        state_numbers=state_numbers,
     )
 
 
-def capacity(seat: SeatSpec, config: ReplayConfig, *, masks: bool) -> int:
+def capacity(seat: SeatSpec, config: ReplayConfig, *, masks: bool, state_numbers: int = 0) -> int:
     """Rows that fit both limits."""
     if not config.capacity_bytes:
         return config.capacity_steps
-    size = row_layout(seat, masks=masks).itemsize
+    size = row_layout(seat, masks=masks, state_numbers=state_numbers).itemsize
     if config.capacity_bytes < 2 * size:
         raise ConfigError(
             f"capacity_bytes = {config.capacity_bytes}, and one step takes {size}",
@@ -69,7 +81,7 @@ def _sampler(config: ReplayConfig, rows: int) -> Sampler:
         case "uniform":
             return Uniform(rows)
         case "prioritised":
-            return Prioritised(rows, config.priority_exponent, config.importance_exponent)
+            return Prioritised(rows, config.priority_exponent, config.importance_exponent, config.importance_samples)
         case "newest":
             return Newest(rows)
         case "by-episode":

@@ -30,6 +30,10 @@ class Sampler(Protocol):
         """How many rows may be drawn."""
         ...
 
+    def expect(self, rows: Array, priorities: Array) -> None:
+        """What whoever played them thinks of rows that are not ready yet."""
+        ...
+
     def ready(self, rows: Array, label: Array | None = None) -> None:
         """These rows, none of which was ready, may be drawn from now on."""
         ...
@@ -68,6 +72,9 @@ class Uniform:
         self._rows = np.zeros(capacity, np.int64)
         self._place = np.full(capacity, -1, np.int64)
         self._count = 0
+
+    def expect(self, rows: Array, priorities: Array) -> None:
+        """Uniform sampling has no use for priorities."""
 
     def ready(self, rows: Array, label: Array | None = None) -> None:
         end = self._count + len(rows)
@@ -110,33 +117,59 @@ class Uniform:
 class Prioritised:
     """P(i) ∝ p_i^α with p_i the last error of row i (Schaul et al. 2016, proportional).
 
-    A newcomer has the largest priority seen, so that it is learned once soon. Weights are (n·P(i))^-β over
-    the largest of the batch: the gradient is only ever made smaller.
+    A newcomer has the largest priority seen, so that it is learned once soon, unless whoever played it gave one.
+    Weights are (n·P(i))^-β over the largest of the batch: the gradient is only ever made smaller. β rises from
+    `importance_exponent` to 1 in a straight line while `importance_samples` rows are drawn; 0 keeps it.
     """
 
     by: str | None = None
 
-    def __init__(self, capacity: int, priority_exponent: float, importance_exponent: float) -> None:
+    def __init__(
+        self, capacity: int, priority_exponent: float, importance_exponent: float, importance_samples: int = 0
+    ) -> None:
         from sparring.replay.sumtree import SumTree  # compiles: whoever does not ask for it need not wait
 
         self._tree = SumTree(capacity)
-        self._alpha, self._beta = priority_exponent, importance_exponent
+        self._alpha, self._beta, self._beta_samples = priority_exponent, importance_exponent, importance_samples
         self._largest = 1.0  # of p^α
         self._count = 0
+        self._drawn = 0
+        self._expected: Array | None = None  # p of rows that are not ready yet; below 0: none was given
+
+    @property
+    def importance_exponent(self) -> float:
+        """β as it stands."""
+        gone = min(1.0, self._drawn / self._beta_samples) if self._beta_samples else 0.0
+        return self._beta + gone * (1.0 - self._beta)
+
+    def expect(self, rows: Array, priorities: Array) -> None:
+        if self._expected is None:
+            self._expected = np.full(self._tree.capacity, -1.0, np.float32)
+        self._expected[rows] = priorities
 
     def ready(self, rows: Array, label: Array | None = None) -> None:
-        self._tree.set(rows, self._largest)
         self._count += len(rows)
+        if self._expected is None:
+            self._tree.set(rows, self._largest)
+            return
+        given = self._expected[rows].astype(np.float64)
+        raised = (np.maximum(given, 0.0) + LEAST_PRIORITY) ** self._alpha
+        self._tree.set(rows, np.where(given < 0, self._largest, raised))
+        self._largest = max(self._largest, float(raised.max(initial=0.0)))
+        self._expected[rows] = -1.0
 
     def gone(self, rows: Array) -> None:
         if len(rows):
             self._count -= self._tree.clear(rows)
+            if self._expected is not None:
+                self._expected[rows] = -1.0
 
     def draw(self, count: int, rng: Generator) -> Drawn:
         # One point in each of `count` equal parts: as likely for every row, with less variance (ibid., appendix B).
         points = (np.arange(count) + rng.random(count)) / count
         # n and the total are the same for the whole batch, so (n·P(i))^-β over its maximum is (p_i / p_least)^-β.
-        rows, weight = self._tree.draw_weighted(points, self._beta)
+        rows, weight = self._tree.draw_weighted(points, self.importance_exponent)
+        self._drawn += count
         return Drawn(rows, weight)
 
     def learned(self, rows: Array, priorities: Array) -> None:
@@ -152,11 +185,18 @@ class Prioritised:
         return self._count
 
     def save(self) -> Tree:
-        return {"wide": self.priorities(), "largest": self._largest, "count": self._count}
+        return {
+            "wide": self.priorities(),
+            "largest": self._largest,
+            "count": self._count,
+            "drawn": self._drawn,
+            "expected": None if self._expected is None else self._expected.copy(),
+        }
 
     def load(self, state: Tree) -> None:
         self._tree.load(state["wide"])
-        self._largest, self._count = state["largest"], state["count"]
+        self._largest, self._count, self._drawn = state["largest"], state["count"], state["drawn"]
+        self._expected = None if state["expected"] is None else state["expected"].copy()
 
 
 class Newest:
@@ -169,6 +209,9 @@ class Newest:
         self._place = np.full(capacity, -1, np.int64)  # of each row in it
         self._end = 0
         self._count = 0
+
+    def expect(self, rows: Array, priorities: Array) -> None:
+        """What is newest does not depend on it."""
 
     def ready(self, rows: Array, label: Array | None = None) -> None:
         if self._end + len(rows) > len(self._order):
@@ -230,6 +273,9 @@ class ByEpisode:
         self._changes = 0
         self._rows = self._first = self._length = np.zeros(0, np.int64)
 
+    def expect(self, rows: Array, priorities: Array) -> None:
+        """Episodes have no priorities."""
+
     def ready(self, rows: Array, label: Array | None = None) -> None:
         assert label is not None
         self._episode[rows] = label
@@ -288,6 +334,9 @@ class BySource:
     def __init__(self, capacity: int, shares: Mapping[int, float]) -> None:
         self._shares = dict(sorted(shares.items()))  # by the number of a source
         self._rows = {number: Uniform(capacity) for number in self._shares}
+
+    def expect(self, rows: Array, priorities: Array) -> None:
+        """Sources have no priorities."""
 
     def ready(self, rows: Array, label: Array | None = None) -> None:
         assert label is not None

@@ -27,6 +27,7 @@ class Steps:
     final: Array  # int64 [k]
     final_observation: Mapping[str, Array]  # [k, …]
     final_legal: Array | None = None
+    final_state: Array | None = None  # float32 [k, numbers]: what a memory held then
     state: Array | None = None  # float32 [m, numbers]: what a memory held when each step was decided
     priority: Array | None = None  # float32 [m]: the actor's own estimate; None: as the sampler begins
     version: int = 0  # the learner's updates that whoever played them knew of

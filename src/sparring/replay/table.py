@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.games.protocol import RUNNING, TERMINATED
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.games.spec import SeatSpec
 from sparring.replay.batch import Batch
 from sparring.replay.remover import Fifo, Remover
@@ -42,19 +42,20 @@ class Table:
         remover: Remover | None = None,
         frame_stack: int = 1,
         uploader_share: float = 1.0,
+        state_numbers: int = 0,
     ) -> None:
         self.capacity = capacity_steps
         self.sampler: Sampler = Uniform(capacity_steps) if sampler is None else sampler
         self.remover: Remover = Fifo(capacity_steps) if remover is None else remover
         self._seat, self._frames, self._uploader_share = seat, frame_stack, uploader_share
         self._leaves = tuple(leaf.name for leaf in seat.observation)
-        self._rows = np.zeros(capacity_steps, row_layout(seat, masks=masks))
+        self._rows = np.zeros(capacity_steps, row_layout(seat, masks=masks, state_numbers=state_numbers))
         self._bytes = self._rows.view(np.uint8).reshape(capacity_steps, -1)
         self._columns: dict[str, Array] = {name: self._rows[name] for name in self._rows.dtype.names or ()}
         for name in ("next", "previous", "waits"):
             self._columns[name][:] = NONE
         self._blank = self._bytes[:1].copy()
-        self._masks = masks
+        self._masks, self._states = masks, state_numbers > 0
         self.written = 0  # rows ever written
         self.steps = 0  # steps ever inserted, without final rows
         self._episodes = 0  # ever begun by streams that do not number them
@@ -82,6 +83,12 @@ class Table:
             columns["ending"][rows] = steps.ending
             columns["source"][rows] = steps.source
             columns["uploader"][rows] = steps.uploader
+            columns["version"][rows] = steps.version
+            columns["behaviour_logp"][rows] = np.nan if steps.behaviour_logp is None else steps.behaviour_logp
+            if self._states:
+                columns["state"][rows] = 0.0 if steps.state is None else steps.state
+            if steps.priority is not None:
+                self.sampler.expect(rows, steps.priority)
             if self._masks:
                 columns["legal"][rows] = True if steps.legal is None else steps.legal
             self._link(steps, rows)
@@ -117,15 +124,20 @@ class Table:
                 next_observation=self._views(after, then),
                 legal=np.ascontiguousarray(now["legal"]) if self._masks else None,
                 next_legal=np.ascontiguousarray(then["legal"]) if self._masks else None,
+                behaviour_logp=np.ascontiguousarray(now["behaviour_logp"]),
                 n_steps=walked,
                 weight=drawn.weight,
+                state=np.ascontiguousarray(now["state"]) if self._states else None,
+                version=now["version"].astype(np.int64),
             )
         return batch, drawn.rows
 
     def sample_windows(self, count: int, rng: Generator, window: Window) -> tuple[Batch, Array]:
-        """A batch of windows, [burn_in + length, count], and its rows for `learned`: one for each window.
+        """A batch of windows, [burn_in + length, count], and the rows that are learned, [length, count], for `learned`.
 
         `mask` is False where a window has no such step; `next_observation` [count] is the view after its last.
+        Where an episode began within the burn-in, the places before its first step are masked and the last of them
+        ends (TRUNCATED), so that a memory is empty at that step. `state` and `version` are those of the first step.
         """
         with self._lock:
             drawn = self._draw(count, rng)
@@ -133,25 +145,37 @@ class Table:
             after = self._columns["next"][rows[-1]]
             after = np.where(after == NONE, rows[-1], after)
             legal, flat = self._columns.get("legal"), rows.reshape(-1)
-            seen = self._views(flat, self._copies(flat))
+            held = self._copies(flat)
+            seen, ending = self._views(flat, held), self._columns["ending"][rows]
+            ending[: window.burn_in][~mask[: window.burn_in]] = TRUNCATED
             batch = Batch(
                 observation={leaf: column.reshape(*rows.shape, *column.shape[1:]) for leaf, column in seen.items()},
                 action=self._columns["action"][rows],
                 reward=self._columns["reward"][rows],
-                ending=self._columns["ending"][rows],
+                ending=ending,
                 next_observation=self._views(after, self._copies(after)),
                 legal=None if legal is None else legal[rows],
                 next_legal=None if legal is None else legal[after],
+                behaviour_logp=self._columns["behaviour_logp"][rows],
                 weight=drawn.weight,
                 mask=mask,
+                state=self._columns["state"][rows[0]] if self._states else None,
+                version=self._columns["version"][rows[0]].astype(np.int64),
             )
-        return batch, drawn.rows
+        return batch, np.where(mask, rows, NONE)[window.burn_in :]
 
     def learned(self, rows: Array, priorities: Array | None) -> None:
-        """Pass on what the learner said of sampled rows; None says that replay is uniform."""
-        if priorities is not None:
-            with self._lock:
-                self.sampler.learned(rows, priorities)
+        """Pass on what the learner said of sampled rows; None says that replay is uniform.
+
+        Of windows it says one number each, which all steps learned in it get.
+        """
+        if priorities is None:
+            return
+        if rows.ndim == 2:
+            there = rows != NONE
+            rows, priorities = rows[there], np.broadcast_to(priorities, rows.shape)[there]
+        with self._lock:
+            self.sampler.learned(rows, priorities)
 
     @property
     def ready(self) -> bool:
@@ -348,22 +372,26 @@ class Table:
         }
 
 
-def row_layout(seat: SeatSpec, *, masks: bool) -> np.dtype[Any]:
+def row_layout(seat: SeatSpec, *, masks: bool, state_numbers: int = 0) -> np.dtype[Any]:
     """One step as it lies in memory: all its columns together, so that reading a small one is one cache miss."""
     kept: list[tuple[Any, ...]] = [
+        ("episode", np.int64),
         ("next", np.int32),
         ("previous", np.int32),
         ("waits", np.int32),
-        ("episode", np.int64),
-        *((leaf.name, leaf.dtype, leaf.shape) for leaf in (*seat.observation, seat.action)),
-        ("reward", np.float32),
         ("position", np.int32),
         ("uploader", np.int32),
+        ("version", np.int32),
         ("source", np.uint8),
         ("ending", np.uint8),
         ("complete", np.bool_),  # may be walked over
         ("final", np.bool_),
+        ("reward", np.float32),
+        ("behaviour_logp", np.float32),  # not a number where nobody knows it
+        *((leaf.name, leaf.dtype, leaf.shape) for leaf in (seat.action, *seat.observation)),
     ]
+    if state_numbers:
+        kept.append(("state", np.float32, (state_numbers,)))
     if masks:
         kept.append(("legal", np.bool_, (seat.action.masks,)))
     return np.dtype(kept, align=True)

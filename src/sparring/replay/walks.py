@@ -76,25 +76,27 @@ class Window:
 def windows(columns: Mapping[str, Array], rows: Array, window: Window) -> tuple[Array, Array]:
     """Rows and mask, both [burn_in + length, n], of the windows that `rows` stand in; True: there is such a step.
 
-    The first burn_in places are those before the window; they are masked where the episode began later.
+    The first burn_in places are those before the window, masked where the episode began later. Where earlier rows
+    are gone from the table the window begins with the first that is left, as far as `rows` stay behind the burn-in.
     """
-    start = rows
-    back = columns["position"][rows] % (window.length - window.overlap)
+    first, walked = rows, np.zeros(len(rows), np.int64)
+    back = columns["position"][rows] % (window.length - window.overlap) + window.burn_in
     for turn in range(int(back.max(initial=0))):
-        before = columns["previous"][start]
-        start = np.where((turn < back) & (before != NONE), before, start)
+        before = columns["previous"][first]
+        goes = (turn < back) & (before != NONE)
+        first = np.where(goes, before, first)
+        walked += goes
+    short = back - walked
+    begins = np.where(columns["position"][first] == 0, short, np.maximum(0, window.burn_in - walked))
+    begins = np.minimum(begins, window.burn_in)
     size = window.burn_in + window.length
     found, mask = np.empty((size, len(rows)), np.int64), np.zeros((size, len(rows)), bool)
-    here, there = start, np.ones(len(rows), bool)
-    for place in range(window.burn_in - 1, -1, -1):
-        before = columns["previous"][here]
-        there = there & (before != NONE)
-        here = np.where(there, before, here)
-        found[place], mask[place] = here, there
-    here, there = start, np.ones(len(rows), bool)
-    for place in range(window.burn_in, size):
-        found[place], mask[place] = here, there
+    here, there = first, np.ones(len(rows), bool)
+    for place in range(size):
+        begun = place >= begins
+        found[place], mask[place] = here, there & begun
         after = columns["next"][here]
-        there = there & (columns["ending"][here] == RUNNING) & (after != NONE) & columns["complete"][after]
-        here = np.where(there, after, here)
+        goes = (columns["ending"][here] == RUNNING) & (after != NONE) & columns["complete"][after]
+        there = there & (goes | ~begun)
+        here = np.where(there & begun, after, here)
     return found, mask
