@@ -1,5 +1,6 @@
-"""DQN (Mnih et al. 2015) with double targets (van Hasselt et al. 2016), dueling heads (Wang et al. 2016)
-and n-step returns (Hessel et al. 2018). Page: docs/algorithms/dqn.md
+"""DQN (Mnih et al. 2015) with double targets (van Hasselt et al. 2016), dueling heads (Wang et al. 2016), n-step
+returns (Hessel et al. 2018) and, where asked for, quantiles of returns (Dabney et al. 2018).
+Page: docs/algorithms/dqn.md
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network
-from sparring.learn.operators import huber
+from sparring.learn.operators import huber, quantile_huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
+from sparring.learn.quantiles import folded, quantiles_of, spread
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
 from sparring.wire.network import Activation, Head
 from sparring.wire.tree import pack, unpack
@@ -34,6 +36,7 @@ class DqnConfig:
     target_every_updates: int = 200  # the target network is a copy this old at most
     double: bool = True  # the online network chooses the next action, the target network values it
     dueling: bool = True
+    quantiles: int = 0  # of each action's return, learned in place of its mean; 0: the mean alone
     huber_threshold: float = 1.0  # of a TD error, in units of reward; beyond it the gradient no longer grows
     max_gradient_norm: float = 10.0
     epsilon_first: float = 1.0
@@ -52,6 +55,12 @@ class DqnConfig:
                 where="[dqn]",
                 do="Count from 1, and discount between 0 and 1",
             )
+        if self.quantiles < 0 or self.huber_threshold <= 0:
+            raise ConfigError(
+                f"quantiles = {self.quantiles}, huber_threshold = {self.huber_threshold}",
+                where="[dqn]",
+                do="Learn at least one quantile, or 0 for none, and let huber_threshold be positive",
+            )
 
 
 class DqnLearner:
@@ -61,12 +70,14 @@ class DqnLearner:
         seat = one_seat(game, "dqn")
         self.config = config
         self.network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
-        self.online, self.target = Network(self.network, seed), Network(self.network, seed)
+        learning = spread(self.network, config.quantiles) if config.quantiles else self.network
+        self.online, self.target = Network(learning, seed), Network(learning, seed)
         self.optimiser = Adam(self.online.parameters(), config.learning_rate)
         self.updates = 0
 
     def weights(self) -> Weights:
-        return self.online.weights()
+        weights = self.online.weights()
+        return folded(weights, self.config.quantiles) if self.config.quantiles else weights
 
     def save(self) -> bytes:
         return pack(
@@ -86,25 +97,46 @@ class DqnLearner:
         self.updates = tree["updates"]
 
 
-def td_errors(online: Network, target: Network, batch: Batch, config: DqnConfig) -> Tensor:
-    """δ = R + γᵐ Q⁻(s', argmax_a' Q(s', a')) − Q(s, a), over m = batch.n_steps decisions, legal a' only.
+def returns(network: Network, seen: dict[str, Tensor], config: DqnConfig) -> Tensor:
+    """What is thought to come of each action: [n, actions, quantiles], or its mean alone as [n, actions, 1]."""
+    out = network(seen)
+    return quantiles_of(out, config.quantiles) if config.quantiles else out["logits"].unsqueeze(2)
 
-    After a true end only R counts; a cut episode goes on with the value of where it was cut.
+
+def outcomes(online: Network, target: Network, batch: Batch, config: DqnConfig) -> tuple[Tensor, Tensor]:
+    """Z(s, a) and its goal R + γᵐ Z⁻(s', argmax_a' E Z(s', a')), both [n, quantiles]; legal a' only.
+
+    m = batch.n_steps decisions. After a true end only R counts; a cut episode goes on with where it was cut.
     """
     with torch.no_grad():
         seen = tensors(batch.next_observation)
-        next_values = target(seen)["logits"]
-        choosing = online(seen)["logits"] if config.double else next_values
+        following = returns(target, seen, config)
+        choosing = (returns(online, seen, config) if config.double else following).mean(2)
         if batch.next_legal is not None:
             choosing = choosing.masked_fill(~tensor(batch.next_legal).bool(), ILLEGAL)
-        value = next_values.gather(1, choosing.argmax(1, keepdim=True)).squeeze(1)
         goes_on = tensor(batch.ending) != TERMINATED
         spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
-        goal = tensor(batch.reward) + config.discount**spans * value * goes_on
-    action = tensor(batch.action).long().unsqueeze(1)
-    chosen: Tensor = online(tensors(batch.observation))["logits"].gather(1, action).squeeze(1)
-    errors: Tensor = goal - chosen
-    return errors
+        fade = config.discount**spans * goes_on
+        goal = tensor(batch.reward).unsqueeze(1) + fade.unsqueeze(1) * _of(following, choosing.argmax(1))
+    return _of(returns(online, tensors(batch.observation), config), tensor(batch.action).long()), goal
+
+
+def _of(found: Tensor, action: Tensor) -> Tensor:
+    """[n, quantiles] of one action in each row."""
+    return found[torch.arange(len(action)), action]
+
+
+def td_errors(online: Network, target: Network, batch: Batch, config: DqnConfig) -> Tensor:
+    """δ = E goal − Q(s, a), [n]."""
+    chosen, goal = outcomes(online, target, batch, config)
+    return (goal - chosen).mean(1)
+
+
+def loss_of(chosen: Tensor, goal: Tensor, config: DqnConfig) -> Tensor:
+    """Of each row: by quantiles, or the Huber loss of its TD error."""
+    if config.quantiles:
+        return quantile_huber(chosen, goal, config.huber_threshold)
+    return huber(goal - chosen, config.huber_threshold).squeeze(1)
 
 
 class Dqn:
@@ -119,11 +151,11 @@ class Dqn:
         return DqnLearner(game, config, seed)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
-        """One step of Adam on the Huber loss of the TD errors, whose sizes are the priorities."""
+        """One step of Adam on what `loss_of` says; the sizes of the TD errors are the priorities."""
         assert isinstance(learner, DqnLearner)
         config = learner.config
-        delta = td_errors(learner.online, learner.target, batch, config)
-        losses = huber(delta, config.huber_threshold)
+        chosen, goal = outcomes(learner.online, learner.target, batch, config)
+        losses = loss_of(chosen, goal, config)
         left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
         learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
         loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
@@ -131,7 +163,7 @@ class Dqn:
         learner.updates += 1
         if learner.updates % config.target_every_updates == 0:
             learner.target.load_state_dict(learner.online.state_dict())
-        size = delta.detach().abs()
+        size = (goal - chosen.detach()).mean(1).abs()
         metrics = {"loss": loss.item(), "td_error": size.mean().item(), "gradient_norm": norm.item()}
         return Update(learner, size.numpy(), metrics)
 
