@@ -51,6 +51,11 @@ class Partners:
             place = int(rng.integers(self._keep))
             self._weights[place], self.forwards[place] = weights, forward
 
+    def put(self, place: int, weights: Weights) -> None:
+        """Keep these weights in that place, the next free one at most: where another process has drawn it."""
+        self._weights[place : place + 1] = [weights]
+        self.forwards[place : place + 1] = [Forward(self._network, weights)]
+
     def draw(self, games: int, rng: Generator) -> Array:
         """int64 [games]: whom each new game is played against: SELF, a place in `forwards`, or a script."""
         drawn = rng.random(games)
