@@ -4,19 +4,25 @@ A stream is one seat of one game; stream = seat · n + game. At each decision of
 player earns from then on, also while others move, belongs to that step; at its next decision or its end the step is
 closed and handed on. Only what the learning policy did is handed on. There is no loop over games.
 
-Where the game's spec has a frame_stack the policy sees the last frames of its stream at each decision.
+Where the game's spec has a frame_stack the policy sees the last frames of its stream at each decision. Where the
+network has a memory each stream has a state, whoever plays it: zeros when its game begins, then what the last
+decision left.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.random import Generator
 
+from sparring.errors import TrainingStopped
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
 from sparring.games.stacking import FrameStacks
-from sparring.learn import policies
 from sparring.learn.forward import Forward
+from sparring.learn.layout import STATE, state_width
 from sparring.learn.opponents import FIRST_SCRIPT, SELF, Partners
+from sparring.learn.own_policy import open_policy
+from sparring.learn.policies import Choice, Policy
 from sparring.learn.protocol import Batch
 from sparring.learn.rollout import Rollout
 from sparring.replay.steps import Steps
@@ -35,6 +41,7 @@ class _Open:
     logp: Array
     value: Array | None  # None: the network has no value head
     reward: Array
+    state: Array | None  # with which it was decided; None: the network has no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,43 +55,67 @@ class Episodes:
 class Actor:
     """Plays on for ever: a game that is over starts anew."""
 
-    def __init__(self, game: Game, forward: Forward, policy: str, rng: Generator, partners: Partners) -> None:
-        self._game, self._forward, self._policy, self._rng, self._partners = game, forward, policy, rng, partners
+    def __init__(
+        self,
+        game: Game,
+        forward: Forward,
+        policy: str | Policy,
+        rng: Generator,
+        partners: Partners,
+        reward_clip: float = 0.0,
+    ) -> None:
+        self._game, self._forward, self._rng, self._partners = game, forward, rng, partners
         self._seat, seats = game.spec.seats[0], len(game.spec.seats)
+        self._policy = open_policy(policy, self._seat.action) if isinstance(policy, str) else policy
+        self._reward_clip = reward_clip  # 0: rewards are handed on as they are
         self._seats, self.streams = seats, seats * game.n
+        self._rows = np.arange(self.streams)
         self._stacks = FrameStacks(self._seat, game.spec.frame_stack, self.streams)
         self._who = np.full(self.streams, SELF, np.int64)  # who plays each stream
         self._return = np.zeros(self.streams, np.float32)
+        self._state = None if forward.spec.memory is None else forward.initial_state(self.streams)
+        self._version = 0
         self.env_steps = 0  # ticks of all games together
         self.episodes = 0
         self._ended: list[tuple[Array, Array]] = []
         self._view = self._begin(np.ones(game.n, bool))
         self.masks = self._view.legal[0] is not None
+        legal = self._legal(self._view)
+        self._lent = False  # the last steps handed on share their arrays with what is open
         self._open = _Open(
             begun=np.zeros(self.streams, bool),
             observation={leaf: column.copy() for leaf, column in self._stacks.peek(self._seen(self._view)).items()},
-            legal=self._legal(self._view),
-            action=np.zeros(self.streams, self._seat.action.dtype),
+            legal=None if legal is None else legal.copy(),
+            action=np.zeros((self.streams, *self._seat.action.shape), self._seat.action.dtype),
             logp=np.zeros(self.streams, np.float32),
             value=np.zeros(self.streams, np.float32) if _values(forward) else None,
             reward=np.zeros(self.streams, np.float32),
+            state=None if self._state is None else self._state.copy(),
         )
 
-    def use(self, forward: Forward) -> None:
-        """Play with these weights from the next decision on."""
-        self._forward = forward
+    def use(self, forward: Forward, version: int = 0) -> None:
+        """Play with these weights, which the learner had after `version` updates, from the next decision on."""
+        self._forward, self._version = forward, version
 
-    def step(self, epsilon: float = 0.0) -> Steps:
-        """Every game goes on by one decision; the steps that this closed, in single frames."""
+    def step(self, epsilon: float | Array = 0.0) -> Steps:
+        """Every game goes on by one decision; the steps that this closed, in single frames. ε: one, or [streams]."""
         steps, newest = self._step(epsilon), self._stacks.newest
         if self._stacks.frames == 1:
             return steps
         seen, final = newest(dict(steps.observation)), newest(dict(steps.final_observation))
         return replace(steps, observation=seen, final_observation=final)
 
-    def rollout(self, ticks: int) -> Batch:
-        """Trajectories of `ticks` decisions of every game."""
-        rollout = Rollout(self._seat, ticks, self.streams, masks=self.masks, frame_stack=self._stacks.frames)
+    def rollout(self, ticks: int, columns: Mapping[str, Array] | None = None) -> Batch:
+        """Trajectories of `ticks` decisions of every game, written into `columns` where they are given."""
+        rollout = Rollout(
+            self._seat,
+            ticks,
+            self.streams,
+            masks=self.masks,
+            frame_stack=self._stacks.frames,
+            memory=state_width(self._forward.spec),
+            columns=columns,
+        )
         for _ in range(ticks):
             steps = self._step(0.0)
             if len(steps):
@@ -92,7 +123,10 @@ class Actor:
         begun = self._open.begun
         now, then = self._stacks.peek(self._seen(self._view)), self._open.observation
         # A stream that waits for others has already decided: what it saw then follows its last closed step.
-        return rollout.batch({leaf: np.where(_like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now})
+        seen = {leaf: np.where(_like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now}
+        if self._state is None or self._open.state is None:
+            return rollout.batch(seen)
+        return rollout.batch(seen, np.where(begun[:, None], self._open.state, self._state))
 
     def ended(self) -> Episodes:
         """The games that ended since this was last asked."""
@@ -113,8 +147,9 @@ class Actor:
             "episodes": self.episodes,
             "past": self._partners.save(),
             "view": {name: getattr(view, name) for name in _VIEW},
-            "open": {name: getattr(opened, name) for name in _Open.__slots__},
+            "open": {name: getattr(opened, name) for name in _OPEN},
             "stacks": self._stacks.save(),
+            "state": self._state,
         }
 
     def load(self, state: Tree) -> None:
@@ -128,12 +163,13 @@ class Actor:
         self._who, self._return = state["who"].copy(), state["return"].copy()
         saved = state["view"]
         self._view = View(**{**saved, "observation": tuple(saved["observation"]), "legal": tuple(saved["legal"])})
-        held: Tree = {name: value if value is None else _copied(value) for name, value in state["open"].items()}
-        self._open = _Open(**held)
+        held: Tree = {name: _copied(value) for name, value in state["open"].items()}
+        self._open, self._lent = _Open(**held), False
+        self._state = None if state["state"] is None else state["state"].copy()
         if self._stacks.frames > 1:
             self._stacks.load(state["stacks"])
 
-    def _step(self, epsilon: float) -> Steps:
+    def _step(self, epsilon: float | Array) -> Steps:
         """Like `step`, with what was seen in stacks."""
         self._decide(epsilon)
         n, action = self._game.n, self._open.action
@@ -147,18 +183,19 @@ class Actor:
         self._view = view
         return steps
 
-    def _decide(self, epsilon: float) -> None:
+    def _decide(self, epsilon: float | Array) -> None:
         """Open a step for each stream that is to act."""
         acting = _by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
-        rows = np.flatnonzero(acting)
-        if len(rows) == self.streams and not self._partners.any:
-            seen = self._stacks.push(shown)
-            choice, value = self._choose(self._forward, seen, legal, epsilon)
+        if not self._partners.any and acting.all():
+            seen, before = self._stacks.push(shown), self._state
+            choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon)
             zeros = np.zeros(self.streams, np.float32)
-            self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros)
+            self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros, before)
             return
-        opened = self._open
+        if self._lent:
+            self._open, self._lent = _Open(**{name: _copied(getattr(self._open, name)) for name in _OPEN}), False
+        rows, opened = np.flatnonzero(acting), self._open
         opened.begun = opened.begun | acting
         opened.reward[rows] = 0.0
         seen = self._stacks.push({leaf: column[rows] for leaf, column in shown.items()}, rows)
@@ -175,10 +212,20 @@ class Actor:
                 continue
             forward = self._forward if player == SELF else self._partners.forwards[player]
             part = {leaf: column[places] for leaf, column in seen.items()}
-            choice, value = self._choose(forward, part, None if legal is None else legal[mine], epsilon)
-            opened.action[mine], opened.logp[mine] = choice.action, choice.logp
-            if opened.value is not None:
-                opened.value[mine] = value
+            self._choose_for(mine, forward, part, epsilon)
+
+    def _choose_for(self, rows: Array, forward: Forward, seen: Columns, epsilon: float | Array) -> None:
+        """Write what the network chooses in those streams into their open steps."""
+        opened = self._open
+        legal = None if opened.legal is None else opened.legal[rows]
+        state = None if self._state is None else self._state[rows]
+        rate = epsilon[rows] if isinstance(epsilon, np.ndarray) else epsilon
+        choice, value, after = self._choose(forward, seen, legal, state, rate)
+        opened.action[rows], opened.logp[rows] = choice.action, choice.logp
+        if opened.value is not None:
+            opened.value[rows] = value
+        if self._state is not None and opened.state is not None:
+            opened.state[rows], self._state[rows] = state, after
 
     def _follow_script(self, place: int, rows: Array, shown: Columns, legal: Array | None) -> None:
         """What a script does in those streams. Nothing of it is handed on, so it needs no probability."""
@@ -190,37 +237,65 @@ class Actor:
                 self._open.action[mine] = self._partners.scripts[place].act(seat, part, allowed, self._rng)
 
     def _choose(
-        self, forward: Forward, seen: Columns, legal: Array | None, epsilon: float
-    ) -> tuple[policies.Choice, Array | None]:
-        out = forward(seen)
-        if self._policy == "greedy":
-            return policies.best(out["logits"], legal, self._rng, epsilon), out.get("value")
-        return policies.sample(out["logits"], legal, self._rng), out.get("value")
+        self, forward: Forward, seen: Columns, legal: Array | None, state: Array | None, epsilon: float | Array
+    ) -> tuple[Choice, Array | None, Array | None]:
+        """What is done, what the network thinks it is worth, and the state afterwards."""
+        out = forward(seen, state)
+        return self._policy.explore(out, legal, self._rng, epsilon), out.get("value"), out.get(STATE)
 
     def _close(self, view: View) -> Steps:
         """The steps that `view` completes: those of streams that are to act again, or have ended."""
         opened, earned, ending = self._open, _by_stream(view.reward), _by_stream(view.ending)
+        if not np.isfinite(earned).all():
+            raise self._no_number(earned)
         opened.reward = opened.reward + earned
         self._return += earned
-        closing = opened.begun & (_by_stream(view.to_act) | (ending != RUNNING))
+        ended = ending != RUNNING
+        closing = opened.begun & (_by_stream(view.to_act) | ended)
         opened.begun = opened.begun & ~closing
-        rows = np.flatnonzero(closing & (self._who == SELF))
-        ending = ending[rows]
-        final = np.flatnonzero(ending)
-        last = {leaf: column[rows[final]] for leaf, column in self._seen(view).items()} if len(final) else {}
-        legal = self._legal(view) if len(final) else None
+        if self._partners.any:
+            closing &= self._who == SELF
+        if closing.all():
+            self._lent = True
+            return self._handed(view, slice(None), self._rows, ending, np.flatnonzero(ended))
+        rows = np.flatnonzero(closing)
+        return self._handed(view, rows, rows, ending[rows], np.flatnonzero(ended[rows]))
+
+    def _handed(self, view: View, picked: Array | slice, rows: Array, ending: Array, final: Array) -> Steps:
+        """The open steps of the streams `rows`; `picked` is the same, or a slice of them all, which copies nothing."""
+        opened, last, legal, state = self._open, {}, None, None
+        if len(final):
+            streams = rows[final]
+            last = {leaf: column[streams] for leaf, column in self._seen(view).items()}
+            legal, state = (_picked(column, streams) for column in (self._legal(view), self._state))
+        reward = opened.reward[picked]
+        if self._reward_clip > 0:
+            reward = np.clip(reward, -self._reward_clip, self._reward_clip)
         return Steps(
             stream=rows,
-            observation={leaf: column[rows] for leaf, column in opened.observation.items()},
-            action=opened.action[rows],
-            reward=opened.reward[rows],
+            observation={leaf: column[picked] for leaf, column in opened.observation.items()},
+            action=opened.action[picked],
+            reward=reward,
             ending=ending,
-            legal=None if opened.legal is None else opened.legal[rows],
-            behaviour_logp=opened.logp[rows],
-            value=None if opened.value is None else opened.value[rows],
+            legal=_picked(opened.legal, picked),
+            behaviour_logp=opened.logp[picked],
+            value=_picked(opened.value, picked),
             final=final,
             final_observation=self._stacks.peek(last, rows[final]),
-            final_legal=None if legal is None else legal[rows[final]],
+            final_legal=legal,
+            final_state=state,
+            state=_picked(opened.state, picked),
+            version=self._version,
+        )
+
+    def _no_number(self, earned: Array) -> TrainingStopped:
+        stream = int(np.flatnonzero(~np.isfinite(earned))[0])
+        seat, row = divmod(stream, self._game.n)
+        return TrainingStopped(
+            f"it gave seat {self._game.spec.seats[seat].name!r} the reward {earned[stream]} at tick "
+            f"{int(self._view.tick[row])} of an episode",
+            where=f"game {self._game.spec.id}",
+            do="Mend the game: a reward is a finite number",
         )
 
     def _truncation_value(self, steps: Steps) -> Array | None:
@@ -228,7 +303,7 @@ class Actor:
         if not cut.any():
             return None
         value = np.zeros(len(steps), np.float32)
-        value[steps.final] = self._forward(dict(steps.final_observation))["value"]
+        value[steps.final] = self._forward(dict(steps.final_observation), steps.final_state)["value"]
         return np.asarray(value * cut)
 
     def _note(self, over: Array) -> None:
@@ -243,19 +318,24 @@ class Actor:
     def _begin(self, which: Array) -> View:
         """Start those games, and draw who plays them."""
         n = self._game.n
-        self._stacks.begin(np.tile(which, self._seats))
+        streams = np.tile(which, self._seats)
+        self._stacks.begin(streams)
+        if self._state is not None:
+            self._state[streams] = 0.0
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
         if self._seats > 1 and self._partners.any:
             rival = self._partners.draw(n, self._rng)
             own_seat = self._rng.integers(0, self._seats, n)
             drawn = np.where(np.arange(self._seats)[:, None] == own_seat, SELF, rival).reshape(-1)
-            self._who = np.where(np.tile(which, self._seats), drawn, self._who)
+            self._who = np.where(streams, drawn, self._who)
         return self._game.reset(seeds, which)
 
     def _seen(self, view: View) -> Columns:
         return view.observation[0] if self._seats == 1 else _joined(view.observation)
 
     def _legal(self, view: View) -> Array | None:
+        if self._seats == 1:
+            return view.legal[0]
         masks = [mask for mask in view.legal if mask is not None]
         if len(masks) < self._seats:
             return None
@@ -263,6 +343,7 @@ class Actor:
         return joined
 
 
+_OPEN = tuple(item.name for item in fields(_Open))
 _VIEW = ("to_act", "observation", "legal", "reward", "ending", "outcome", "tick")
 
 
@@ -283,5 +364,11 @@ def _values(forward: Forward) -> bool:
     return any(head.name == "value" for head in forward.spec.heads)
 
 
+def _picked(column: Array | None, rows: Array | slice) -> Array | None:
+    return None if column is None else column[rows]
+
+
 def _copied(value: Tree) -> Tree:
+    if value is None:
+        return None
     return {name: column.copy() for name, column in value.items()} if isinstance(value, dict) else value.copy()

@@ -1,16 +1,14 @@
 """A network of the user's own: `module:name`, a function (or a class without arguments) that a seat is given to and
 that answers with a NetworkSpec. Data, not a module of torch, so that it acts, exports and travels like any other."""
 
-import importlib
-import os
-import sys
 from typing import Any
 
 from msgspec.structs import replace
 
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError
 from sparring.games.spec import SeatSpec
 from sparring.learn.layout import parameters
+from sparring.learn.named_code import found_code
 from sparring.wire.network import Head, NetworkSpec
 
 
@@ -47,21 +45,7 @@ def own_network(
 
 
 def _maker(name: str) -> Any:
-    module, colon, attribute = name.partition(":")
-    if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise _wrong(name, "it is no module:name", "Write the module, a colon, and the function's name")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # an installed command does not look beside itself, `python -m` does
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
-        raise Missing(f"there is no module {module!r}", where=f"network {name!r}", do="Mend its name") from None
-    except AttributeError:
-        raise Missing(
-            f"{module} has no {attribute!r}", where=f"network {name!r}", do="Name one that is there"
-        ) from None
+    found = found_code(name, "network")
     maker = found() if isinstance(found, type) else found
     if not callable(maker):
         raise _wrong(name, f"it is a {type(maker).__name__}", "Name a function, or a class whose objects can be called")

@@ -1,5 +1,8 @@
 """How outputs become actions. NumPy alone: the client, the gateway and the actors choose by the same lines.
 
+A Policy is what an actor explores with; a card names the built-in one (BUILT_IN) that deploys what was learned, and
+never code. A user's own is found by learn/own_policy.py, which neither client nor gateway knows.
+
 A "categorical" policy samples its logits or takes the largest; a "greedy" one (values as logits)
 takes the largest, and explores by ε. A "gaussian" one draws u ~ N(mean, exp(log_std)²) and does u where the
 game sets no bounds, and else low + (high − low)(tanh u + 1)/2, so that no action ever has to be cut and its
@@ -7,11 +10,14 @@ density is exact; learn/distributions.py has the same in torch. `strength` mixes
 legal one, so that its log-probability stays exact: 1 is the model at its best, 0 is chance.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator
 
+from sparring.errors import ConfigError
 from sparring.games.spec import Leaf
 from sparring.wire.chunk import Array
 
@@ -24,6 +30,63 @@ class Choice:
 
     action: Array  # int32 [n], or float32 [n, numbers]
     logp: Array  # float32 [n]
+
+
+class Policy(Protocol):
+    """How an actor chooses. A user's own is a class that is made with the action leaf of the seat."""
+
+    deployed: str  # a name of BUILT_IN: how whoever gets the model chooses with the same outputs
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        """One action [n, *shape] for each row of the network's outputs, legal where `legal` says which are, with
+        the log-probability (or density) with which it was drawn. ε is a number, or one for each row."""
+        ...
+
+
+class Categorical:
+    """Samples softmax(logits)."""
+
+    deployed = "categorical"
+
+    def __init__(self, action: Leaf) -> None:
+        _check(self.deployed, action, action.kind == "discrete", "discrete")
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        return sample(out["logits"], legal, rng)
+
+
+class Greedy:
+    """Takes the largest logit, and with probability ε any."""
+
+    deployed = "greedy"
+
+    def __init__(self, action: Leaf) -> None:
+        _check(self.deployed, action, action.kind == "discrete", "discrete")
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        return best(out["logits"], legal, rng, epsilon)
+
+
+class Gaussian:
+    """Draws from the squashed Gaussian of "mean" and "log_std"."""
+
+    deployed = "gaussian"
+
+    def __init__(self, action: Leaf) -> None:
+        _check(self.deployed, action, action.kind == "box" and action.dtype.startswith("float"), "a box of floats")
+        self.bounds, self._shape, self._dtype = bounds_of(action), action.shape, action.dtype
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        choice = draw(out["mean"], out["log_std"], self.bounds, rng)
+        action = choice.action.reshape(len(choice.action), *self._shape)
+        return Choice(action.astype(self._dtype, copy=False), choice.logp)
+
+
+BUILT_IN: dict[str, Callable[[Leaf], Policy]] = {
+    "categorical": Categorical,
+    "greedy": Greedy,
+    "gaussian": Gaussian,
+}
 
 
 def masked(logits: Array, legal: Array | None) -> Array:
@@ -39,11 +102,13 @@ def log_softmax(logits: Array) -> Array:
 
 def sample(logits: Array, legal: Array | None, rng: Generator) -> Choice:
     """Drawn from softmax(logits) by inversion: one uniform number for each row."""
-    logp = log_softmax(masked(logits, legal))
-    cumulative = np.cumsum(np.exp(logp), axis=-1)
-    drawn = rng.random((len(logits), 1)) * cumulative[:, -1:]
-    action = (cumulative <= drawn).sum(axis=-1).astype(np.int32)
-    return Choice(action, _taken(logp, action))
+    values = masked(logits, legal)
+    shifted = values - values.max(axis=-1, keepdims=True)
+    cumulative = np.exp(shifted).cumsum(axis=-1)
+    total = cumulative[:, -1]
+    action = (cumulative <= (rng.random(len(logits)) * total)[:, None]).sum(axis=-1, dtype=np.int32)
+    logp = shifted[np.arange(len(action)), action] - np.log(total)
+    return Choice(action, logp.astype(np.float32, copy=False))
 
 
 def best(logits: Array, legal: Array | None, rng: Generator, epsilon: float | Array = 0.0) -> Choice:
@@ -63,10 +128,6 @@ def best(logits: Array, legal: Array | None, rng: Generator, epsilon: float | Ar
 def choose(logits: Array, legal: Array | None, rng: Generator, strength: float | None = None) -> Choice:
     """What a deployed model does: its best action, weakened by `strength` where that is given."""
     return best(logits, legal, rng, 0.0 if strength is None else 1.0 - strength)
-
-
-def _taken(logp: Array, action: Array) -> Array:
-    return np.take_along_axis(logp, action[:, None].astype(np.int64), axis=-1)[:, 0].astype(np.float32)
 
 
 def draw(mean: Array, log_std: Array, bounds: tuple[float, float] | None, rng: Generator) -> Choice:
@@ -102,3 +163,9 @@ def clamped(log_std: Array) -> Array:
 def bounds_of(action: Leaf) -> tuple[float, float] | None:
     """Where a box lies; None where it lacks a bound on either side."""
     return None if action.low is None or action.high is None else (float(action.low), float(action.high))
+
+
+def _check(policy: str, action: Leaf, suits: bool, wanted: str) -> None:
+    if not suits or (action.kind == "box" and action.low is not None and action.low == action.high):
+        kind = f"{action.kind} ({action.dtype}, from {action.low} to {action.high})"
+        raise ConfigError(f"its actions are {kind}", where=f"policy {policy!r}", do=f"It chooses {wanted}")

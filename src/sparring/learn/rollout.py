@@ -1,6 +1,7 @@
 """A rollout: the steps of every stream between two updates, side by side as [time, stream]."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -9,30 +10,75 @@ from sparring.learn.protocol import Batch
 from sparring.replay.steps import Steps
 from sparring.wire.chunk import Array
 
+Layout = dict[str, tuple[str, tuple[int, ...]]]  # column name → dtype and shape
+STATES = ("state", "next_state")  # columns with one row for each stream, where there is a memory
+
+
+def rollout_layout(
+    seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1, memory: int = 0
+) -> Layout:
+    """The columns of a rollout, for whoever lays them out elsewhere (in shared memory, say).
+
+    `memory` is how many numbers a recurrent network's state has (layout.state_width): with it come STATES.
+    """
+    size = (ticks, streams)
+    layout: Layout = {leaf.name: (leaf.dtype, (*size, *leaf.stacked(frame_stack))) for leaf in seat.observation}
+    layout["action"] = (seat.action.dtype, (*size, *seat.action.shape))
+    layout |= dict.fromkeys(("reward", "behaviour_logp", "value", "truncation_value"), ("float32", size))
+    layout["ending"] = ("uint8", size)
+    if masks:
+        layout["legal"] = ("bool", (*size, seat.action.masks))
+    if memory:
+        layout |= dict.fromkeys(STATES, ("float32", (streams, memory)))
+    return layout
+
 
 class Rollout:
-    """Columns that fill from the top, each stream at its own pace: who moves seldom has padding at the end."""
+    """Columns that fill from the top, each stream at its own pace: who moves seldom has padding at the end.
 
-    def __init__(self, seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1) -> None:
-        size = (ticks, streams)
-        self._observation = {
-            leaf.name: np.zeros((*size, *leaf.stacked(frame_stack)), leaf.dtype) for leaf in seat.observation
-        }
-        self._columns: dict[str, Array] = {
-            "action": np.zeros((*size, *seat.action.shape), seat.action.dtype),
-            "reward": np.zeros(size, np.float32),
-            "ending": np.zeros(size, np.uint8),
-            "behaviour_logp": np.zeros(size, np.float32),
-            "value": np.zeros(size, np.float32),
-            "truncation_value": np.zeros(size, np.float32),
-        }
-        if masks:
-            self._columns["legal"] = np.ones((*size, seat.action.masks), bool)
+    `columns` are those of `rollout_layout`, to be written in place whatever they held; None makes new ones.
+    """
+
+    def __init__(
+        self,
+        seat: SeatSpec,
+        ticks: int,
+        streams: int,
+        *,
+        masks: bool,
+        frame_stack: int = 1,
+        memory: int = 0,
+        columns: Mapping[str, Array] | None = None,
+    ) -> None:
+        self._used = columns is not None  # they may hold an older rollout
+        if columns is None:
+            layout = rollout_layout(seat, ticks, streams, masks=masks, frame_stack=frame_stack, memory=memory)
+            columns = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
+            if masks:
+                columns["legal"].fill(True)
+        seen = {leaf.name for leaf in seat.observation}
+        self._observation = {name: column for name, column in columns.items() if name in seen}
+        self._states = {name: columns[name] for name in STATES if name in columns}
+        for column in self._states.values():
+            column.fill(0.0)
+        self._columns = {name: column for name, column in columns.items() if name not in seen and name not in STATES}
+        self._columns["truncation_value"].fill(0.0)
         self._next = np.zeros(streams, np.int64)  # where each stream goes on
+        self._level: int | None = 0  # the same, where it is one place for all
+        self._version: int | None = None  # of the first step
 
     def write(self, steps: Steps, truncation_value: Array | None) -> None:
         """Take the steps in. `truncation_value` is 0 for all but steps that were cut short; None: none was."""
-        place = (self._next[steps.stream], steps.stream)
+        if self._version is None:
+            self._version = steps.version
+        if steps.state is not None and self._states:
+            first = np.flatnonzero(self._next[steps.stream] == 0)
+            self._states["state"][steps.stream[first]] = steps.state[first]
+        place: Any = (self._next[steps.stream], steps.stream)
+        if len(steps) < len(self._next):
+            self._level = None
+        elif self._level is not None:  # a step of every stream, in their order: rows are written whole
+            place, self._level = self._level, self._level + 1
         for name, column in self._observation.items():
             column[place] = steps.observation[name]
         for name, column in self._columns.items():
@@ -41,9 +87,13 @@ class Rollout:
                 column[place] = given
         self._next[steps.stream] += 1
 
-    def batch(self, next_observation: Mapping[str, Array]) -> Batch:
-        """What was written, with what each stream sees next."""
+    def batch(self, next_observation: Mapping[str, Array], next_state: Array | None = None) -> Batch:
+        """What was written, with what each stream sees next and what it remembers then."""
+        if next_state is not None:
+            self._states["next_state"][:] = next_state
         length = max(1, int(self._next.max()))
+        if self._used:
+            self._clear_padding()
         columns = {name: column[:length] for name, column in self._columns.items()}
         return Batch(
             observation={name: column[:length] for name, column in self._observation.items()},
@@ -56,4 +106,14 @@ class Rollout:
             value=columns["value"],
             truncation_value=columns["truncation_value"],
             mask=np.arange(length)[:, None] < self._next,
+            state=self._states.get("state"),
+            next_state=self._states.get("next_state"),
+            version=np.full(len(self._next), self._version or 0, np.int64),
         )
+
+    def _clear_padding(self) -> None:
+        """As new columns have it: zeros, and everything legal."""
+        ticks = len(self._columns["reward"])
+        for stream in np.flatnonzero(self._next < ticks):
+            for name, column in (*self._observation.items(), *self._columns.items()):
+                column[self._next[stream] :, stream] = name == "legal"

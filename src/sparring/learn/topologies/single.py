@@ -41,7 +41,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
     seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
     policy = policy_for(plan.algorithm, seat.action)
-    actor = Actor(open_game(plan.game, plan.envs), forward, policy, acting, partners)
+    actor = Actor(open_game(plan.game, plan.envs), forward, policy, acting, partners, plan.reward_clip)
     table = open_table(
         seat, plan.replay, streams=actor.streams + 1, masks=actor.masks, frame_stack=plan.spec.frame_stack
     )
@@ -82,7 +82,7 @@ class _Play:
             return
         self.followed = self.learner.updates
         weights = self.learner.weights()
-        self.actor.use(Forward(self.learner.network, weights))
+        self.actor.use(Forward(self.learner.network, weights), self.learner.updates)
         if len(self.plan.spec.seats) > 1 and self.actor.env_steps // PAST_EVERY_STEPS > self.past_kept:
             self.past_kept = self.actor.env_steps // PAST_EVERY_STEPS
             self.partners.add(weights, rng)
@@ -98,7 +98,7 @@ class _Play:
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         self.actor.load(state["actor"])
-        self.actor.use(Forward(self.learner.network, self.learner.weights()))
+        self.actor.use(Forward(self.learner.network, self.learner.weights()), self.learner.updates)
         self.past_kept, self.followed = state["past_kept"], state["followed"]
 
 
