@@ -22,6 +22,7 @@ class Reading:
 
     leaves: tuple[Leaf, ...]
     read: Callable[[Any], Columns]
+    plain: bool = False  # its one leaf holds a value's numbers as they come, so many values can be read at once
 
 
 def observation(space: Any, where: str) -> Reading:
@@ -77,7 +78,7 @@ def _numbers(name: str, space: Any) -> Reading:
     low, high = _bounds(space)
     kind: Any = "vector" if len(shape) == 1 else "box"
     leaf = Leaf(name=name, kind=kind, shape=shape, dtype=dtype, low=low, high=high)
-    return Reading((leaf,), lambda value: {name: np.asarray(value, dtype).reshape(shape)})
+    return Reading((leaf,), lambda value: {name: np.asarray(value, dtype).reshape(shape)}, plain=True)
 
 
 def _image(name: str, space: Any) -> Reading:
