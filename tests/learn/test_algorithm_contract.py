@@ -23,12 +23,14 @@ from sparring.store import open_store
 QUICK = {
     "dqn": ("learning_rate=0.002", "epsilon_steps=1000", "batch_steps=64", "hidden_units=[32]"),
     "ppo": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128"),
+    "impala": ("learning_rate=0.01", "rollout_ticks=16", "hidden_units=[32]"),
+    "a3c": ("learning_rate=0.01", "rollout_ticks=8", "hidden_units=[32]"),
     "bc": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]"),
     "cql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_every_updates=20"),
     "iql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_rate=0.1", "expectile=0.9"),
 }
-STEPS = {"dqn": 6_000, "ppo": 6_000, "bc": 6_000, "cql": 20_000, "iql": 20_000}
-
+STEPS = {"dqn": 6_000, "ppo": 6_000, "impala": 12_000, "a3c": 12_000, "bc": 6_000, "cql": 20_000, "iql": 20_000}
+KINDS = dict.fromkeys(("ppo", "impala", "a3c"), "discrete or box")  # of actions; all others: discrete
 
 OPENED = []
 
@@ -129,15 +131,16 @@ def test_another_networks_checkpoint_is_refused(algo, config):
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_game_that_it_cannot_play_is_refused_with_a_sentence(algo):
-    box = Leaf(name="action", kind="box", shape=(2,))
-    seat = SeatSpec(name="a", observation=(vector("observation/x", 2),), action=box, reward_bounds=(0.0, 1.0))
+    pair = Leaf(name="action", kind="multi-discrete", shape=(2,), dtype="int32", choices=(2, 3))
+    seat = SeatSpec(name="a", observation=(vector("observation/x", 2),), action=pair, reward_bounds=(0.0, 1.0))
     game = GameSpec(id="steer", turns="simultaneous", seats=(seat,), max_ticks=9)
     algorithm = open_algorithm(algo)
     with pytest.raises(ConfigError) as error:
         algorithm.begin(game, settings_of(algorithm), 0)
+    kinds = KINDS.get(algo, "discrete")
     assert str(error.value) == (
-        f"game steer: its actions are box, and {algo} chooses among discrete ones. "
-        "Train a game with discrete actions, or use another algorithm (docs/algorithms)."
+        f"game steer: its actions are multi-discrete, and {algo} chooses among {kinds} ones. "
+        f"Train a game with {kinds} actions, or use another algorithm (docs/algorithms)."
     )
     other = SeatSpec(name="b", observation=(vector("observation/x", 3),), action=discrete(2), reward_bounds=(0.0, 1.0))
     uneven = GameSpec(id="uneven", turns="simultaneous", seats=(replace_action(seat, discrete(2)), other), max_ticks=9)

@@ -6,6 +6,7 @@ import torch
 
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.learn.operators import (
+    Truncation,
     discounted_returns,
     explained_variance,
     gae,
@@ -15,6 +16,7 @@ from sparring.learn.operators import (
     quantile_huber,
     rescaled,
     unscaled,
+    vtrace,
 )
 
 
@@ -69,6 +71,50 @@ def test_returns_are_those_of_a_slow_loop(seed):
                     slow += weight * slow_next_value(k, b, value, cut, ending, bootstrap, length)
                     break
             assert fast[t, b] == pytest.approx(slow, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_vtrace_is_that_of_a_slow_loop(seed):
+    reward, value, cut, ending, bootstrap, mask, length = trajectories(seed)
+    following = next_values(value, ending, bootstrap, cut, mask)
+    ratio = np.exp(np.random.default_rng(seed).normal(size=reward.shape)).astype(np.float32)
+    goal, advantage = vtrace(reward, value, following, ending, ratio, 0.97, Truncation(1.5, 0.8, 0.9))
+    for b in range(len(bootstrap)):
+
+        def slow_goal(s, b=b):
+            total, weight = value[s, b], 1.0
+            for t in range(s, length[b]):
+                after = slow_next_value(t, b, value, cut, ending, bootstrap, length)
+                total += weight * min(1.5, ratio[t, b]) * (reward[t, b] + 0.97 * after - value[t, b])
+                weight *= 0.97 * 0.9 * min(0.8, ratio[t, b])
+                if ending[t, b] != RUNNING:
+                    break
+            return total
+
+        for s in range(length[b]):
+            goes_on = ending[s, b] == RUNNING and s < length[b] - 1
+            after = slow_goal(s + 1) if goes_on else slow_next_value(s, b, value, cut, ending, bootstrap, length)
+            assert goal[s, b] == pytest.approx(slow_goal(s), abs=1e-4)
+            slow = min(1.5, ratio[s, b]) * (reward[s, b] + 0.97 * after - value[s, b])
+            assert advantage[s, b] == pytest.approx(slow, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_vtrace_of_ones_own_play_is_the_n_step_return(seed):
+    reward, value, cut, ending, bootstrap, mask, _ = trajectories(seed)
+    following = next_values(value, ending, bootstrap, cut, mask)
+    goal, advantage = vtrace(reward, value, following, ending, np.ones_like(reward), 0.97, Truncation())
+    returns = discounted_returns(reward, following, ending, 0.97, mask)
+    assert goal[mask] == pytest.approx(returns[mask], abs=1e-4)
+    assert advantage[mask] == pytest.approx((returns - value)[mask], abs=1e-4)
+
+
+def test_vtrace_learns_nothing_from_what_the_policy_would_never_do():
+    reward, value, cut, ending, bootstrap, mask, _ = trajectories(0)
+    following = next_values(value, ending, bootstrap, cut, mask)
+    goal, advantage = vtrace(reward, value, following, ending, np.zeros_like(reward), 0.97, Truncation())
+    assert (goal == value).all()
+    assert (advantage == 0).all()
 
 
 def test_returns_without_padding_bootstrap_at_the_last_step():

@@ -4,6 +4,8 @@ Shapes are [time, batch]. A true end (TERMINATED) is worth nothing afterwards; a
 value of the view at which it was cut: that difference is what most wrong implementations have in common.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -48,6 +50,34 @@ def discounted_returns(
     stops = (ending != RUNNING) | _last(np.ones(reward.shape, bool) if mask is None else mask)
     first = reward + discount * following * stops
     return _backwards(first.astype(np.float32), np.where(stops, np.float32(0.0), np.float32(discount)))
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Where V-trace cuts the ratio ρ = π(a|s) / μ(a|s) of the policy that learns to the one that acted."""
+
+    correction: float = 1.0  # ρ̄: which policy's value is learned; infinity: π's own, 0: μ's
+    trace: float = 1.0  # c̄: how far a surprise travels back
+    decay: float = 1.0  # λ: each c is multiplied by it (Espeholt et al. 2018, remark 2)
+
+
+def vtrace(
+    reward: Array, value: Array, following: Array, ending: Array, ratio: Array, discount: float, cut: Truncation
+) -> tuple[Array, Array]:
+    """V-trace (Espeholt et al. 2018): the values v that V should have had, and the advantages of what was done.
+
+    v_t = V_t + δ_t + γ c_t (v_{t+1} − V_{t+1}) within an episode, where δ_t = ρ_t (r_t + γ v'_t − V_t),
+    ρ_t = min(ρ̄, ratio_t), c_t = λ min(c̄, ratio_t). A_t = ρ_t (r_t + γ v_{t+1} − V_t), v_{t+1} being v'_t where nothing
+    follows. `following` is v' from `next_values`. With ratio 1 everywhere v is the n-step return. Padding never
+    reaches a true step, as long as its reward, value and following are 0.
+    """
+    correction = np.minimum(ratio, np.float32(cut.correction))
+    delta = correction * (reward + discount * following - value)
+    trace = np.float32(discount * cut.decay) * np.minimum(ratio, np.float32(cut.trace))
+    excess = _backwards(delta.astype(np.float32), np.where(ending == RUNNING, trace, np.float32(0.0)))
+    later = np.where(ending == RUNNING, np.concatenate([excess[1:], np.zeros_like(excess[:1])]), np.float32(0.0))
+    advantage = correction * (reward + discount * (following + later) - value)
+    return value + excess, advantage.astype(np.float32)
 
 
 def _last(mask: Array) -> Array:

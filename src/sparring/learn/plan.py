@@ -9,8 +9,9 @@ from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import Catalogue, spec_of
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms import open_algorithm, settings_of
+from sparring.learn.own_policy import open_policy
 from sparring.learn.presets import Preset, preset_for
-from sparring.learn.protocol import Algorithm
+from sparring.learn.protocol import Algorithm, policy_for
 from sparring.replay.feeder import check_share
 
 Source = Literal["sim", "store", "mix"]
@@ -32,6 +33,7 @@ class Plan:
     envs: int  # of each actor
     actors: int  # processes that play; the learner's own does in "single"
     reward_clip: float
+    policy: str  # that actors explore with: a name of own_policy.open_policy
     opponents: int
     opponent_share: float
     script_share: float
@@ -48,6 +50,7 @@ class Plan:
             "envs": self.envs,
             "actors": self.actors,
             "reward_clip": self.reward_clip,
+            "policy": self.policy,
             "opponents": self.opponents,
             "opponent_share": self.opponent_share,
             "script_share": self.script_share,
@@ -97,6 +100,7 @@ def plan(wish: Wish, config: Config) -> Plan:
         envs=envs,
         actors=wish.actors or config.train.actors,
         reward_clip=config.train.reward_clip or preset.reward_clip,
+        policy=_policy(config.train.policy, algorithm, spec),
         opponents=config.train.opponents,
         opponent_share=config.train.opponent_share,
         script_share=config.train.script_share,
@@ -108,9 +112,10 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
     """The plan that `record` was made from."""
     algorithm = open_algorithm(record["algo"])
     source = _source(record["source"])
+    spec = _spec(game, source, config)
     return Plan(
         game=game,
-        spec=_spec(game, source, config),
+        spec=spec,
         algorithm=algorithm,
         algo=record["algo"],
         settings=settings_of(algorithm, record["settings"]),
@@ -121,6 +126,7 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
         envs=record["envs"],
         actors=record.get("actors", 1),  # runs from before actors had processes
         reward_clip=record.get("reward_clip", 0.0),
+        policy=record.get("policy") or policy_for(algorithm, spec.seats[0].action),
         opponents=record["opponents"],
         opponent_share=record["opponent_share"],
         script_share=record.get("script_share", 0.0),  # runs from before scripts were met
@@ -177,6 +183,14 @@ def _topology(text: str | None, source: Source) -> str:
     return name
 
 
+def _policy(name: str, algorithm: Algorithm, spec: GameSpec) -> str:
+    """The user's own where one is named, which must suit; the algorithm's otherwise."""
+    action = spec.seats[0].action
+    if name:
+        open_policy(name, action)
+    return name or policy_for(algorithm, action)
+
+
 def _spec(game: str, source: Source, config: Config) -> GameSpec:
     """From the simulator; a game that exists in its players' clients alone can be learned from the store."""
     known = Catalogue.from_config(config).newest(game) if source == "store" else None
@@ -195,4 +209,10 @@ def _check_source(algorithm: Algorithm, source: Source, game: str) -> None:
             f"{algorithm.name} learns only from what it has just played itself, and the store holds what others played",
             where="--from store",
             do=f"Use `spar train {game} --algo dqn --from store`, or `--from mix` with {algorithm.name}",
+        )
+    if source == "mix" and algorithm.feeds == "trajectories" and not hasattr(algorithm.settings, "records_steps"):
+        raise ConfigError(
+            f"{algorithm.name} learns only from what it has just played itself",
+            where="--from mix",
+            do=f"Use `spar train {game} --algo ppo --from mix`, or leave --from out",
         )

@@ -10,7 +10,10 @@ from sparring.learn.protocol import Algorithm
 
 ALGORITHMS = {
     "dqn": "sparring.learn.algorithms.dqn:Dqn",
+    "r2d2": "sparring.learn.algorithms.r2d2:R2d2",
     "ppo": "sparring.learn.algorithms.ppo:Ppo",
+    "impala": "sparring.learn.algorithms.impala:Impala",
+    "a3c": "sparring.learn.algorithms.a3c:A3c",
     "bc": "sparring.learn.algorithms.bc:Bc",
     "cql": "sparring.learn.algorithms.cql:Cql",
     "iql": "sparring.learn.algorithms.iql:Iql",

@@ -4,6 +4,7 @@ With records of the store beside a rollout (--from mix), self-imitation (Oh et a
 people did is made likelier where it turned out better than expected. Page: docs/algorithms/ppo.md
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +15,15 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
+from sparring.learn.distributions import Distribution, Outputs, distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.operators import explained_variance, gae, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
+from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.wire.network import Activation
 from sparring.wire.tree import pack, rng_state, set_rng_state, unpack
-
-ILLEGAL = -1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class PpoConfig:
     network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (64, 64)
     activation: Activation = "tanh"
+    memory: str = ""  # "gru:128" or "lstm:128" behind the hidden units; "": none
     separate_value: bool = True  # the value has a trunk of its own
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
@@ -66,9 +68,12 @@ class PpoLearner:
 
     def __init__(self, game: GameSpec, config: PpoConfig, seed: int) -> None:
         self.config = config
-        seat = one_seat(game, "ppo")
+        seat = one_seat(game, "ppo", ("discrete", "box"))
         heads = default_heads(seat.action)
-        self.network = network_for(game, seat, config, heads, separate_value=config.separate_value)
+        self.network = network_for(
+            game, seat, config, heads, separate_value=config.separate_value, memory=config.memory
+        )
+        self.chosen = distribution(seat.action)
         self.net = Network(self.network, seed)
         self.optimiser = Adam(self.net.parameters(), config.learning_rate, epsilon=1e-5)
         self.rng = np.random.default_rng([seed, 0x990])
@@ -123,34 +128,25 @@ class Samples:
 
 def judged(net: Network, batch: Batch, config: PpoConfig) -> Samples:
     """The trajectories' steps with their advantages, padding left out."""
-    with torch.no_grad():
-        bootstrap = net(tensors(batch.next_observation))["value"].numpy()
     assert batch.value is not None
     assert batch.behaviour_logp is not None
-    following = next_values(batch.value, batch.ending, bootstrap, batch.truncation_value, batch.mask)
+    following = next_values(batch.value, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
     advantage = gae(batch.reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
-    keep = np.ones(batch.reward.shape, bool) if batch.mask is None else batch.mask
     return Samples(
-        {name: tensor(leaf[keep]) for name, leaf in batch.observation.items()},
-        tensor(batch.action[keep]).long(),
-        None if batch.legal is None else tensor(batch.legal[keep]).bool(),
-        tensor(batch.behaviour_logp[keep]),
-        tensor(advantage[keep]),
-        tensor(batch.value[keep]),
-        tensor((advantage + batch.value)[keep]),
+        {name: true_steps(batch, leaf) for name, leaf in batch.observation.items()},
+        actions(batch),
+        None if batch.legal is None else true_steps(batch, batch.legal),
+        true_steps(batch, batch.behaviour_logp),
+        true_steps(batch, advantage),
+        true_steps(batch, batch.value),
+        true_steps(batch, advantage + batch.value),
     )
 
 
-def log_policy(logits: Tensor, legal: Tensor | None) -> Tensor:
-    """log π(a|s) for every a; impossible where a is not legal."""
-    return torch.log_softmax(logits if legal is None else logits.masked_fill(~legal, ILLEGAL), 1)
-
-
-def loss(net: Network, batch: Samples, config: PpoConfig) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(out: Outputs, batch: Samples, chosen: Distribution, config: PpoConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """−E[min(ρA, clip(ρ, 1±ε)A)] + c_v ½E[(V − goal)²] − c_e E[H(π)], where ρ = π(a|s) / π_old(a|s)."""
-    out = net(batch.observation)
-    logp_all = log_policy(out["logits"], batch.legal)
-    log_ratio = logp_all.gather(1, batch.action.unsqueeze(1)).squeeze(1) - batch.logp
+    logp, entropies = chosen.judge(out, batch.action, batch.legal)
+    log_ratio = logp - batch.logp
     ratio, advantage = log_ratio.exp(), normalised(batch.advantage)
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
@@ -158,8 +154,7 @@ def loss(net: Network, batch: Samples, config: PpoConfig) -> tuple[Tensor, dict[
     if config.value_clip > 0:
         near = batch.value + (out["value"] - batch.value).clamp(-config.value_clip, config.value_clip)
         value_error = torch.max(value_error, (near - batch.goal).square())
-    value_loss = 0.5 * value_error.mean()
-    entropy = -(logp_all.exp() * logp_all).sum(1).mean()
+    value_loss, entropy = 0.5 * value_error.mean(), entropies.mean()
     total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
     with torch.no_grad():
         metrics = {
@@ -173,9 +168,9 @@ def loss(net: Network, batch: Samples, config: PpoConfig) -> tuple[Tensor, dict[
     return total, metrics
 
 
-def imitation(net: Network, records: Batch, config: PpoConfig) -> Tensor:
+def imitation(net: Network, records: Batch, chosen: Distribution, config: PpoConfig) -> Tensor:
     """−E[max(G − V(s), 0) log π(a|s)]: people's actions, by how much better than expected they turned out."""
-    out: dict[str, Tensor] = net(tensors(records.observation))
+    out: Outputs = net(tensors(records.observation))
     assert records.n_steps is not None
     with torch.no_grad():
         after = net(tensors(records.next_observation))["value"] * (tensor(records.ending) != TERMINATED)
@@ -183,10 +178,25 @@ def imitation(net: Network, records: Batch, config: PpoConfig) -> Tensor:
         better = (earned - out["value"]).clamp(min=0)
         better = better / (better.mean() + 1e-8)  # whatever the scale of rewards, the weights have mean 1
     legal = None if records.legal is None else tensor(records.legal).bool()
-    action = tensor(records.action).long().unsqueeze(1)
-    logp = log_policy(out["logits"], legal).gather(1, action).squeeze(1)
-    mean: Tensor = -(better * logp).mean()
+    mean: Tensor = -(better * chosen.logp(out, tensor(records.action), legal)).mean()
     return mean
+
+
+def minibatches(learner: PpoLearner, batch: Batch, samples: Samples) -> Iterator[tuple[Outputs, Samples]]:
+    """Every step once, by chance, with the outputs of the network as it is by then.
+
+    Without a memory in any order; with one by whole streams, which are gone through from their first step.
+    """
+    net, size = learner.net, learner.config.minibatch_steps
+    if learner.network.memory is None:
+        for rows in torch.split(torch.from_numpy(learner.rng.permutation(len(samples.action))), size):
+            part = samples[rows]
+            yield net(part.observation), part
+        return
+    place = grid(batch, torch.arange(len(samples.action)))
+    for streams in parts(batch, learner.rng, size):
+        some = of_streams(batch, streams)
+        yield outputs(net, some), samples[true_steps(some, place[:, streams])]
 
 
 class Ppo:
@@ -194,7 +204,7 @@ class Ppo:
 
     name = "ppo"
     feeds = "trajectories"
-    policy = "categorical"
+    policy = "categorical"  # and a Gaussian of boxes
     settings = PpoConfig
 
     def begin(self, game: GameSpec, config: PpoConfig, seed: int) -> PpoLearner:
@@ -204,18 +214,16 @@ class Ppo:
         """Several epochs of minibatches over one rollout."""
         assert isinstance(learner, PpoLearner)
         config, samples = learner.config, judged(learner.net, batch, learner.config)
-        count = len(samples.action)
         left = 1 - learner.steps / config.anneal_steps if config.anneal_steps else 1.0
         learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
         history: list[dict[str, Tensor]] = []
         for _ in range(config.epochs):
-            order = torch.from_numpy(learner.rng.permutation(count))
-            for rows in torch.split(order, config.minibatch_steps):
-                history.append(_descend(learner, samples[rows], batch.records))
+            for out, part in minibatches(learner, batch, samples):
+                history.append(_descend(learner, out, part, batch.records))
             if 0 < config.stop_at_kl < history[-1]["kl"].item():
                 break
         learner.updates += 1
-        learner.steps += count
+        learner.steps += len(samples.action)
         metrics = {name: torch.stack([one[name] for one in history]).mean().item() for name in history[0]}
         metrics["explained_variance"] = explained_variance(samples.value.numpy(), samples.goal.numpy())
         metrics["learning_rate"] = learner.optimiser.learning_rate
@@ -226,11 +234,17 @@ class Ppo:
         return 0.0
 
 
-def _descend(learner: PpoLearner, batch: Samples, records: Batch | None) -> dict[str, Tensor]:
+def _descend(learner: PpoLearner, out: Outputs, batch: Samples, records: Batch | None) -> dict[str, Tensor]:
     """One step of Adam."""
-    total, metrics = loss(learner.net, batch, learner.config)
+    total, metrics = loss(out, batch, learner.chosen, learner.config)
     if records is not None:
-        imitated = imitation(learner.net, records, learner.config)
+        if learner.network.memory is not None:
+            raise ConfigError(
+                "steps of the store say nothing of what a memory held",
+                where="[ppo] memory",
+                do="Leave out memory, or --from mix",
+            )
+        imitated = imitation(learner.net, records, learner.chosen, learner.config)
         total = total + learner.config.records_coefficient * imitated
         metrics["imitation_loss"] = imitated.detach()
     metrics["gradient_norm"] = learner.optimiser.descend(total, learner.config.max_gradient_norm)

@@ -1,0 +1,156 @@
+"""A3C (Mnih et al. 2016): workers that play a little, take one gradient of what they played, and change parameters
+that all of them share, without a lock. Page: docs/algorithms/a3c.md
+
+The workers are the topology's (learn/topologies/hogwild.py); one worker alone, as in `single`, is A2C.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparring.errors import ConfigError
+from sparring.games.spec import GameSpec
+from sparring.learn.distributions import Distribution, distribution
+from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.networks import Network, default_heads
+from sparring.learn.operators import discounted_returns, explained_variance, next_values
+from sparring.learn.protocol import Batch, Learner, Update, Weights
+from sparring.learn.rmsprop import Rmsprop
+from sparring.learn.torch_state import load_module, save_module
+from sparring.learn.trajectories import actions, bootstrap, grid, outputs, true_steps
+from sparring.wire.chunk import Array
+from sparring.wire.network import Activation
+from sparring.wire.tree import pack, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class A3cConfig:
+    """What can be set with --algo-set."""
+
+    learning_rate: float = 1e-3
+    anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
+    discount: float = 0.99
+    rollout_ticks: int = 16  # of every game of a worker between two of its gradients; the paper's t_max
+    value_coefficient: float = 0.5
+    entropy_coefficient: float = 0.01
+    max_gradient_norm: float = 0.5
+    square_decay: float = 0.99  # α of RMSProp
+    square_epsilon: float = 1e-5  # ε of RMSProp
+    network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
+    hidden_units: tuple[int, ...] = (64, 64)
+    activation: Activation = "tanh"
+    memory: str = ""  # "gru:128" or "lstm:128" behind the hidden units; "": none
+    separate_value: bool = True  # the value has a trunk of its own
+    image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
+
+    def __post_init__(self) -> None:
+        if self.rollout_ticks < 1 or not 0 <= self.discount <= 1 or not 0 <= self.square_decay < 1:
+            raise ConfigError(
+                f"rollout_ticks = {self.rollout_ticks}, discount = {self.discount}, square_decay = {self.square_decay}",
+                where="[a3c]",
+                do="Count from 1, discount between 0 and 1, and square_decay below 1",
+            )
+
+
+class A3cLearner:
+    """A network that is a copy, and the parameters and squares that it is a copy of."""
+
+    def __init__(self, game: GameSpec, config: A3cConfig, seed: int) -> None:
+        self.config = config
+        seat = one_seat(game, "a3c", ("discrete", "box"))
+        heads = default_heads(seat.action)
+        self.network = network_for(
+            game, seat, config, heads, separate_value=config.separate_value, memory=config.memory
+        )
+        self.chosen = distribution(seat.action)
+        self.net = Network(self.network, seed)
+        self.optimiser = Rmsprop(
+            self.net.parameters(), config.learning_rate, config.square_decay, config.square_epsilon
+        )
+        self.updates = 0
+        self.steps = 0  # learned from so far, by all workers; what annealing goes by
+
+    @property
+    def numbers(self) -> Array:
+        """Parameters and squares, for a topology that lets several learners share them."""
+        return self.optimiser.numbers
+
+    def share(self, numbers: Array) -> None:
+        """From now on these are the parameters and squares."""
+        self.optimiser.share(numbers)
+
+    def pull(self) -> None:
+        """Take what the others have learned, before playing on."""
+        self.optimiser.pull()
+
+    def weights(self) -> Weights:
+        return self.net.weights()
+
+    def save(self) -> bytes:
+        return pack(
+            {
+                "net": save_module(self.net),
+                "optimiser": self.optimiser.save(),
+                "updates": self.updates,
+                "steps": self.steps,
+            }
+        )
+
+    def load(self, state: bytes) -> None:
+        tree = unpack(state)
+        load_module(self.net, tree["net"])
+        self.optimiser.load(tree["optimiser"])
+        self.updates, self.steps = tree["updates"], tree["steps"]
+
+
+def loss(net: Network, batch: Batch, chosen: Distribution, config: A3cConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """−E[(G − V) log π(a|s)] + c_v ½E[(G − V)²] − c_e E[H(π)]; G is the return up to the sequence's end, then V."""
+    out = outputs(net, batch)
+    legal = None if batch.legal is None else true_steps(batch, batch.legal)
+    logp, entropies = chosen.judge(out, actions(batch), legal)
+    value = grid(batch, out["value"])
+    following = next_values(value, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
+    goal = true_steps(batch, discounted_returns(batch.reward, following, batch.ending, config.discount, batch.mask))
+    surprise = goal - out["value"]
+    policy_loss = -(surprise.detach() * logp).mean()
+    value_loss, entropy = 0.5 * surprise.square().mean(), entropies.mean()
+    total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+    metrics = {
+        "loss": total.detach(),
+        "policy_loss": policy_loss.detach(),
+        "value_loss": value_loss.detach(),
+        "entropy": entropy.detach(),
+        "explained_variance": torch.tensor(explained_variance(out["value"].detach().numpy(), goal.numpy())),
+    }
+    return total, metrics
+
+
+class A3c:
+    """Fed with trajectories that the same worker has just played."""
+
+    name = "a3c"
+    feeds = "trajectories"
+    policy = "categorical"  # and a Gaussian of boxes
+    settings = A3cConfig
+
+    def begin(self, game: GameSpec, config: A3cConfig, seed: int) -> A3cLearner:
+        return A3cLearner(game, config, seed)
+
+    def update(self, learner: Learner, batch: Batch) -> Update:
+        """One gradient, at the copy that played; one step of what is shared; and the copy follows."""
+        assert isinstance(learner, A3cLearner)
+        config = learner.config
+        left = 1 - learner.steps / config.anneal_steps if config.anneal_steps else 1.0
+        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        total, metrics = loss(learner.net, batch, learner.chosen, config)
+        metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
+        learner.pull()
+        learner.updates += 1
+        learner.steps += batch.reward.size if batch.mask is None else int(batch.mask.sum())
+        said = {name: value.item() for name, value in metrics.items()}
+        return Update(learner, None, said | {"learning_rate": learner.optimiser.learning_rate})
+
+    def exploration(self, learner: Learner, env_steps: int) -> float:
+        """The policy samples, and needs no other chance."""
+        return 0.0

@@ -1,0 +1,201 @@
+"""IMPALA (Espeholt et al. 2018): an actor-critic whose actors may lag behind, corrected by V-trace.
+
+With `clip` its policy loss is PPO's on V-trace's advantages, so that a batch can be learned from several times: APPO
+(Petrenko et al. 2020). Page: docs/algorithms/impala.md
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparring.errors import ConfigError
+from sparring.games.spec import GameSpec
+from sparring.learn.adam import Adam
+from sparring.learn.distributions import Distribution, distribution
+from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.networks import Network, default_heads
+from sparring.learn.operators import Truncation, explained_variance, next_values, normalised, vtrace
+from sparring.learn.protocol import Batch, Learner, Update, Weights
+from sparring.learn.torch_state import load_module, save_module
+from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
+from sparring.wire.network import Activation
+from sparring.wire.tree import pack, rng_state, set_rng_state, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class ImpalaConfig:
+    """What can be set with --algo-set."""
+
+    learning_rate: float = 1e-3
+    anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
+    discount: float = 0.99
+    rollout_ticks: int = 32  # of every game between two updates
+    correction_clip: float = 1.0  # ρ̄ of V-trace
+    trace_clip: float = 1.0  # c̄ of V-trace
+    trace_decay: float = 1.0  # λ of V-trace
+    epochs: int = 1  # times that each batch is learned from
+    minibatch_steps: int = 0  # about so many, in whole streams; 0: the batch at once
+    clip: float = 0.0  # how far the ratio of new to old probability counts (APPO); 0: the policy gradient as it is
+    normalise: bool = True  # advantages, in each minibatch
+    value_coefficient: float = 0.5
+    entropy_coefficient: float = 0.01
+    max_gradient_norm: float = 0.5
+    network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
+    hidden_units: tuple[int, ...] = (64, 64)
+    activation: Activation = "tanh"
+    memory: str = ""  # "gru:128" or "lstm:128" behind the hidden units; "": none
+    separate_value: bool = True  # the value has a trunk of its own
+    image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
+
+    def __post_init__(self) -> None:
+        if min(self.rollout_ticks, self.epochs) < 1 or self.minibatch_steps < 0 or not 0 <= self.discount <= 1:
+            raise ConfigError(
+                f"rollout_ticks = {self.rollout_ticks}, epochs = {self.epochs}, "
+                f"minibatch_steps = {self.minibatch_steps}, discount = {self.discount}",
+                where="[impala]",
+                do="Count from 1 (minibatch_steps from 0), and discount between 0 and 1",
+            )
+        if self.correction_clip <= 0 or self.trace_clip < 0 or self.clip < 0:
+            raise ConfigError(
+                f"correction_clip = {self.correction_clip}, trace_clip = {self.trace_clip}, clip = {self.clip}",
+                where="[impala]",
+                do="Let correction_clip be positive, and the others not negative",
+            )
+
+
+class ImpalaLearner:
+    """Network, optimiser, and the chance that shuffles streams."""
+
+    def __init__(self, game: GameSpec, config: ImpalaConfig, seed: int) -> None:
+        self.config = config
+        seat = one_seat(game, "impala", ("discrete", "box"))
+        heads = default_heads(seat.action)
+        self.network = network_for(
+            game, seat, config, heads, separate_value=config.separate_value, memory=config.memory
+        )
+        self.chosen = distribution(seat.action)
+        self.net = Network(self.network, seed)
+        self.optimiser = Adam(self.net.parameters(), config.learning_rate, epsilon=1e-5)
+        self.rng = np.random.default_rng([seed, 0x193])
+        self.updates = 0
+        self.steps = 0  # learned from so far; what annealing goes by
+
+    def weights(self) -> Weights:
+        return self.net.weights()
+
+    def save(self) -> bytes:
+        return pack(
+            {
+                "net": save_module(self.net),
+                "optimiser": self.optimiser.save(),
+                "rng": rng_state(self.rng),
+                "updates": self.updates,
+                "steps": self.steps,
+            }
+        )
+
+    def load(self, state: bytes) -> None:
+        tree = unpack(state)
+        load_module(self.net, tree["net"])
+        self.optimiser.load(tree["optimiser"])
+        set_rng_state(self.rng, tree["rng"])
+        self.updates, self.steps = tree["updates"], tree["steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """What V-trace makes of the steps that others played, [steps]."""
+
+    goal: Tensor  # v: what the value should have been
+    advantage: Tensor  # with ρ in it
+    correction: Tensor  # ρ, cut
+
+
+def corrected(net: Network, batch: Batch, value: Tensor, log_ratio: Tensor, config: ImpalaConfig) -> Corrected:
+    """By the values and the policy as they are now; a cut episode goes on with the value that its actor gave it."""
+    values, ratio = grid(batch, value), np.exp(grid(batch, log_ratio))
+    following = next_values(values, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
+    cut = Truncation(config.correction_clip, config.trace_clip, config.trace_decay)
+    goal, advantage = vtrace(batch.reward, values, following, batch.ending, ratio, config.discount, cut)
+    correction = np.minimum(ratio, np.float32(cut.correction))
+    return Corrected(true_steps(batch, goal), true_steps(batch, advantage), true_steps(batch, correction))
+
+
+def loss(net: Network, batch: Batch, chosen: Distribution, config: ImpalaConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """−E[A log π(a|s)] + c_v ½E[(v − V)²] − c_e E[H(π)], with v and A of V-trace.
+
+    With `clip` the first is −E[min(rB, clip(r, 1±ε)B)], where r = π(a|s) / μ(a|s) and B is A without its ρ.
+    """
+    assert batch.behaviour_logp is not None
+    out = outputs(net, batch)
+    legal = None if batch.legal is None else true_steps(batch, batch.legal)
+    logp, entropies = chosen.judge(out, actions(batch), legal)
+    log_ratio = logp - true_steps(batch, batch.behaviour_logp)
+    found = corrected(net, batch, out["value"], log_ratio, config)
+    if config.clip > 0:
+        ratio = log_ratio.exp()
+        advantage = _scaled(found.advantage / found.correction.clamp(min=1e-8), config)
+        near = ratio.clamp(1 - config.clip, 1 + config.clip)
+        policy_loss = -torch.min(ratio * advantage, near * advantage).mean()
+    else:
+        policy_loss = -(_scaled(found.advantage, config) * logp).mean()
+    value_loss = 0.5 * (found.goal - out["value"]).square().mean()
+    entropy = entropies.mean()
+    total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+    with torch.no_grad():
+        metrics = {
+            "loss": total.detach(),
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "kl": (log_ratio.exp() - 1 - log_ratio).mean(),  # of the policy that acted to this one
+            "correction": found.correction.mean(),
+            "explained_variance": torch.tensor(explained_variance(out["value"].detach().numpy(), found.goal.numpy())),
+        }
+    return total, metrics
+
+
+def _scaled(advantage: Tensor, config: ImpalaConfig) -> Tensor:
+    return normalised(advantage) if config.normalise else advantage
+
+
+class Impala:
+    """Fed with trajectories of actors that may have played with older weights."""
+
+    name = "impala"
+    feeds = "trajectories"
+    policy = "categorical"  # and a Gaussian of boxes
+    settings = ImpalaConfig
+
+    def begin(self, game: GameSpec, config: ImpalaConfig, seed: int) -> ImpalaLearner:
+        return ImpalaLearner(game, config, seed)
+
+    def update(self, learner: Learner, batch: Batch) -> Update:
+        """One step of Adam, or one for each minibatch of each epoch."""
+        assert isinstance(learner, ImpalaLearner)
+        config = learner.config
+        left = 1 - learner.steps / config.anneal_steps if config.anneal_steps else 1.0
+        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        history: list[dict[str, Tensor]] = []
+        for _ in range(config.epochs):
+            for part in _parts(learner, batch):
+                total, metrics = loss(learner.net, part, learner.chosen, config)
+                metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
+                history.append(metrics)
+        learner.updates += 1
+        learner.steps += batch.reward.size if batch.mask is None else int(batch.mask.sum())
+        means = {name: torch.stack([one[name] for one in history]).mean().item() for name in history[0]}
+        return Update(learner, None, means | {"learning_rate": learner.optimiser.learning_rate})
+
+    def exploration(self, learner: Learner, env_steps: int) -> float:
+        """The policy samples, and needs no other chance."""
+        return 0.0
+
+
+def _parts(learner: ImpalaLearner, batch: Batch) -> list[Batch]:
+    """The batch whole, or by groups of its streams."""
+    if not learner.config.minibatch_steps:
+        return [batch]
+    return [of_streams(batch, streams) for streams in parts(batch, learner.rng, learner.config.minibatch_steps)]
