@@ -87,6 +87,7 @@ class TrainConfig:
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # processes that play, in topologies that have any beside the learner
     reward_clip: float = 0.0  # rewards beyond ± this are learned as this; returns are told as earned; 0: no limit
+    policy: str = ""  # a policy of your own, as module:name (docs/training.md); "": the algorithm's
     checkpoint_every_s: float = 30.0  # a killed run loses at most this
     publish_every_s: float = 60.0  # a model is published and stands for promotion this often
     log_every_s: float = 1.0  # a line of metrics

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from sparring.errors import Missing
 from sparring.learn.evaluate import Evaluation
 from sparring.learn.modelfile import make_model
+from sparring.learn.own_policy import open_policy
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Weights, policy_for
+from sparring.learn.policies import BUILT_IN
+from sparring.learn.protocol import Weights
 from sparring.learn.topologies import Sources
 from sparring.learn.trial import trial
 from sparring.registry.gate import passes
@@ -56,7 +58,9 @@ class Publisher:
             seed=plan.seed,
             run=self.run,
         )
-        policy = policy_for(plan.algorithm, plan.spec.seats[0].action)
+        policy = plan.policy
+        if policy not in BUILT_IN:
+            policy = open_policy(policy, plan.spec.seats[0].action).deployed
         model = make_model(plan.spec, network, weights, policy, lineage, int(self.clock() * 1000))
         name = self.registry.publish(model)
         self.parents = [name]
