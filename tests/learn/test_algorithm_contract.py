@@ -22,6 +22,16 @@ from sparring.store import open_store
 
 QUICK = {
     "dqn": ("learning_rate=0.002", "epsilon_steps=1000", "batch_steps=64", "hidden_units=[32]"),
+    "r2d2": (
+        "learning_rate=0.002",
+        "epsilon_steps=1000",
+        "batch_sequences=16",
+        "burn_in_steps=2",
+        "sequence_steps=4",
+        "overlap_steps=2",
+        "hidden_units=[32]",
+        "memory=gru:16",
+    ),
     "ppo": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128"),
     "impala": ("learning_rate=0.01", "rollout_ticks=16", "hidden_units=[32]"),
     "a3c": ("learning_rate=0.01", "rollout_ticks=8", "hidden_units=[32]"),
@@ -29,7 +39,16 @@ QUICK = {
     "cql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_every_updates=20"),
     "iql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_rate=0.1", "expectile=0.9"),
 }
-STEPS = {"dqn": 6_000, "ppo": 6_000, "impala": 12_000, "a3c": 12_000, "bc": 6_000, "cql": 20_000, "iql": 20_000}
+STEPS = {
+    "dqn": 6_000,
+    "r2d2": 4_000,
+    "ppo": 6_000,
+    "impala": 12_000,
+    "a3c": 12_000,
+    "bc": 6_000,
+    "cql": 20_000,
+    "iql": 20_000,
+}
 KINDS = dict.fromkeys(("ppo", "impala", "a3c"), "discrete or box")  # of actions; all others: discrete
 
 OPENED = []
@@ -45,7 +64,8 @@ def stores_are_closed():
 def learned(algo, config, seed=0, steps=None, game="chain_game:chain"):
     steps = STEPS[algo] if steps is None else steps
     records = open_algorithm(algo).feeds == "records"
-    wish = Wish(game, algo, "store" if records else "sim", None, seed, steps, 8, QUICK[algo])
+    source, topology = ("store", "offline") if records else ("sim", "single")
+    wish = Wish(game, algo, source, topology, seed, steps, 8, QUICK[algo])
     store = recorded(config, algo) if records else None
     wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), store)
     while wiring.position < steps:

@@ -1,14 +1,22 @@
 """What a topology must know of an algorithm's settings to feed it, and the seat that it learns to play."""
 
 import re
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from msgspec.structs import replace
+from numpy.random import Generator
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.learn.networks import default_network
 from sparring.learn.own_network import own_network
+from sparring.learn.protocol import Algorithm
+from sparring.replay.batch import Batch
+from sparring.replay.table import Table
+from sparring.replay.walks import Window
+from sparring.wire.chunk import Array
 from sparring.wire.network import Activation, Conv, Gru, Head, Lstm, Memory, NetworkSpec
 
 
@@ -46,7 +54,31 @@ class SequenceFeed(Protocol):
     @property
     def sequence_steps(self) -> int: ...  # that are learned from, after those
     @property
+    def overlap_steps(self) -> int: ...  # that two neighbouring sequences of an episode share
+    @property
     def discount(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one update is fed from a replay table."""
+
+    steps: int  # that it learns from, as the ratio gate counts them
+    sample: Callable[[Table, Generator], tuple[Batch, Array]]  # a batch, and its rows for `Table.learned`
+
+
+def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
+    """Sequences where the algorithm is fed with them, transitions otherwise."""
+    if algorithm.feeds == "sequences":
+        windows: SequenceFeed = settings
+        window = Window(windows.sequence_steps, windows.burn_in_steps, windows.overlap_steps)
+        count = windows.batch_sequences
+        return Draw(count * window.length, lambda table, rng: table.sample_windows(count, rng, window))
+    feed: TransitionFeed = settings
+    return Draw(
+        feed.batch_steps,
+        lambda table, rng: table.sample(feed.batch_steps, rng, n_steps=feed.n_steps, discount=feed.discount),
+    )
 
 
 class NetworkSettings(Protocol):

@@ -44,7 +44,7 @@ class Algorithm(Protocol):
     """One file each. `feeds` says what it is fed; `policy` how its outputs choose (see wire/model.py)."""
 
     name: str
-    feeds: str  # "transitions" of a replay table, "records": those of the store alone, or fresh "trajectories"
+    feeds: str  # "transitions" or "sequences" of a replay table, "records" of the store alone, fresh "trajectories"
     policy: str  # where actions are discrete; `policy_for` says it for any
     settings: type  # the frozen dataclass that `config` is one of; what feeds it is in learn/feeding.py
 

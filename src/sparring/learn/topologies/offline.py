@@ -9,7 +9,8 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.errors import Missing
-from sparring.learn.feeding import TransitionFeed, one_seat
+from sparring.learn.feeding import draw_for
+from sparring.learn.layout import state_width
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
@@ -25,8 +26,15 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     if store is None:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    seat = one_seat(plan.spec, plan.algo)
-    table = open_table(seat, plan.replay, streams=1, masks=True, frame_stack=plan.spec.frame_stack)
+    seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
+    table = open_table(
+        seat,
+        plan.replay,
+        streams=1,
+        masks=bool(seat.action.choices),
+        frame_stack=plan.spec.frame_stack,
+        state_numbers=state_width(learner.network) if plan.algorithm.feeds == "sequences" else 0,
+    )
     feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (3, 2))
     return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
 
@@ -39,17 +47,17 @@ class _Offline:
 
     def __init__(self, plan: Plan, learner: Learner, table: Table, feeder: Feeder, rng: Generator) -> None:
         self.plan, self.learner, self.table, self.feeder, self.rng = plan, learner, table, feeder, rng
-        self.feed: TransitionFeed = plan.settings
+        self.draw = draw_for(plan.algorithm, plan.settings)
         self.position = 0  # steps sampled
         self._whole = False  # the table holds all that the store held
 
     def turn(self) -> Turn:
-        size = self.feed.batch_steps
+        size = self.draw.steps
         if not self.table.ready:
             self._fill()
         elif not self._whole:
             self.feeder.feed(max(1, int(size / self.plan.replay.samples_per_insert)))
-        batch, rows = self.table.sample(size, self.rng, n_steps=self.feed.n_steps, discount=self.feed.discount)
+        batch, rows = self.draw.sample(self.table, self.rng)
         update = self.plan.algorithm.update(self.learner, batch)
         self.learner = update.learner
         self.table.learned(rows, update.priorities)

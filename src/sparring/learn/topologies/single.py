@@ -1,6 +1,6 @@
 """single: the learner's own process plays.
 
-    sim    actor ─► table ─ gate ─► learner ─► actor       where the algorithm is fed with transitions
+    sim    actor ─► table ─ gate ─► learner ─► actor       where the algorithm is fed with transitions or sequences
            actor ─► rollout ──────► learner ─► actor       where it is fed with trajectories
     mix    store ─ feeder ─► table                         beside either of them
 
@@ -16,11 +16,12 @@ from numpy.random import Generator
 from sparring.games.catalogue import open_game
 from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.learn.actor import Actor
-from sparring.learn.feeding import TrajectoryFeed, TransitionFeed
+from sparring.learn.feeding import TrajectoryFeed, draw_for
 from sparring.learn.forward import Forward
+from sparring.learn.layout import state_width
 from sparring.learn.opponents import Partners
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner, policy_for
+from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
 from sparring.replay.feeder import Feeder
 from sparring.replay.gate import RatioGate, open_gate
@@ -40,10 +41,14 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     forward = Forward(learner.network, learner.weights())
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
     seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
-    policy = policy_for(plan.algorithm, seat.action)
-    actor = Actor(open_game(plan.game, plan.envs), forward, policy, acting, partners, plan.reward_clip)
+    actor = Actor(open_game(plan.game, plan.envs), forward, plan.policy, acting, partners, plan.reward_clip)
     table = open_table(
-        seat, plan.replay, streams=actor.streams + 1, masks=actor.masks, frame_stack=plan.spec.frame_stack
+        seat,
+        plan.replay,
+        streams=actor.streams + 1,
+        masks=actor.masks,
+        frame_stack=plan.spec.frame_stack,
+        state_numbers=state_width(learner.network) if plan.algorithm.feeds == "sequences" else 0,
     )
     feeder = None if store is None else Feeder(store, plan.spec, table, actor.streams, feeding)
     if plan.algorithm.feeds == "trajectories":
@@ -53,9 +58,9 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
         plan.replay.min_steps,
         plan.replay.slack_samples,
         insert_steps=actor.streams,
-        batch_steps=plan.settings.batch_steps,
+        batch_steps=draw_for(plan.algorithm, plan.settings).steps,
     )
-    return _Transitions(_Play(plan, learner, actor, partners), table, gate, feeder, sampling)
+    return _Replayed(_Play(plan, learner, actor, partners), table, gate, feeder, sampling)
 
 
 def _scripts(plan: Plan) -> list[Script]:
@@ -153,23 +158,23 @@ class _Single:
         self.played = Counter(state["played"])
 
 
-class _Transitions(_Single):
+class _Replayed(_Single):
     """One turn: play until the gate lets a batch through, then learn it."""
 
     def __init__(self, play: _Play, table: Table, gate: RatioGate, feeder: Feeder | None, rng: Generator) -> None:
         super().__init__(play, table, feeder, rng)
         self.gate = gate
-        self.feed: TransitionFeed = play.plan.settings
+        self.draw = draw_for(play.plan.algorithm, play.plan.settings)
 
     def turn(self) -> Turn:
-        algorithm, size = self.play.plan.algorithm, self.feed.batch_steps
+        algorithm, size = self.play.plan.algorithm, self.draw.steps
         for _ in range(FILLING_TICKS):
             if self._sampling_is_due(size):
                 break
             self._insert()
         else:
             return Turn(None, None, self.play.actor.ended(), self.gate.flow())
-        batch, rows = self.table.sample(size, self.rng, n_steps=self.feed.n_steps, discount=self.feed.discount)
+        batch, rows = self.draw.sample(self.table, self.rng)
         update = algorithm.update(self.play.learner, batch)
         self.play.learner = update.learner
         self.table.learned(rows, update.priorities)
