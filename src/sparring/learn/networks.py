@@ -26,6 +26,7 @@ from sparring.learn.layout import (
 )
 from sparring.learn.protocol import Weights
 from sparring.learn.torch_layers import encoded, passed, remembered
+from sparring.wire.chunk import Array
 from sparring.wire.network import (
     Activation,
     Conv,
@@ -58,9 +59,18 @@ class Network(nn.Module):
                 value[spec.memory.units : 2 * spec.memory.units] = (
                     1.0  # nothing is forgotten at first (Gers et al. 2000)
                 )
-            if len(shape) == 4:
-                value = value.contiguous(memory_format=torch.channels_last)
-            self.register_parameter(name, nn.Parameter(value))
+            self.register_parameter(name, nn.Parameter(_arranged(value)))
+
+    @classmethod
+    def holding(cls, spec: NetworkSpec, weights: Mapping[str, Array]) -> "Network":
+        """The network with these weights (copied), to act with: it does not learn."""
+        fit(spec, weights)
+        net = cls.__new__(cls)
+        nn.Module.__init__(net)
+        net.spec = spec
+        for name, value in weights.items():
+            net.register_parameter(name, nn.Parameter(_arranged(torch.tensor(value)), requires_grad=False))
+        return net
 
     def forward(self, observation: Mapping[str, Tensor], state: Tensor | None = None) -> dict[str, Tensor]:
         """Heads by name: [n, units], and "value" as [n]. `observation`: leaf name → [n, *shape] of any dtype.
@@ -81,6 +91,12 @@ class Network(nn.Module):
         x = self._joined({name: value.flatten(0, 1) for name, value in observation.items()})
         out = self._outputs(x, time, state, starts)
         return {name: y if name == STATE else y.reshape(time, n, *y.shape[1:]) for name, y in out.items()}
+
+    def arranged(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same leaves with the channels of images last in memory, as convolutions want them: for rows that are
+        passed several times, so that each time need not arrange them anew."""
+        pictures = {leaf.name for leaf in images(self.spec)}
+        return {name: _arranged(leaf) if name in pictures else leaf for name, leaf in observation.items()}
 
     def initial_state(self, n: int) -> Tensor:
         """The memory of n episodes that begin: zeros [n, state_width]."""
@@ -231,6 +247,11 @@ def _image_layers(side: int) -> tuple[Layer, ...]:
     return Conv(32, 3, 1, 1), Conv(64, 3, 1, 1)  # boards: every cell counts
 
 
+def _arranged(x: Tensor) -> Tensor:
+    """x with its channels last in memory, where it has channels."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
 def _gain(name: str, spec: NetworkSpec) -> float:
     place = name.removesuffix("/weight")
     if place in _POLICY_HEADS:
@@ -245,6 +266,9 @@ def _scaled(leaf: Input, raw: Tensor) -> Tensor:
     if leaf.one_hot:
         return (raw.long().unsqueeze(-1) == torch.arange(leaf.one_hot, device=raw.device)).float()
     x = raw.float()
+    own = x is not raw  # then nobody else sees it, and it may be changed where it is
     if leaf.shift != 0.0:
-        x = x - leaf.shift
-    return x if leaf.scale == 1.0 else x * leaf.scale
+        x = x.sub_(leaf.shift) if own else x - leaf.shift
+    if leaf.scale != 1.0:
+        x = x.mul_(leaf.scale) if own else x * leaf.scale
+    return x

@@ -17,12 +17,12 @@ from sparring.games.catalogue import open_game
 from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.learn.actor import Actor
 from sparring.learn.feeding import TrajectoryFeed, draw_for
-from sparring.learn.forward import Forward
 from sparring.learn.layout import state_width
 from sparring.learn.opponents import Partners
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
+from sparring.learn.torch_forward import beside_the_learner
 from sparring.replay.feeder import Feeder
 from sparring.replay.gate import RatioGate, open_gate
 from sparring.replay.opening import open_table
@@ -38,7 +38,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     """Learner and actor; a table, with a gate, for transitions; a feeder where the store is mixed in."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     partners = Partners(learner.network, plan.opponents, plan.opponent_share, _scripts(plan), plan.script_share)
-    forward = Forward(learner.network, learner.weights())
+    forward = beside_the_learner(learner.network, learner.weights())
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
     seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
     actor = Actor(open_game(plan.game, plan.envs), forward, plan.policy, acting, partners, plan.reward_clip)
@@ -87,7 +87,7 @@ class _Play:
             return
         self.followed = self.learner.updates
         weights = self.learner.weights()
-        self.actor.use(Forward(self.learner.network, weights), self.learner.updates)
+        self.actor.use(beside_the_learner(self.learner.network, weights), self.learner.updates)
         if len(self.plan.spec.seats) > 1 and self.actor.env_steps // PAST_EVERY_STEPS > self.past_kept:
             self.past_kept = self.actor.env_steps // PAST_EVERY_STEPS
             self.partners.add(weights, rng)
@@ -103,7 +103,7 @@ class _Play:
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         self.actor.load(state["actor"])
-        self.actor.use(Forward(self.learner.network, self.learner.weights()), self.learner.updates)
+        self.actor.use(beside_the_learner(self.learner.network, self.learner.weights()), self.learner.updates)
         self.past_kept, self.followed = state["past_kept"], state["followed"]
 
 
