@@ -20,7 +20,7 @@ from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.operators import explained_variance, gae, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.torch_state import load_module, save_module, tensor, tensors
+from sparring.learn.torch_state import load_module, picked, save_module, tensor, tensors
 from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.wire.network import Activation
 from sparring.wire.tree import pack, rng_state, set_rng_state, unpack
@@ -116,7 +116,7 @@ class Samples:
 
     def __getitem__(self, rows: Tensor) -> "Samples":
         return Samples(
-            {name: leaf[rows] for name, leaf in self.observation.items()},
+            {name: picked(leaf, rows) for name, leaf in self.observation.items()},
             self.action[rows],
             None if self.legal is None else self.legal[rows],
             self.logp[rows],
@@ -133,7 +133,7 @@ def judged(net: Network, batch: Batch, config: PpoConfig) -> Samples:
     following = next_values(batch.value, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
     advantage = gae(batch.reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
     return Samples(
-        {name: true_steps(batch, leaf) for name, leaf in batch.observation.items()},
+        net.arranged({name: true_steps(batch, leaf) for name, leaf in batch.observation.items()}),
         actions(batch),
         None if batch.legal is None else true_steps(batch, batch.legal),
         true_steps(batch, batch.behaviour_logp),
