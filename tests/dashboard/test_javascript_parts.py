@@ -67,7 +67,7 @@ def test_every_kind_of_network_gives_what_numpy_gives():
         listed = [{name: column[i].ravel().tolist() for name, column in rows.items()} for i in range(3)]
         packed = base64.b64encode(save(weights)).decode()
         cases.append({"spec": msgspec.to_builtins(spec), "weights": packed, "rows": listed})
-        expected.append(in_a_row(Forward(spec, weights), rows))
+        expected.append([drawn.as_told(spec, out) for out in in_a_row(Forward(spec, weights), rows)])
     answers = run_script("networks.mjs", cases)
     for answer, steps in zip(answers, expected, strict=True):
         for mine, out in zip(answer, steps, strict=True):

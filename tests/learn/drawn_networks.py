@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from sparring.learn.policies import squashed
 from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec, Pool, Residual
 
 ACTIVATIONS = ("relu", "tanh", "none")
@@ -25,7 +26,8 @@ def draw_network(rng, *, logits=None, memory=None):
     trunk = tuple(_draw_flat_layer(rng) for _ in range(int(rng.integers(0, 3))))
     heads = [Head("logits", logits or int(rng.integers(2, 7)), bool(rng.random() < 0.4))]
     if logits is None and rng.random() < 0.3:
-        heads = [Head("mean", 2), Head("log_std", 2)]
+        bounds = (float(rng.normal() - 2), float(rng.normal() + 5)) if rng.random() < 0.7 else None
+        heads = [Head("mean", 2, bounds=bounds), Head("log_std", 2)]
     if rng.random() < 0.7:
         heads.append(Head("value", 1))
     separate = bool(rng.random() < 0.4)
@@ -33,6 +35,12 @@ def draw_network(rng, *, logits=None, memory=None):
         memory = rng.random() < 0.4
     kind = (Gru, Lstm)[int(rng.integers(2))](int(rng.integers(1, 12))) if memory else None
     return NetworkSpec(tuple(inputs), tuple(heads), trunk, image, separate, kind, entities)
+
+
+def as_told(spec, out):
+    """The heads as whoever plays with the model alone gets them: a bounded mean between its bounds."""
+    bounds = {head.name: head.bounds for head in spec.heads}
+    return {name: squashed(column, bounds.get(name)) for name, column in out.items()}
 
 
 def draw_observation(spec, n, rng):

@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from drawn_networks import draw_network, draw_observation
+from drawn_networks import as_told, draw_network, draw_observation
 
 from sparring.errors import ConfigError, ModelDamaged
-from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
+from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
 from sparring.learn.forward import Forward
 from sparring.learn.layout import state_width
 from sparring.learn.modelfile import (
@@ -23,7 +23,7 @@ from sparring.learn.modelfile import (
 )
 from sparring.learn.networks import Network, default_network
 from sparring.learn.onnx_graph import ILLEGAL, OPSET, to_onnx
-from sparring.learn.policies import best
+from sparring.learn.policies import best, squashed
 from sparring.wire.ids import GameId
 from sparring.wire.model import ONNX, WEIGHTS, Lineage, Model
 from sparring.wire.network import Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec
@@ -54,7 +54,7 @@ def test_onnx_runtime_and_numpy_give_the_same_numbers_and_choose_alike(seed):
     for n in (1, 2, 33):
         observation = draw_observation(spec, n, rng)
         state = rng.normal(0, 0.5, (n, state_width(spec))).astype(np.float32)
-        ours, given = forward(observation, state), dict(observation)
+        ours, given = as_told(spec, forward(observation, state)), dict(observation)
         if spec.memory:
             given["state"] = state
         legal = None
@@ -82,6 +82,44 @@ def test_inputs_and_outputs_are_named_typed_and_free_in_their_batch():
         ("legal", "tensor(uint8)", ["batch", 3]),
     ]
     assert [(o.name, o.shape) for o in run.get_outputs()] == [("logits", ["batch", 3]), ("value", ["batch"])]
+
+
+BOX = Leaf(name="action", kind="box", shape=(3,), low=-2.0, high=0.5)
+
+
+def test_a_model_of_a_box_tells_its_mean_in_the_games_own_units_and_its_spread_as_learned():
+    seat = SeatSpec(name="a", observation=SEAT.observation, action=BOX, reward_bounds=(0.0, 1.0))
+    game = GameSpec(id=GameId("small"), turns="simultaneous", seats=(seat,), max_ticks=9)
+    spec = default_network(seat, memory=Gru(4))
+    weights = {n: a * (30 if n.startswith(("mean", "log_std")) else 1) for n, a in drawn_weights(spec, 0).items()}
+    model = make_model(game, spec, weights, "gaussian", LINEAGE, 0)
+    assert [head.bounds for head in model.card.network.heads] == [(-2.0, 0.5), None, None]
+    assert parse_weights(model.card.network, model.files[WEIGHTS]).keys() == weights.keys()
+    run, x = session(model.files[ONNX]), np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    given = {"observation/x": x, "state": np.zeros((50, 4), np.float32)}
+    mean, log_std = run.run(["mean", "log_std"], given)
+    raw = Forward(spec, weights)({"observation/x": x})
+    assert -2.0 <= mean.min() < -1.9 < 0.4 < mean.max() <= 0.5
+    np.testing.assert_allclose(mean, squashed(raw["mean"], (-2.0, 0.5)), atol=1e-5)
+    np.testing.assert_allclose(log_std, raw["log_std"], rtol=1e-4, atol=1e-4)
+    assert log_std.min() < -5, "as learned, not as clamped"
+
+
+def test_a_graph_that_forgets_the_bounds_is_refused():
+    spec = NetworkSpec((Input("observation/x", (4,)),), (Head("mean", 3, bounds=(-2.0, 0.5)), Head("log_std", 3)))
+    weights = drawn_weights(spec, 0)
+    bare = NetworkSpec(spec.inputs, (Head("mean", 3), Head("log_std", 3)))
+    assert check_agreement(spec, weights, to_onnx(spec, weights)) <= 1e-5
+    with pytest.raises(ModelDamaged, match="differs from the weights by"):
+        check_agreement(spec, weights, to_onnx(bare, weights))
+
+
+def test_a_mean_of_another_size_suits_no_seat():
+    seat = SeatSpec(name="a", observation=SEAT.observation, action=BOX, reward_bounds=(0.0, 1.0))
+    game = GameSpec(id=GameId("small"), turns="simultaneous", seats=(seat,), max_ticks=9)
+    spec = NetworkSpec((Input("observation/x", (4,)),), (Head("mean", 2), Head("log_std", 2)))
+    with pytest.raises(ConfigError, match="no seat of small suits"):
+        make_model(game, spec, drawn_weights(spec, 0), "gaussian", LINEAGE, 0)
 
 
 def test_a_memory_is_one_more_input_and_output():

@@ -56,6 +56,7 @@ def test_a_card_of_the_first_format_reads_and_keeps_its_id():
 def test_what_a_network_does_not_have_is_not_in_its_card():
     assert set(msgspec.to_builtins(NETWORK)) == {"inputs", "heads", "trunk", "image", "separate_value"}
     assert set(msgspec.to_builtins(PLAIN)) == {"inputs", "heads", "trunk", "image", "separate_value"}
+    assert all(set(head) == {"name", "units", "dueling"} for head in msgspec.to_builtins(NETWORK)["heads"])
     spelled = NetworkSpec(PLAIN.inputs, PLAIN.heads, (), (), False, None, ())
     assert card(spelled).id == card(PLAIN).id
 

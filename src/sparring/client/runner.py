@@ -130,6 +130,8 @@ def _chosen(
 ) -> tuple[Any, str, float | None]:
     action = seat.action
     if not action.choices:  # a mean; the density of a deterministic choice is not a number
+        if strength is not None and rng.random() >= strength:
+            return by_chance(seat, legal, rng).action, actor, None
         low = -np.inf if action.low is None else action.low
         high = np.inf if action.high is None else action.high
         return np.clip(scores[0].reshape(action.shape), low, high).astype(action.dtype), actor, None

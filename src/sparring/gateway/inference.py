@@ -234,6 +234,8 @@ def _chosen(seat: SeatSpec, scores: Array, asked: Asked, rng: Generator) -> tupl
     """One row's action as plain numbers, and its log-probability."""
     action = seat.action
     if not action.choices:  # a mean: the density of a choice without chance is no number
+        if asked.strength is not None and rng.random() >= asked.strength:
+            return by_chance(seat, asked.legal, rng).action, None
         low = -np.inf if action.low is None else action.low
         high = np.inf if action.high is None else action.high
         return np.clip(scores[0].reshape(action.shape), low, high).astype(action.dtype).tolist(), None

@@ -68,7 +68,7 @@ class _Network:
     held: dict[int, Array] = field(default_factory=dict)  # seat → [n, numbers]
 
     def act(self, seat: int, observation: Columns, legal: Array | None, rng: Generator) -> Array:
-        return policies.choose(self.forward(observation)["logits"], legal, rng).action
+        return self._best(seat, self.forward(observation), legal, rng)
 
     def recall(self, seat: int, slots: "_Slots", observation: Columns, legal: Array | None, rng: Generator) -> Array:
         """Like `act`, in those slots: with an empty memory where an episode begins, and else with its own."""
@@ -79,7 +79,14 @@ class _Network:
         held[slots.rows[slots.begins]] = 0
         out = self.forward(observation, held[slots.rows])
         held[slots.rows] = out[STATE]
-        return policies.choose(out["logits"], legal, rng).action
+        return self._best(seat, out, legal, rng)
+
+    def _best(self, seat: int, out: dict[str, Array], legal: Array | None, rng: Generator) -> Array:
+        action = self.spec.seats[seat].action
+        if action.choices:
+            return policies.choose(out["logits"], legal, rng).action
+        mean = policies.squashed(out["mean"], policies.bounds_of(action))
+        return mean.reshape(len(mean), *action.shape)
 
     def _stacked(self, seat: int, slots: "_Slots", observation: Columns) -> Columns:
         if self.spec.frame_stack == 1:

@@ -212,9 +212,19 @@ def _check_numbers(spec: NetworkSpec) -> None:
             raise _wrong(f"input {leaf.name!r}", "An image is not one-hot; shift and scale are finite")
     if any(isinstance(layer, Conv | Pool) for layer in spec.trunk) or min(head.units for head in spec.heads) < 1:
         raise _wrong("the trunk holds a convolution or a pool, or a head has no unit", "Put both in `image`")
+    for head in spec.heads:
+        if head.bounds is not None and not _between(head):
+            raise _wrong(
+                f"head {head.name!r} between {head.bounds}", 'Bound only "mean", by two finite numbers, lower first'
+            )
     if spec.memory is not None and spec.memory.units < 1:
         raise _wrong(f"a memory of {spec.memory.units} units", "Give it at least one")
     _check_entities(spec)
+
+
+def _between(head: Head) -> bool:
+    low, high = head.bounds or (0.0, 0.0)
+    return head.name == "mean" and not head.dueling and math.isfinite(low) and math.isfinite(high) and low < high
 
 
 def _sound(layer: Layer) -> bool:

@@ -12,15 +12,17 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from sparring.errors import ConfigError, ModelDamaged
-from sparring.games.spec import GameSpec, SeatSpec
+from sparring.games.spec import GameSpec, Leaf, SeatSpec
 from sparring.learn.forward import Forward
 from sparring.learn.layout import STATE, fit, parameters
+from sparring.learn.policies import bounds_of, squashed
 from sparring.learn.protocol import Weights
 from sparring.wire.chunk import Array
 from sparring.wire.model import ONNX, WEIGHTS, Card, Lineage, Model
-from sparring.wire.network import Input, NetworkSpec
+from sparring.wire.network import Head, Input, NetworkSpec
 
 MAX_HEADER_BYTES = 256 << 10
 MAX_TENSORS = 1_024
@@ -39,11 +41,14 @@ def make_model(  # the model's every part, each once
     game: GameSpec, network: NetworkSpec, weights: Weights, policy: str, lineage: Lineage, now_ms: int
 ) -> Model:
     """The network as a model of `game`; ModelDamaged where its ONNX graph and its weights do not agree,
-    or a number is not finite; ConfigError where no seat sees what the network takes."""
+    or a number is not finite; ConfigError where no seat sees what the network takes. A box's bounds become its
+    mean's, so that whoever gets the model is told actions in the game's own units."""
     from sparring.learn.onnx_graph import to_onnx
 
-    if not any(_suits(network, seat, game.frame_stack) for seat in game.seats):
+    seat = next((seat for seat in game.seats if _suits(network, seat, game.frame_stack)), None)
+    if seat is None:
         raise ConfigError(f"no seat of {game.id} suits the network's inputs", where="model", do="Use default_network")
+    network = replace(network, heads=tuple(_bounded(head, seat.action) for head in network.heads))
     files = {WEIGHTS: write_weights(network, weights), ONNX: to_onnx(network, weights)}
     check_agreement(network, weights, files[ONNX])
     card = Card(
@@ -114,7 +119,8 @@ def check_agreement(network: NetworkSpec, weights: Weights, onnx: bytes) -> floa
         session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
         for _ in range(1 if mine is None else _STEPS):
             rows = {leaf.name: _drawn(leaf, _ROWS, rng) for leaf in network.inputs}
-            ours = forward(rows, mine)
+            raw = forward(rows, mine)
+            ours = raw | {head.name: squashed(raw[head.name], head.bounds) for head in network.heads}
             given: dict[str, Array] = dict(rows)
             if "logits" in ours:
                 given["legal"] = np.ones(ours["logits"].shape, np.uint8)
@@ -122,7 +128,7 @@ def check_agreement(network: NetworkSpec, weights: Weights, onnx: bytes) -> floa
                 given[STATE] = theirs
             wanted = [STATE_OUT if name == STATE else name for name in ours]
             other = dict(zip(ours, session.run(wanted, given), strict=True))
-            differences = [_difference(ours[name], other[name]) for name in ours]
+            differences = [_difference(ours[name], other[name], _size(raw[name])) for name in ours]
             worst = max(worst, *(math.inf if math.isnan(one) else one for one in differences))
             mine, theirs = ours.get(STATE), other.get(STATE)
     except Exception as error:  # noqa: BLE001  (the runtime's errors share no base class but this)
@@ -150,10 +156,15 @@ def _header(content: bytes) -> tuple[Mapping[str, _Tensor], int]:
 
 def _suits(network: NetworkSpec, seat: SeatSpec, frame_stack: int) -> bool:
     seen = {leaf.name: (leaf.stacked(frame_stack), leaf.dtype) for leaf in seat.observation}
-    choices = next((head.units for head in network.heads if head.name == "logits"), seat.action.masks)
-    return choices == seat.action.masks and all(
+    units = {head.name: head.units for head in network.heads}
+    wanted = {"logits": seat.action.masks} if seat.action.choices else {"mean": math.prod(seat.action.shape)}
+    return all(units.get(name, size) == size for name, size in wanted.items()) and all(
         seen.get(leaf.name) == (leaf.shape, leaf.dtype) for leaf in network.inputs
     )
+
+
+def _bounded(head: Head, action: Leaf) -> Head:
+    return replace(head, bounds=bounds_of(action)) if head.name == "mean" else head
 
 
 def _drawn(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
@@ -167,10 +178,15 @@ def _drawn(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
     return np.asarray(x.astype(leaf.dtype))
 
 
-def _difference(mine: Array, other: Array) -> float:
+def _difference(mine: Array, other: Array, raw: float) -> float:
+    """As a share of the largest number; of a squashed one also of what it was before, whose last bits it shows."""
     if mine.shape != other.shape:
         return math.inf
-    return float(np.abs(mine - other).max(initial=0) / max(1.0, float(np.abs(mine).max(initial=0))))
+    return float(np.abs(mine - other).max(initial=0)) / max(_size(mine), raw)
+
+
+def _size(column: Array) -> float:
+    return max(1.0, float(np.abs(column).max(initial=0)))
 
 
 def _damaged(wrong: str) -> ModelDamaged:

@@ -2,8 +2,9 @@
 
 Inputs: each observation leaf by its name, in its own dtype, [batch, *shape]; where there are logits also
 `legal`, uint8 [batch, choices]; with a memory `state`, float32 [batch, numbers], zeros where an episode
-begins. Outputs: each head by its name; logits are ILLEGAL where `legal` is 0, and value is [batch]; with a
-memory `state_out`, which the next step is given as its `state` (in ONNX no two values share a name).
+begins. Outputs: each head by its name; logits are ILLEGAL where `legal` is 0, value is [batch], and a mean with
+bounds lies between them; with a memory `state_out`, which the next step is given as its `state` (in ONNX no two
+values share a name).
 """
 
 from collections.abc import Mapping
@@ -45,6 +46,8 @@ def to_onnx(spec: NetworkSpec, weights: Mapping[str, Array]) -> bytes:
         out = dense(graph, f"{head.name}/folded", *head_layer(head, weights), features[trunk_of(spec, head)])
         if head.name == "logits":
             _mask(graph, out, head.units)
+        elif head.bounds is not None:
+            _squash(graph, head.name, out, head.units, head.bounds)
         elif head.name == "value" and head.units == 1:
             graph.output("value", (), graph.add("Squeeze", [out, graph.integers([1])], "value"))
         else:
@@ -110,6 +113,13 @@ def _scaled(graph: Graph, leaf: Input, raw: str) -> str:
     if leaf.shift != 0.0:
         x = graph.add("Sub", [x, graph.number(leaf.shift)])
     return x if leaf.scale == 1.0 else graph.add("Mul", [x, graph.number(leaf.scale)])
+
+
+def _squash(graph: Graph, name: str, raw: str, units: int, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    share = graph.add("Add", [graph.add("Tanh", [raw]), graph.number(1.0)])
+    x = graph.add("Add", [graph.add("Mul", [share, graph.number(0.5 * (high - low))]), graph.number(low)])
+    graph.output(name, (units,), graph.add("Clip", [x, graph.number(low), graph.number(high)], name))
 
 
 def _mask(graph: Graph, logits: str, choices: int) -> None:

@@ -40,7 +40,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     spec: str
     network: NetworkSpec
-    policy: str  # "categorical": sample or argmax of logits; "greedy": logits are values, argmax
+    policy: str  # "categorical": sample or argmax of logits; "greedy": logits are values, argmax; "gaussian": mean
     lineage: Lineage
     created_at_ms: int
     files: dict[str, str]  # name → SHA-256, hex

@@ -111,18 +111,23 @@ class Input(msgspec.Struct, frozen=True):
     image: bool = False  # [channels, height, width], or [height, width] as one channel
 
 
-class Head(msgspec.Struct, frozen=True):
-    """An output: "logits" or "mean", "value", … of `units` numbers; `dueling` adds value + advantage - mean."""
-
-    name: str
-    units: int
-    dueling: bool = False
-
-
 def _always(default: Callable[[], object]) -> Any:
     """A default that is written all the same: msgspec leaves out only what is the default itself, not what a
     function makes. Cards made before `memory` and `entities` have these fields in the JSON that names them."""
     return msgspec.field(default_factory=lambda: default())
+
+
+class Head(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An output: "logits" or "mean", "value", … of `units` numbers; `dueling` adds value + advantage - mean.
+
+    `bounds` are those of a "mean" in the game's own units: whoever plays with the model alone (ONNX, JavaScript) gets
+    low + (high - low)(tanh x + 1)/2 instead of x. torch and NumPy, which learn, always give x.
+    """
+
+    name: str
+    units: int
+    dueling: bool = _always(bool)
+    bounds: tuple[float, float] | None = None  # None: as it is
 
 
 class NetworkSpec(msgspec.Struct, frozen=True, omit_defaults=True):

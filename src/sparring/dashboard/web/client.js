@@ -9,7 +9,7 @@
 import { Champions } from "./champion.js";
 import { leafOf, nested, Recording } from "./episode.js";
 import { askedFor, newEpisode } from "./ids.js";
-import { choose, logSoftmax } from "./network.js";
+import { choose, chooseNumbers, logSoftmax } from "./network.js";
 import { Server, SparringError } from "./server.js";
 import { openStorage, Spool } from "./spool.js";
 import { Uploads } from "./uploads.js";
@@ -112,9 +112,9 @@ export class Connection {
     if (model && !model.network) return this.#ask(observation, legal, seat, strength, held);
     if (!model) return this.#chance(legal, seat);
     const memory = held?.model === model.id ? held.after : null; // another model's memory means nothing to this one
-    const { logits, value, state: after = null } = model.network.run(observation, memory);
+    const { logits, mean, value, state: after = null } = model.network.run(observation, memory);
     const chances = model.card.policy === "categorical" ? logSoftmax(logits, legal).map(Math.exp) : null;
-    const chosen = choose(logits, legal, strength, this.random);
+    const chosen = mean ? this.#numbers(mean, seat, strength) : choose(logits, legal, strength, this.random);
     const about = { value: value ? value[0] : null, chances, model: model.id, actor: `model:${model.id}` };
     return { ...chosen, ...about, before: memory ?? after?.map(() => 0) ?? null, after };
   }
@@ -132,12 +132,25 @@ export class Connection {
   }
 
   #chance(legal, seat) {
-    const choices = this.spec.seats[seat].action.choices?.[0] ?? 0;
-    if (!choices) throw new SparringError("there is no champion yet, and chance plays only games of choices");
+    const leaf = this.spec.seats[seat].action;
+    const about = { value: null, chances: null, model: null, actor: "script:random" };
+    if (!leaf.choices) {
+      const size = (leaf.shape ?? []).reduce((a, b) => a * b, 1);
+      return { ...this.#numbers(new Float32Array(size), seat, 0), ...about };
+    }
+    const choices = leaf.choices[0];
     const allowed = Array.from({ length: choices }, (_, i) => i).filter((i) => !legal || legal[i]);
     const action = allowed[Math.floor(this.random() * allowed.length)];
     const logp = -Math.log(allowed.length);
-    return { action, best: action, logp, value: null, chances: null, model: null, actor: "script:random" };
+    return { action, best: action, logp, ...about };
+  }
+
+  /** Of a box: numbers as the game's spec shapes them. */
+  #numbers(mean, seat, strength) {
+    const leaf = this.spec.seats[seat].action;
+    const { action, best, logp } = chooseNumbers(mean, leaf, strength, this.random);
+    const [done, top] = [nested(action, leaf), nested(best, leaf)];
+    return { action: done, best: action === best ? done : top, logp };
   }
 
   /** Spool a chunk that is complete; called by episodes. */

@@ -102,6 +102,7 @@ export class Network {
   #head(head, x) {
     const pair = this.#pair(head.name);
     const advantage = dense(pair(), x, "none");
+    if (head.bounds) return advantage.map((raw) => within(raw, head.bounds));
     if (!head.dueling) return advantage;
     const mean = advantage.reduce((a, b) => a + b, 0) / advantage.length;
     const [value] = dense(pair("value"), x, "none");
@@ -144,6 +145,11 @@ function leafOf(observation, name) {
   return typeof found === "number" ? [found] : found;
 }
 
+/** The number whose place between the bounds a raw one means (learn/policies.py `squashed`). */
+function within(raw, [low, high]) {
+  return Math.min(Math.max(low + (high - low) * 0.5 * (Math.tanh(raw) + 1), low), high);
+}
+
 /** log p of each choice under softmax(logits); -Infinity where `legal` forbids it. */
 export function logSoftmax(logits, legal = null) {
   const values = Array.from(logits, (x, i) => (legal && !legal[i] ? -Infinity : x));
@@ -159,4 +165,13 @@ export function choose(logits, legal, strength, random = Math.random) {
   const rate = strength === null || strength === undefined ? 0 : 1 - strength;
   const action = random() < rate ? allowed[Math.floor(random() * allowed.length)] : top;
   return { action, best: top, logp: Math.log(rate / allowed.length + (action === top ? 1 - rate : 0)) };
+}
+
+/** The same for numbers between an action leaf's bounds (±1 by chance where it has none): the mean has no density. */
+export function chooseNumbers(mean, { low = null, high = null }, strength, random = Math.random) {
+  const best = Array.from(mean, (x) => Math.min(Math.max(x, low ?? -Infinity), high ?? Infinity));
+  const rate = strength === null || strength === undefined ? 0 : 1 - strength;
+  const [from, to] = [low ?? -1, high ?? 1];
+  const action = random() < rate ? best.map(() => from + (to - from) * random()) : best;
+  return { action, best, logp: null };
 }
