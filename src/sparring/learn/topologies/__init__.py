@@ -17,6 +17,9 @@ from sparring.wire.tree import Tree
 
 TOPOLOGIES = {
     "single": "sparring.learn.topologies.single:wire",
+    "sync": "sparring.learn.topologies.sync:wire",
+    "async": "sparring.learn.topologies.async_:wire",
+    "hogwild": "sparring.learn.topologies.hogwild:wire",
     "offline": "sparring.learn.topologies.offline:wire",
 }
 

@@ -1,0 +1,124 @@
+"""Learning trajectories that a crew plays: what "sync" and "async" have in common."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from sparring.learn.crew.leader import Leader
+from sparring.learn.crew.part import Part
+from sparring.learn.crew.process import Crew
+from sparring.learn.crew.rollouts import Played
+from sparring.learn.feeding import TrajectoryFeed
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Batch, Learner
+from sparring.learn.topologies import Sources, Turn
+from sparring.replay.feeder import Feeder
+from sparring.replay.opening import open_table
+from sparring.store.protocol import Store
+from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+WAIT_S = 0.5  # of one turn for actors: then the session looks at its limits again
+_SAMPLING, _FEEDING = 2, 3  # of the streams of chance that a seed has
+
+
+class Records:
+    """The store's records beside each rollout, with --from mix; drawn in the learner's own process."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self._feed: TrajectoryFeed = plan.settings
+        seat = plan.spec.seats[0]
+        masks = seat.action.masks > 0
+        self._table = open_table(seat, plan.replay, streams=1, masks=masks, frame_stack=plan.spec.frame_stack)
+        self.feeder = Feeder(store, plan.spec, self._table, 0, np.random.default_rng([plan.seed, _FEEDING]))
+        self._rng = np.random.default_rng([plan.seed, _SAMPLING])
+
+    def beside(self, batch: Batch) -> Batch:
+        """The batch with records, as soon as there are any."""
+        feed = self._feed
+        self.feeder.feed(feed.records_steps)
+        if not self._table.ready:
+            return batch
+        records, _ = self._table.sample(
+            feed.records_steps, self._rng, n_steps=feed.records_n_steps, discount=feed.discount
+        )
+        return replace(batch, records=records)
+
+    def save(self) -> Tree:
+        return {"table": self._table.save(), "feeder": self.feeder.save(), "rng": rng_state(self._rng)}
+
+    def load(self, state: Tree) -> None:
+        self._table.load(state["table"])
+        self.feeder.load(state["feeder"])
+        set_rng_state(self._rng, state["rng"])
+
+
+class CrewLearning:
+    """A learner, the crew that plays for it (from the first turn on), and where the run stands."""
+
+    def __init__(self, plan: Plan, learner: Learner, part: Part, store: Store | None) -> None:
+        self.plan, self.learner, self.part = plan, learner, part
+        self.leader = Leader(plan, part)
+        self.records = None if store is None else Records(plan, store)
+        self.crew: Crew | None = None
+        self.generation = 0  # of the actors that are started first
+        self.env_steps = 0  # that were handed over: what a dead actor did not hand over was never counted
+        self.episodes = 0
+        self.selfplay = 0  # steps learned from
+
+    @property
+    def position(self) -> int:
+        return self.env_steps
+
+    def learned(self, played: Played) -> Turn:
+        """One update with what was played, and its weights for everyone."""
+        batch = played.batch if self.records is None else self.records.beside(played.batch)
+        stale = self.learner.updates - played.version
+        update = self.plan.algorithm.update(self.learner, batch)
+        self.learner = update.learner
+        self.selfplay += int(batch.reward.size if batch.mask is None else batch.mask.sum())
+        self.leader.publish(self.learner, self.env_steps)
+        assert self.crew is not None
+        self.crew.ring_all()
+        return Turn(update, batch, played.episodes, self.flow() | {"staleness_updates": stale})
+
+    def count(self, played: Played) -> None:
+        """What was handed over, learned from or not."""
+        self.env_steps += played.env_steps
+        self.episodes += played.games
+
+    def flow(self) -> dict[str, float]:
+        """How the crew stands."""
+        return {"actor_restarts": 0 if self.crew is None else self.crew.restarts}
+
+    def sources(self) -> Sources:
+        steps = Counter({"selfplay": self.selfplay})
+        if self.records is None:
+            return Sources(dict(steps), None)
+        return Sources(dict(steps + self.records.feeder.steps), self.records.feeder.until_ms)
+
+    def close(self) -> None:
+        """Stop the crew and give its memory back."""
+        if self.crew is not None:
+            self.crew.close()
+            self.crew = None
+        self.leader.close()
+
+    def save(self) -> Tree:
+        return {
+            "learner": self.learner.save(),
+            "leader": self.leader.save(),
+            "records": None if self.records is None else self.records.save(),
+            "generation": self.generation if self.crew is None else self.crew.generation,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "selfplay": self.selfplay,
+        }
+
+    def load(self, state: Tree) -> None:
+        self.learner.load(state["learner"])
+        self.leader.load(state["leader"])
+        if self.records is not None:
+            self.records.load(state["records"])
+        self.generation, self.selfplay = state["generation"], state["selfplay"]
+        self.env_steps, self.episodes = state["env_steps"], state["episodes"]

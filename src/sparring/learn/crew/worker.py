@@ -1,0 +1,145 @@
+"""An actor's process: `python -m sparring.learn.crew.worker`, its part as a line of JSON on standard input.
+
+It plays with the newest weights of the board, puts what it played into its ring, and waits where that is full. The
+end of standard input says that the learner is gone or wants it to stop: it ends at once, whatever it is doing. A
+version on a line of it asks for the actor as it was before it played that version; the answer goes to standard output.
+No torch here: it starts in a fraction of a second and stays small.
+"""
+
+import os
+import struct
+import sys
+import threading
+
+from sparring.learn.actor import Actor
+from sparring.learn.crew.bell import Bell
+from sparring.learn.crew.part import Part, read_part
+from sparring.learn.crew.weights import NONE, Board, Edition
+from sparring.learn.forward import Forward
+from sparring.learn.opponents import Partners
+from sparring.wire.tree import pack, unpack
+
+PATIENCE_S = 3600.0  # of one sleep; the bell and the tether end it, not the clock
+ANSWER = struct.Struct("<qq")  # before a saved actor: its version and length
+
+
+class Kept:
+    """The actor as it was before the rollout under way: the main thread keeps it, the tether's thread hands it out."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._version, self._state = NONE, b""
+
+    def keep(self, version: int, state: bytes) -> None:
+        with self._changed:
+            self._version, self._state = version, state
+            self._changed.notify_all()
+
+    def before(self, version: int) -> tuple[int, bytes]:
+        """Waits for that version or a later one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version >= version)
+            return self._version, self._state
+
+
+class Player:
+    """An actor that follows the board."""
+
+    def __init__(self, part: Part, board: Board, bell: Bell) -> None:
+        self.part, self.board, self.bell = part, board, bell
+        self.actor: Actor | None = None
+        self._partners: Partners | None = None
+        self._known: dict[int, int] = {}  # past selves: place → stamp
+        self.version = NONE
+        self.epsilon = 0.0
+
+    def follow(self) -> Actor:
+        """The actor with the newest weights; the first are waited for."""
+        while (self.actor is None or self.board.version > self.version) and (found := self._newest()) is not None:
+            self._take(found)
+        assert self.actor is not None
+        return self.actor
+
+    def _newest(self) -> Edition | None:
+        self.board.wait_for(0, self.bell, PATIENCE_S)
+        return self.board.newest()
+
+    def _take(self, edition: Edition) -> None:
+        if self.actor is None:
+            self.actor, self._partners = self.part.open_actor(edition.weights)
+            if self.part.state:
+                self.actor.load(unpack(self.part.state) | {"past": []})
+        self.actor.use(Forward(self.part.network, edition.weights), edition.version)
+        self.version = edition.version
+        self.epsilon = edition.epsilon if self.part.epsilon is None else self.part.epsilon
+        assert self._partners is not None
+        for place, weights in self.board.news(self._known).items():
+            self._partners.put(place, weights)
+
+
+def tethered(kept: Kept) -> Part:
+    """The part from standard input, whose end ends this process from now on."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        os._exit(0)  # whoever started this is gone before it said what to do
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a game prints is no answer
+    threading.Thread(target=_end_with_input, args=(kept, answers), name="tether", daemon=True).start()
+    return read_part(line)
+
+
+def play_rollouts(part: Part, player: Player, kept: Kept) -> None:
+    """One rollout after another, each with the newest weights; in step: one for each version."""
+    out = part.open_rollouts(part.ring)
+    while not player.bell.gone:
+        if not out.ring.wait_for_room(player.bell, PATIENCE_S, part.lane):
+            continue
+        if part.in_step and not player.board.wait_for(player.version + 1, player.bell, PATIENCE_S):
+            continue
+        actor = player.follow()
+        if part.in_step:
+            kept.keep(player.version, pack(actor.save() | {"past": []}))  # the board has the past selves
+        out.play(actor, player.version, part.lane)
+        player.bell.ring()
+
+
+def play_steps(part: Part, player: Player) -> None:
+    """One block of steps after another, each with the newest weights."""
+    out = part.open_blocks(part.ring)
+    while not player.bell.gone:
+        if not out.ring.wait_for_room(player.bell, PATIENCE_S):
+            continue
+        actor = player.follow()
+        before, games = actor.env_steps, actor.episodes
+        ticks = [actor.step(player.epsilon) for _ in range(part.ticks)]
+        out.write(
+            ticks,
+            actor.ended(),
+            version=player.version,
+            env_steps=actor.env_steps - before,
+            games=actor.episodes - games,
+        )
+        player.bell.ring()
+
+
+def main() -> None:
+    """Play until the end of standard input."""
+    kept = Kept()
+    part = tethered(kept)
+    player = Player(part, part.open_board(part.board), Bell.inherited(part.bell))
+    if part.feeds == "rollouts":
+        play_rollouts(part, player, kept)
+    else:
+        play_steps(part, player)
+
+
+def _end_with_input(kept: Kept, answers: int) -> None:
+    while line := sys.stdin.buffer.readline():
+        version, state = kept.before(int(line))
+        with open(answers, "wb", closefd=False) as out:
+            out.write(ANSWER.pack(version, len(state)) + state)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
