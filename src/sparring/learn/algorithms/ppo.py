@@ -34,6 +34,7 @@ class PpoConfig:
     anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
     trace_decay: float = 0.95  # λ of generalised advantages
+    reward_scale: float = 1.0  # rewards times this are learned: values of the order of one are learned soonest
     rollout_ticks: int = 128  # of every game between two updates
     minibatch_steps: int = 512
     epochs: int = 4  # times that each rollout is learned from
@@ -131,7 +132,8 @@ def judged(net: Network, batch: Batch, config: PpoConfig) -> Samples:
     assert batch.value is not None
     assert batch.behaviour_logp is not None
     following = next_values(batch.value, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
-    advantage = gae(batch.reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
+    reward = batch.reward * np.float32(config.reward_scale)
+    advantage = gae(reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
     return Samples(
         net.arranged({name: true_steps(batch, leaf) for name, leaf in batch.observation.items()}),
         actions(batch),
@@ -174,7 +176,7 @@ def imitation(net: Network, records: Batch, chosen: Distribution, config: PpoCon
     assert records.n_steps is not None
     with torch.no_grad():
         after = net(tensors(records.next_observation))["value"] * (tensor(records.ending) != TERMINATED)
-        earned = tensor(records.reward) + config.discount ** tensor(records.n_steps) * after
+        earned = tensor(records.reward) * config.reward_scale + config.discount ** tensor(records.n_steps) * after
         better = (earned - out["value"]).clamp(min=0)
         better = better / (better.mean() + 1e-8)  # whatever the scale of rewards, the weights have mean 1
     legal = None if records.legal is None else tensor(records.legal).bool()
