@@ -32,6 +32,7 @@ QUICK = {
         "hidden_units=[32]",
         "memory=gru:16",
     ),
+    "sac": ("learning_rate=0.003", "batch_steps=64", "hidden_units=[32]", "target_rate=0.02", "temperature_first=0.1"),
     "ppo": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128"),
     "impala": ("learning_rate=0.01", "rollout_ticks=16", "hidden_units=[32]"),
     "a3c": ("learning_rate=0.01", "rollout_ticks=8", "hidden_units=[32]"),
@@ -42,6 +43,7 @@ QUICK = {
 STEPS = {
     "dqn": 6_000,
     "r2d2": 4_000,
+    "sac": 4_000,
     "ppo": 6_000,
     "impala": 12_000,
     "a3c": 12_000,
@@ -49,7 +51,7 @@ STEPS = {
     "cql": 20_000,
     "iql": 20_000,
 }
-KINDS = dict.fromkeys(("ppo", "impala", "a3c"), "discrete or box")  # of actions; all others: discrete
+KINDS = dict.fromkeys(("sac", "ppo", "impala", "a3c"), "discrete or box")  # of actions; all others: discrete
 
 OPENED = []
 

@@ -11,6 +11,7 @@ from sparring.learn.protocol import Algorithm
 ALGORITHMS = {
     "dqn": "sparring.learn.algorithms.dqn:Dqn",
     "r2d2": "sparring.learn.algorithms.r2d2:R2d2",
+    "sac": "sparring.learn.algorithms.sac:Sac",
     "ppo": "sparring.learn.algorithms.ppo:Ppo",
     "impala": "sparring.learn.algorithms.impala:Impala",
     "a3c": "sparring.learn.algorithms.a3c:A3c",
@@ -18,11 +19,13 @@ ALGORITHMS = {
     "cql": "sparring.learn.algorithms.cql:Cql",
     "iql": "sparring.learn.algorithms.iql:Iql",
 }
+ALIASES = {"apex": "dqn"}  # an algorithm with another topology and preset
 VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name")
 
 
 def open_algorithm(name: str) -> Algorithm:
     """The algorithm of that name, or at `module:name`; Missing with a suggestion otherwise."""
+    name = ALIASES.get(name, name)
     if name not in ALGORITHMS and ":" not in name:
         near = difflib.get_close_matches(name, ALGORITHMS, n=1)
         do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(ALGORITHMS)}, or give module:name"

@@ -1,0 +1,194 @@
+"""SAC: boxes and discrete actions, its targets by hand, its temperature, and a game of numbers that it learns."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from reach_game import SPEC as REACH
+
+from sparring.errors import ConfigError
+from sparring.games.catalogue import spec_of
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.learn.algorithms import open_algorithm, settings_of
+from sparring.learn.algorithms.sac import of_actions, soft_costs, target_entropy, td_errors
+from sparring.learn.distributions import Categorical
+from sparring.learn.evaluate import evaluate
+from sparring.learn.forward import Forward
+from sparring.learn.plan import Wish, plan
+from sparring.learn.protocol import Batch
+from sparring.learn.topologies import wire
+from sparring.wire.tree import pack, unpack
+
+ALGORITHM = open_algorithm("sac")
+ROWS = 9
+QUICK = ("learning_rate=0.003", "batch_steps=64", "hidden_units=[32]", "target_rate=0.02", "temperature_first=0.1")
+ENDINGS = np.array([RUNNING, TERMINATED, TRUNCATED] * 3, np.uint8)
+
+
+def wired(config, seed=0):
+    wish = Wish("reach_game:reach", "sac", "sim", None, seed, 6_000, 8, QUICK)
+    keys = {"min_steps": 200, "sampler": "prioritised"}
+    return wire(plan(wish, replace(config, replay=replace(config.replay, **keys))), None)
+
+
+def shaken(learner, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():  # fresh heads say nearly nothing
+        for network in (learner.policy, *learner.critics, *learner.targets):
+            for value in network.parameters():
+                value.add_(torch.randn(value.shape, generator=draw) * 0.2)
+    return learner
+
+
+def boards():
+    """Nine transitions of Connect Four, some columns full."""
+    rng = np.random.default_rng(1)
+    legal = rng.random((2, ROWS, 7)) < 0.5
+    legal[..., 3] = True
+    return Batch(
+        observation={"observation/board": rng.integers(0, 2, (ROWS, 2, 6, 7)).astype(np.uint8)},
+        action=rng.integers(0, 7, ROWS).astype(np.int32),
+        reward=rng.normal(size=ROWS).astype(np.float32),
+        ending=ENDINGS,
+        next_observation={"observation/board": rng.integers(0, 2, (ROWS, 2, 6, 7)).astype(np.uint8)},
+        legal=legal[0],
+        next_legal=legal[1],
+        n_steps=rng.integers(1, 4, ROWS).astype(np.int32),
+    )
+
+
+def reaches():
+    """Nine transitions of the game of numbers."""
+    rng = np.random.default_rng(2)
+    seen = rng.uniform(-1, 1, (2, ROWS, 2)).astype(np.float32)
+    return Batch(
+        observation={"observation/way": seen[0]},
+        action=rng.uniform(-1, 3, (ROWS, 2)).astype(np.float32),
+        reward=rng.normal(size=ROWS).astype(np.float32),
+        ending=ENDINGS,
+        next_observation={"observation/way": seen[1]},
+        n_steps=np.ones(ROWS, np.int32),
+    )
+
+
+def test_it_learns_a_game_of_numbers_with_priorities(config):
+    wiring = wired(config)
+    while wiring.position < 6_000:
+        wiring.turn()
+    learner = wiring.learner
+    played = evaluate("reach_game:reach", Forward(learner.network, learner.weights()), episodes=40, seed=1)
+    assert played.mean > -0.15  # chance: about -1.4
+
+
+def test_a_run_goes_on_as_if_nothing_had_happened(config):
+    first, second = wired(config), wired(config)
+    while first.position < 600:
+        first.turn()
+    second.load(unpack(pack(first.save())))
+    for _ in range(10):
+        first.turn()
+        second.turn()
+    assert pack(first.save()) == pack(second.save())
+
+
+def test_errors_over_discrete_actions_are_those_of_a_slow_loop():
+    config = settings_of(ALGORITHM, {"hidden_units": [16], "image_layers": ["flat"], "temperature_first": 0.3})
+    learner, batch = shaken(ALGORITHM.begin(spec_of("connect-four"), config, 0)), boards()
+    errors = [one.detach().numpy() for one in td_errors(learner, batch)]
+    seen = [
+        Forward(network.spec, network.weights())(batch.next_observation)["logits"]
+        for network in (learner.policy, *learner.targets)
+    ]
+    own = [Forward(one.spec, one.weights())(batch.observation)["logits"] for one in learner.critics]
+    for row in range(ROWS):
+        legal = np.flatnonzero(batch.next_legal[row])
+        chances = np.exp(seen[0][row][legal] - seen[0][row][legal].max())
+        chances /= chances.sum()
+        value = 0.0
+        for chance, action in zip(chances, legal, strict=True):
+            value += chance * (min(seen[1][row, action], seen[2][row, action]) - 0.3 * math.log(chance))
+        follows = 0.0 if batch.ending[row] == TERMINATED else 0.99 ** batch.n_steps[row]
+        for critic in range(2):
+            expected = batch.reward[row] + follows * value - own[critic][row, batch.action[row]]
+            assert errors[critic][row] == pytest.approx(expected, abs=1e-4)
+
+
+def test_errors_over_a_box_take_one_drawn_action_of_the_policy():
+    config = settings_of(ALGORITHM, {"hidden_units": [16], "temperature_first": 0.3})
+    learner, batch = shaken(ALGORITHM.begin(REACH, config, 0)), reaches()
+    kept = learner.draw.get_state()
+    errors = [one.detach() for one in td_errors(learner, batch)]
+    learner.draw.set_state(kept)
+    then = {"observation/way": torch.from_numpy(batch.next_observation["observation/way"])}
+    action, logp = learner.says.draw(learner.policy(then), learner.draw)
+    value = torch.minimum(*of_actions(learner, learner.targets, then, action)) - 0.3 * logp
+    goal = torch.from_numpy(batch.reward) + 0.99 * value * torch.from_numpy(batch.ending != TERMINATED)
+    now = {"observation/way": torch.from_numpy(batch.observation["observation/way"])}
+    for critic, error in zip(learner.critics, errors, strict=True):
+        q = critic(now | {"action": torch.from_numpy(batch.action)})["value"]
+        assert torch.allclose(error, (goal - q).detach(), atol=1e-5)
+
+
+def test_critics_of_a_box_see_its_numbers_between_minus_one_and_one():
+    learner = ALGORITHM.begin(REACH, settings_of(ALGORITHM), 0)
+    given = learner.critics[0].spec.inputs[-1]
+    assert (given.name, given.shape, given.shift, given.scale) == ("action", (2,), 1.0, 0.5)
+    assert [head.name for head in learner.network.heads] == ["mean", "log_std"]
+
+
+def test_the_policys_gradient_goes_through_the_critics_and_not_into_them():
+    learner, batch = shaken(ALGORITHM.begin(REACH, settings_of(ALGORITHM, {"hidden_units": [16]}), 0)), reaches()
+    now = {"observation/way": torch.from_numpy(batch.observation["observation/way"])}
+    state = learner.draw.get_state()
+
+    def loss():
+        learner.draw.set_state(state)
+        return soft_costs(learner, learner.critics, now, None)[0].mean()
+
+    bias = learner.policy.get_parameter("mean/bias")
+    (found,) = torch.autograd.grad(loss(), bias)
+    with torch.no_grad():
+        for place in range(2):
+            step = torch.zeros(2)
+            step[place] = 1e-2
+            bias.add_(step)
+            above = loss()
+            bias.sub_(2 * step)
+            below = loss()
+            bias.add_(step)
+            assert found[place].item() == pytest.approx((above - below).item() / 2e-2, abs=2e-2)
+    before = [one.weights() for one in learner.critics]
+    ALGORITHM.update(learner, replace(batch, weight=np.zeros(ROWS, np.float32)))
+    for one, weights in zip(learner.critics, before, strict=True):
+        assert all((one.weights()[name] == value).all() for name, value in weights.items())
+        assert all(value.requires_grad for value in one.parameters())
+
+
+def test_the_temperature_falls_while_there_is_more_entropy_than_asked_for_and_rises_while_there_is_less():
+    for asked, direction in ((-20.0, -1), (20.0, 1)):
+        config = settings_of(ALGORITHM, {"hidden_units": [16], "entropy_per_number": asked})
+        learner = ALGORITHM.begin(REACH, config, 0)
+        before = learner.temperature.item()
+        ALGORITHM.update(learner, reaches())
+        assert (learner.temperature.item() - before) * direction > 0
+    still = ALGORITHM.begin(REACH, settings_of(ALGORITHM, {"hidden_units": [16], "tune_temperature": False}), 0)
+    ALGORITHM.update(still, reaches())
+    assert still.temperature.item() == 1.0
+
+
+def test_the_target_entropy_counts_the_legal_actions_or_the_width_of_the_box():
+    discrete = ALGORITHM.begin(spec_of("connect-four"), settings_of(ALGORITHM, {"image_layers": ["flat"]}), 0)
+    assert isinstance(discrete.says, Categorical)
+    assert target_entropy(discrete, None) == pytest.approx(0.5 * math.log(7))
+    legal = torch.tensor([[True] * 2 + [False] * 5, [True] + [False] * 6])
+    assert target_entropy(discrete, legal).tolist() == pytest.approx([0.5 * math.log(2), 0.0])
+    box = ALGORITHM.begin(REACH, settings_of(ALGORITHM), 0)
+    assert target_entropy(box, None) == pytest.approx(2 * (-1 + math.log(2)))
+
+
+def test_what_cannot_be_is_refused():
+    for key, value in (("target_rate", 0.0), ("temperature_first", 0.0), ("entropy_share", 1.0), ("n_steps", 0)):
+        with pytest.raises(ConfigError, match=rf"\[sac\]: .*{key} = {value:g}"):
+            settings_of(ALGORITHM, {key: value})
