@@ -20,7 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algo", default="ppo", metavar="NAME", help="ppo, dqn; bc, cql, iql from the store; or module:name (ppo)"
     )
-    parser.add_argument("--topology", metavar="NAME", help="single or offline; by default what suits --from")
+    parser.add_argument(
+        "--topology", metavar="NAME", help="single, sync, async, apex, hogwild or offline; by default what suits --algo"
+    )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
     )
@@ -94,6 +96,8 @@ def _line(progress: "Progress") -> str:
         parts.append(f"return {progress.return_mean:.2f}")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4f}")
+    if progress.staleness:  # none where acting and learning take turns
+        parts.append(f"{progress.staleness:.0f} updates stale")
     if progress.seconds_left is not None:
         parts.append(f"{_span(progress.seconds_left)} left")
     return "  ".join(parts)

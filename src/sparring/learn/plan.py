@@ -1,6 +1,7 @@
 """A plan: everything that decides what a run learns. It is written into run.json, and --resume reads it back."""
 
 import difflib
+import os
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -8,13 +9,23 @@ from sparring.config import Config, ReplayConfig, read
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import Catalogue, spec_of
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms import open_algorithm, settings_of
+from sparring.learn.algorithms import ALIASES, open_algorithm, settings_of
 from sparring.learn.own_policy import open_policy
 from sparring.learn.presets import Preset, preset_for
 from sparring.learn.protocol import Algorithm, policy_for
 from sparring.replay.feeder import check_share
 
 Source = Literal["sim", "store", "mix"]
+
+SUITS = {"impala": "async", "a3c": "hogwild", "apex": "apex"}  # by --algo; every other plays in the learner's process
+TAKES = {  # what each topology can feed an algorithm with
+    "single": ("transitions", "sequences", "trajectories"),
+    "sync": ("trajectories",),
+    "async": ("trajectories",),
+    "hogwild": ("trajectories",),
+    "apex": ("transitions", "sequences"),
+    "offline": ("transitions", "sequences", "records"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +88,11 @@ def plan(wish: Wish, config: Config) -> Plan:
     """The plan for a wish: the user's words, then the preset, then the defaults."""
     algorithm = open_algorithm(wish.algo)
     source = _source(wish.source)
-    topology = _topology(wish.topology, source)
-    preset = preset_for(wish.game, algorithm.name)
+    preset = preset_for(wish.game, wish.algo if wish.algo in ALIASES else algorithm.name)
     spec = _spec(wish.game, source, config)
     settings = settings_of(algorithm, dict(preset.settings), assignments(wish.settings))
     _check_source(algorithm, source, wish.game)
+    topology = _topology(wish, algorithm, source)
     if source == "mix":
         check_share(config.replay.store_share)
     envs = wish.envs or (preset.envs if config.train.envs == type(config.train)().envs else config.train.envs)
@@ -165,22 +176,30 @@ def _source(text: str) -> Source:
     raise ConfigError(f"there is no source {text!r}", where="--from", do=do)
 
 
-def _topology(text: str | None, source: Source) -> str:
+def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
     from sparring.learn.topologies import TOPOLOGIES
 
-    wanted = "offline" if source == "store" else "single"
-    name = text or wanted
+    wanted = "offline" if source == "store" else _suiting(wish.algo, algorithm)
+    name = wish.topology or wanted
     if name not in TOPOLOGIES:
         near = difflib.get_close_matches(name, TOPOLOGIES, n=1)
         do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(TOPOLOGIES)}"
         raise Missing(f"there is no topology {name!r}", where="--topology", do=do)
+    leave = f"Leave it out: {wanted} suits"
     if (name == "offline") != (source == "store"):
+        raise ConfigError(f"--topology {name} does not go with --from {source}", where="--topology", do=leave)
+    if algorithm.feeds not in TAKES.get(name, (algorithm.feeds,)):
         raise ConfigError(
-            f"--topology {name} does not go with --from {source}",
+            f"{name} carries {' and '.join(TAKES[name])}, and {algorithm.name} is fed with {algorithm.feeds}",
             where="--topology",
-            do=f"Leave it out: {wanted} suits",
+            do=leave,
         )
     return name
+
+
+def _suiting(named: str, algorithm: Algorithm) -> str:
+    """By the name that was asked for, then by the algorithm's; processes of their own need what POSIX has."""
+    return SUITS.get(named, SUITS.get(algorithm.name, "single")) if os.name == "posix" else "single"
 
 
 def _policy(name: str, algorithm: Algorithm, spec: GameSpec) -> str:

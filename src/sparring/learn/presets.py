@@ -5,7 +5,7 @@ leaves at its default.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -87,5 +87,8 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
 
 
 def preset_for(game: str, algorithm: str) -> Preset:
-    """The table's row, or the defaults."""
+    """The table's row, or the defaults. "apex" is what suits dqn, with the priorities of its paper."""
+    if algorithm == "apex" and (game, algorithm) not in PRESETS:
+        dqn = preset_for(game, "dqn")
+        return replace(dqn, replay={**dqn.replay, "sampler": "prioritised"})
     return PRESETS.get((game, algorithm), Preset())

@@ -48,6 +48,7 @@ class Progress:
     loss: float | None
     done_share: float
     seconds_left: float | None
+    staleness: float | None = None  # updates between acting and learning, of the last batch
 
 
 @dataclass(slots=True)
@@ -175,8 +176,19 @@ class Session:
         self.run.measure(line | self._metrics)
         share = min(1.0, max(position / self.limits.steps, seconds / self.limits.seconds))
         left = None if share <= 0 else seconds / share - seconds
-        loss = self._metrics.get("loss")
-        self.show(Progress(seconds, self.wiring.env_steps, self.wiring.learner.updates, rate, mean, loss, share, left))
+        self.show(
+            Progress(
+                seconds,
+                self.wiring.env_steps,
+                self.wiring.learner.updates,
+                rate,
+                mean,
+                self._metrics.get("loss"),
+                share,
+                left,
+                self._metrics.get("staleness_updates"),
+            )
+        )
 
     def _checkpoint(self) -> None:
         self.run.checkpoint(self._state())

@@ -1,11 +1,11 @@
 """One file per algorithm, chosen by name or as `module:name` of your own."""
 
 import difflib
-import importlib
 from typing import Any
 
 from sparring.config import read
 from sparring.errors import ConfigError, Missing
+from sparring.learn.named_code import found_code
 from sparring.learn.protocol import Algorithm
 
 ALGORITHMS = {
@@ -30,11 +30,7 @@ def open_algorithm(name: str) -> Algorithm:
         near = difflib.get_close_matches(name, ALGORITHMS, n=1)
         do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(ALGORITHMS)}, or give module:name"
         raise Missing(f"there is no algorithm {name!r}", where="--algo", do=do)
-    module, _, attribute = ALGORITHMS.get(name, name).partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise Missing(f"{name!r} does not import: {error}", where="--algo", do="Check the module and name") from None
+    found = found_code(ALGORITHMS.get(name, name), "algorithm")
     algorithm: Algorithm = found() if isinstance(found, type) else found
     if lacking := [verb for verb in VERBS if not hasattr(algorithm, verb)]:
         raise ConfigError(
