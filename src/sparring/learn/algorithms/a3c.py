@@ -6,6 +6,7 @@ The workers are the topology's (learn/topologies/hogwild.py); one worker alone, 
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ class A3cConfig:
     learning_rate: float = 1e-3
     anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
+    reward_scale: float = 1.0  # rewards times this are learned: values of the order of one are learned soonest
     rollout_ticks: int = 16  # of every game of a worker between two of its gradients; the paper's t_max
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
@@ -111,7 +113,8 @@ def loss(net: Network, batch: Batch, chosen: Distribution, config: A3cConfig) ->
     logp, entropies = chosen.judge(out, actions(batch), legal)
     value = grid(batch, out["value"])
     following = next_values(value, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
-    goal = true_steps(batch, discounted_returns(batch.reward, following, batch.ending, config.discount, batch.mask))
+    reward = batch.reward * np.float32(config.reward_scale)
+    goal = true_steps(batch, discounted_returns(reward, following, batch.ending, config.discount, batch.mask))
     surprise = goal - out["value"]
     policy_loss = -(surprise.detach() * logp).mean()
     value_loss, entropy = 0.5 * surprise.square().mean(), entropies.mean()

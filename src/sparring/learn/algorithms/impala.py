@@ -31,6 +31,7 @@ class ImpalaConfig:
     learning_rate: float = 1e-3
     anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
+    reward_scale: float = 1.0  # rewards times this are learned: values of the order of one are learned soonest
     rollout_ticks: int = 32  # of every game between two updates
     correction_clip: float = 1.0  # ρ̄ of V-trace
     trace_clip: float = 1.0  # c̄ of V-trace
@@ -118,7 +119,8 @@ def corrected(net: Network, batch: Batch, value: Tensor, log_ratio: Tensor, conf
     values, ratio = grid(batch, value), np.exp(grid(batch, log_ratio))
     following = next_values(values, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
     cut = Truncation(config.correction_clip, config.trace_clip, config.trace_decay)
-    goal, advantage = vtrace(batch.reward, values, following, batch.ending, ratio, config.discount, cut)
+    reward = batch.reward * np.float32(config.reward_scale)
+    goal, advantage = vtrace(reward, values, following, batch.ending, ratio, config.discount, cut)
     correction = np.minimum(ratio, np.float32(cut.correction))
     return Corrected(true_steps(batch, goal), true_steps(batch, advantage), true_steps(batch, correction))
 
