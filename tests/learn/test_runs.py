@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparring.errors import ConfigError, Missing, TrainingStopped
+from sparring.learn.algorithms import ALGORITHMS
 from sparring.learn.plan import Wish, plan
 from sparring.learn.run import Run
 from sparring.learn.train import Orders, train
@@ -254,10 +255,10 @@ WRONG = [
     (
         Wish("cartpole", "alphazero"),
         Missing,
-        "--algo: there is no algorithm 'alphazero'. Choose one of dqn, ppo, bc, cql, iql, or give module:name.",
+        f"--algo: there is no algorithm 'alphazero'. Choose one of {', '.join(ALGORITHMS)}, or give module:name.",
     ),
     (Wish("cartpole", "json:loads"), ConfigError, "'json:loads' has no begin, update, exploration"),
-    (Wish("cartpole", "nowhere:Dqn"), Missing, "--algo: 'nowhere:Dqn' does not import: No module named 'nowhere'."),
+    (Wish("cartpole", "nowhere:Dqn"), Missing, "algorithm 'nowhere:Dqn': there is no module 'nowhere'."),
     (Wish("cartpole", settings=("clap=1",)), ConfigError, "[ppo]: unknown key 'clap'. Did you mean 'clip'."),
     (Wish("cartpole", settings=("clip",)), ConfigError, "--algo-set: 'clip' has no value. Write --algo-set key=value."),
     (
