@@ -38,6 +38,32 @@ def test_memory_probability_and_version_come_with_transitions():
         assert batch.version.dtype == np.int64
 
 
+def joined(ticks):
+    """Steps of several ticks as one."""
+    first = np.cumsum([0, *(len(one) for one in ticks)])
+    columns = {
+        name: np.concatenate([getattr(one, name) for one in ticks]) for name in ("stream", "action", "reward", "ending")
+    }
+    return replace(
+        ticks[0],
+        **columns,
+        observation={"observation/x": np.concatenate([one.observation["observation/x"] for one in ticks])},
+        final=np.concatenate([one.final + start for one, start in zip(ticks, first, strict=False)]),
+        final_observation={"observation/x": np.concatenate([one.final_observation["observation/x"] for one in ticks])},
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_ticks_may_come_at_once_and_are_joined_as_if_each_came_alone(seed):
+    rng, episodes, table = np.random.default_rng(seed), Episodes(seed, 6), Table(SEAT, 400, streams=6, masks=False)
+    for _ in range(60):
+        table.insert(joined([episodes.play() for _ in range(7)]))
+        if table.ready:
+            batch, _ = table.sample(64, rng, n_steps=3, discount=0.9)
+            episodes.check(batch, 3, 0.9)
+    assert table._episodes == episodes.count - sum(step == 0 for _, step in episodes.at)
+
+
 def test_what_nobody_knows_of_a_step_is_no_number_and_a_table_without_memory_gives_none():
     table = Table(SEAT, 20, streams=1, masks=False)
     table.insert(steps_of([0], [(0, 0, 0)], [1.0], [TERMINATED], [(0, 1, 0)]))

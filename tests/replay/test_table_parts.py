@@ -11,8 +11,9 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
 from sparring.replay.opening import capacity, open_table, source_shares
 from sparring.replay.remover import LowestPriority
+from sparring.replay.rows import row_layout
 from sparring.replay.sampler import Prioritised
-from sparring.replay.table import Table, beyond, row_layout
+from sparring.replay.table import Table, beyond
 from sparring.replay.walks import Window
 
 PRIORITISED = ReplayConfig(sampler="prioritised", remover="lowest-priority", capacity_steps=200)
@@ -59,7 +60,7 @@ def test_windows_never_cross_an_end_and_begin_where_they_should(seed):
         assert batch.mask.shape == batch.reward.shape == (9, 32)
         episode, step = seen(batch.observation["observation/x"])
         ends = batch.ending != RUNNING
-        for column in range(len(rows)):
+        for column in range(rows.shape[1]):
             there = np.flatnonzero(batch.mask[:, column])
             assert (np.diff(there) == 1).all()
             assert 3 in there

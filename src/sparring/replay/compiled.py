@@ -18,9 +18,9 @@ def compiled(function: Function) -> Function:
         numba = importlib.import_module("numba")  # has no types; said once, here
     except ModuleNotFoundError:
         raise ConfigError(
-            "prioritised replay is compiled, and numba is not installed",
-            where="[replay] sampler",
-            do="Install `sparring[train]`, or use another sampler",
+            "replay is compiled, and numba is not installed",
+            where="[replay]",
+            do="Install `sparring[train]`",
         ) from None
     made: Function = numba.njit(cache=True, nogil=True)(function)
     return made

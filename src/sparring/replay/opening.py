@@ -6,9 +6,10 @@ from sparring.config import ReplayConfig
 from sparring.errors import ConfigError
 from sparring.games.spec import SeatSpec
 from sparring.replay.remover import Fifo, LowestPriority, Remover
+from sparring.replay.rows import row_layout
 from sparring.replay.sampler import ByEpisode, BySource, Newest, Prioritised, Sampler, Uniform
 from sparring.replay.steps import SOURCES
-from sparring.replay.table import Table, row_layout
+from sparring.replay.table import Table
 
 
 def open_table(

@@ -15,6 +15,8 @@ BATCHES = 64  # a table of lowest priority first makes room for this part of its
 class Remover(Protocol):
     """Gives rows to write to. What stood there is forgotten by the table."""
 
+    side_by_side: bool  # the rows given last ascend one by one
+
     def claim(self, count: int, worth: Callable[[], Array]) -> Array:
         """`count` different rows. `worth` says what each row of a full table is worth; infinite: it must stay."""
         ...
@@ -34,12 +36,14 @@ class Fifo:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._claimed = 0
+        self.side_by_side = True
 
     def claim(self, count: int, worth: Callable[[], Array]) -> Array:
         first = self._claimed % self._capacity
         self._claimed += count
         rows = np.arange(first, first + count)
-        return rows if first + count <= self._capacity else rows % self._capacity
+        self.side_by_side = first + count <= self._capacity
+        return rows if self.side_by_side else rows % self._capacity
 
     def save(self) -> Tree:
         return {"claimed": self._claimed}
@@ -57,6 +61,7 @@ class LowestPriority:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._free = np.arange(capacity, dtype=np.int64)
+        self.side_by_side = False
 
     def claim(self, count: int, worth: Callable[[], Array]) -> Array:
         if len(self._free) < count:

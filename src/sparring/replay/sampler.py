@@ -154,8 +154,8 @@ class Prioritised:
             return
         given = self._expected[rows].astype(np.float64)
         raised = (np.maximum(given, 0.0) + LEAST_PRIORITY) ** self._alpha
-        self._tree.set(rows, np.where(given < 0, self._largest, raised))
         self._largest = max(self._largest, float(raised.max(initial=0.0)))
+        self._tree.set(rows, np.where(given < 0, self._largest, raised))
         self._expected[rows] = -1.0
 
     def gone(self, rows: Array) -> None:
@@ -166,16 +166,15 @@ class Prioritised:
 
     def draw(self, count: int, rng: Generator) -> Drawn:
         # One point in each of `count` equal parts: as likely for every row, with less variance (ibid., appendix B).
-        points = (np.arange(count) + rng.random(count)) / count
         # n and the total are the same for the whole batch, so (n·P(i))^-β over its maximum is (p_i / p_least)^-β.
-        rows, weight = self._tree.draw_weighted(points, self.importance_exponent)
+        rows, weight = self._tree.draw_weighted(rng.random(count), self.importance_exponent)
         self._drawn += count
         return Drawn(rows, weight)
 
     def learned(self, rows: Array, priorities: Array) -> None:
-        errors = np.asarray(priorities, np.float64) + LEAST_PRIORITY
         if len(rows):  # what went since then stays away
-            self._largest = max(self._largest, self._tree.replace(rows, errors, self._alpha))
+            errors = np.ascontiguousarray(priorities, np.float32)
+            self._largest = max(self._largest, self._tree.replace(rows, errors, LEAST_PRIORITY, self._alpha))
 
     def priorities(self) -> Array:
         """p^α of every row, 0 where it is not ready."""

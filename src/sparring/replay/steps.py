@@ -10,7 +10,7 @@ SOURCES = ("selfplay", "play", "collect", "node", "import")  # of wire/chunk.py,
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps whose reward is known by now: at most one of each stream, or consecutive ones of a single stream.
+    """Steps whose reward is known by now, of any streams; those of one stream follow one another in their order.
 
     A stream is a seat of a game that an actor plays, or one chunk of the store, numbered from 0. `final` says
     which of these steps ended or have their successor elsewhere; `final_observation` what was seen after each.

@@ -8,9 +8,11 @@ however long a run lasts.
 import numpy as np
 
 from sparring.replay.compiled import compiled
+from sparring.replay.powers import raised
+from sparring.replay.rows import large
 from sparring.wire.chunk import Array
 
-CHILDREN = 4  # written out in _descend; why four: docs/decisions/0080-wide-sum-tree.md
+CHILDREN = 4  # written out in _down; why four: docs/decisions/0080-wide-sum-tree.md
 
 
 class SumTree:
@@ -22,10 +24,10 @@ class SumTree:
         ]  # from the leaves up; every level but the root's is whole families
         while sizes[-1] > CHILDREN:
             sizes.append(-(-sizes[-1] // CHILDREN**2) * CHILDREN)
-        sizes = [1, *reversed(sizes)]
+        sizes = [4 * CHILDREN, *reversed(sizes)]  # the root alone in its line, so that no family is in two
         self.capacity = capacity
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each level, and the end
-        self._nodes = np.zeros(sum(sizes), np.float64)
+        self._nodes = large(sum(sizes) * 4).view(np.float32)
         self._leaves = self._nodes[self._starts[-2] :][:capacity]
 
     @property
@@ -55,19 +57,21 @@ class SumTree:
         return rows
 
     def draw_weighted(self, points: Array, exponent: float) -> tuple[Array, Array]:
-        """As `draw`, and (least priority drawn / its own)^exponent of each row, float32."""
+        """As `draw`, of one point in each of len(points) equal parts, and (least drawn / its own)^exponent, float32.
+
+        `points` say where in its part each is, and are lost.
+        """
         rows, weight = np.empty(len(points), np.int64), np.empty(len(points), np.float32)
-        _descend(self._nodes, self._starts, points, rows)
-        _weigh(self._leaves, rows, exponent, weight)
+        _draw_weighted(self._nodes, self._starts, points, exponent, rows, weight)
         return rows, weight
 
     def clear(self, rows: Array) -> int:
         """Take their priorities from rows; how many had any."""
         return int(_clear(self._nodes, self._starts, rows))
 
-    def replace(self, rows: Array, values: Array, exponent: float) -> float:
-        """Give values^exponent to those rows that have a priority already; the largest of them."""
-        return float(_replace(self._nodes, self._starts, rows, values, exponent))
+    def replace(self, rows: Array, values: Array, least: float, exponent: float) -> float:
+        """Give (values + least)^exponent to those rows that have a priority already; the largest of them."""
+        return float(_replace(self._nodes, self._starts, rows, values, least, exponent))
 
     def load(self, priorities: Array) -> None:
         """All priorities at once, for rows 0 to len(priorities)."""
@@ -118,42 +122,66 @@ def _clear(nodes: Array, starts: Array, rows: Array) -> int:
 
 
 @compiled
-def _replace(nodes: Array, starts: Array, rows: Array, values: Array, exponent: float) -> float:
+def _replace(nodes: Array, starts: Array, rows: Array, values: Array, least: float, exponent: float) -> float:
     leaves, largest = starts[-2], 0.0
-    raised = np.empty(len(rows), np.float64)
+    lifted = np.empty(len(rows), np.float64)
     for i in range(len(rows)):
-        if nodes[leaves + rows[i]] > 0.0:
-            raised[i] = values[i] ** exponent
-            largest = max(largest, raised[i])
-        else:
-            raised[i] = 0.0
-    _set(nodes, starts, rows, raised)
+        lifted[i] = values[i] + least if nodes[leaves + rows[i]] > 0.0 else 0.0
+    lifted = raised(lifted, exponent)
+    for i in range(len(rows)):
+        largest = max(largest, lifted[i])
+    _set(nodes, starts, rows, lifted)
     return largest
 
 
 @compiled
-def _weigh(leaves: Array, rows: Array, exponent: float, weight: Array) -> None:
-    least = np.inf
-    for i in range(len(rows)):
-        least = min(least, leaves[rows[i]])
-    for i in range(len(rows)):
-        weight[i] = (least / leaves[rows[i]]) ** exponent
+def _draw_weighted(nodes: Array, starts: Array, points: Array, exponent: float, rows: Array, weight: Array) -> None:
+    count, leaves, least = len(points), starts[-2], np.inf
+    # The points ascend, so the upper levels are not descended: one walk along a level of as many nodes finds all.
+    level = 0
+    while level + 2 < len(starts) and starts[level + 2] - starts[level + 1] <= count:
+        level += 1
+    place, passed, last = starts[level], 0.0, starts[level + 1] - 1
+    while nodes[last] <= 0.0 and last > place:
+        last -= 1
+    for i in range(count):
+        goal = (i + points[i]) / count * nodes[0]
+        while place < last and passed + nodes[place] <= goal:
+            passed += nodes[place]
+            place += 1
+        rows[i] = place - starts[level]
+        points[i] = goal - passed
+    _down(nodes, starts, level + 1, points, rows)
+    shares = np.empty(count, np.float64)
+    for i in range(count):
+        shares[i] = nodes[leaves + rows[i]]
+        least = min(least, shares[i])
+    for i in range(count):
+        shares[i] = least / shares[i]
+    shares = raised(shares, exponent)
+    for i in range(count):
+        weight[i] = shares[i]
 
 
 @compiled
 def _descend(nodes: Array, starts: Array, points: Array, rows: Array) -> None:
-    # All descents go down together, a level at a time: their reads do not wait for one another. The four children
-    # are written out and indexes are unsigned, so that a step down has neither a loop nor a branch.
-    count = len(points)
-    left = np.empty(count, np.float64)
-    for i in range(count):
+    left = np.empty(len(points), np.float64)
+    for i in range(len(points)):
         left[i] = points[i] * nodes[0]
         rows[i] = 0
-    for level in range(1, len(starts) - 1):
-        for i in range(count):
+    _down(nodes, starts, 1, left, rows)
+
+
+@compiled
+def _down(nodes: Array, starts: Array, first_level: int, left: Array, rows: Array) -> None:
+    """From nodes `rows` of the level above `first_level` to leaves; `left` is how far into each its goal lies."""
+    # All descents go down together, a level at a time: their reads do not wait for one another. The four children
+    # are written out and indexes are unsigned, so that a step down has neither a loop nor a branch.
+    for level in range(first_level, len(starts) - 1):
+        for i in range(len(rows)):
             first = np.uint64(starts[level] + rows[i] * 4)
             goal = left[i]
-            one = nodes[first]
+            one = np.float64(nodes[first])
             two = one + nodes[first + np.uint64(1)]
             three = two + nodes[first + np.uint64(2)]
             four = three + nodes[first + np.uint64(3)]

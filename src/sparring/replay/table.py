@@ -8,22 +8,26 @@ a true end. When a row goes, the one before it has no successor any more and can
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.random import Generator
 
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.games.protocol import TERMINATED, TRUNCATED
 from sparring.games.spec import SeatSpec
 from sparring.replay.batch import Batch
 from sparring.replay.remover import Fifo, Remover
+from sparring.replay.rows import NONE, Rows, row_layout
 from sparring.replay.sampler import Drawn, Prioritised, Sampler, Uniform
 from sparring.replay.snapshot import Snapshot
 from sparring.replay.steps import Steps
-from sparring.replay.walks import NONE, Window, frames, n_step, whole_stacks, windows
+from sparring.replay.walks import Window, frames, windows
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
+
+if TYPE_CHECKING:
+    from sparring.replay.taking import Taking
 
 REDRAWS = 4  # of what one uploader has too much of in a batch
 
@@ -49,12 +53,9 @@ class Table:
         self.remover: Remover = Fifo(capacity_steps) if remover is None else remover
         self._seat, self._frames, self._uploader_share = seat, frame_stack, uploader_share
         self._leaves = tuple(leaf.name for leaf in seat.observation)
-        self._rows = np.zeros(capacity_steps, row_layout(seat, masks=masks, state_numbers=state_numbers))
-        self._bytes = self._rows.view(np.uint8).reshape(capacity_steps, -1)
-        self._columns: dict[str, Array] = {name: self._rows[name] for name in self._rows.dtype.names or ()}
-        for name in ("next", "previous", "waits"):
-            self._columns[name][:] = NONE
-        self._blank = self._bytes[:1].copy()
+        self._rows = Rows(capacity_steps, row_layout(seat, masks=masks, state_numbers=state_numbers))
+        self._columns = self._rows.columns
+        self._taking: Taking | None = None  # compiles: made when it is first asked for
         self._masks, self._states = masks, state_numbers > 0
         self.written = 0  # rows ever written
         self.steps = 0  # steps ever inserted, without final rows
@@ -67,38 +68,34 @@ class Table:
     def insert(self, steps: Steps) -> None:
         """Take the steps in; a step becomes ready when its successor is in."""
         count = len(steps)
+        if not count:
+            return
         if 2 * count > self.capacity:
             raise ConfigError(
                 f"{count} steps at once do not fit a table of {self.capacity}",
                 where="[replay]",
                 do=f"Set capacity_steps to {2 * count} or more",
             )
+        cut = steps.final[steps.ending[steps.final] != TERMINATED] if len(steps.final) else steps.final
         with self._lock:
-            rows = self._claim(count)
-            columns = self._columns
-            for leaf in self._leaves:
-                columns[leaf][rows] = steps.observation[leaf]
-            columns["action"][rows] = steps.action
-            columns["reward"][rows] = steps.reward
-            columns["ending"][rows] = steps.ending
-            columns["source"][rows] = steps.source
-            columns["uploader"][rows] = steps.uploader
-            columns["version"][rows] = steps.version
-            columns["behaviour_logp"][rows] = np.nan if steps.behaviour_logp is None else steps.behaviour_logp
-            if self._states:
-                columns["state"][rows] = 0.0 if steps.state is None else steps.state
+            rows = self._claim(count + len(cut), steps.stream)
+            self._write(steps, rows[:count])
             if steps.priority is not None:
-                self.sampler.expect(rows, steps.priority)
-            if self._masks:
-                columns["legal"][rows] = True if steps.legal is None else steps.legal
-            self._link(steps, rows)
-            self._finish(steps, rows)
+                self.sampler.expect(rows[:count], steps.priority)
+            if len(cut):
+                self._write_finals(steps, rows[count:])
+            self._link(steps, rows[:count], cut, rows[count:])
             self.steps += count
 
     def break_off(self, stream: int) -> None:
         """What comes next in `stream` does not follow what came last."""
         with self._lock:
-            self._stop_waiting(np.array([stream]))
+            row = self._tail[stream]
+            if row != NONE:
+                if self._snapshot is not None:
+                    self._snapshot.about_to_change(self._tail[[stream]])
+                self._columns["waits"][row] = NONE
+                self._tail[stream] = NONE
 
     def sample(self, count: int, rng: Generator, *, n_steps: int, discount: float) -> tuple[Batch, Array]:
         """A batch of transitions over up to `n_steps` decisions, and its rows for `learned`.
@@ -108,28 +105,24 @@ class Table:
         """
         with self._lock:
             drawn = self._draw(count, rng)
-            now = end = self._copies(drawn.rows)
-            if n_steps == 1:
-                last, reward, walked = drawn.rows, np.ascontiguousarray(now["reward"]), np.ones(count, np.int32)
-            else:
-                last, reward, walked = n_step(self._columns, drawn.rows, n_steps, discount)
-                end = self._copies(last)
-            after = np.where(end["next"] == NONE, last, end["next"])  # after a true end nobody asks what was seen
-            then = self._copies(after)
-            batch = Batch(
-                observation=self._views(drawn.rows, now),
-                action=np.ascontiguousarray(now["action"]),
-                reward=reward,
-                ending=np.ascontiguousarray(end["ending"]),
-                next_observation=self._views(after, then),
-                legal=np.ascontiguousarray(now["legal"]) if self._masks else None,
-                next_legal=np.ascontiguousarray(then["legal"]) if self._masks else None,
-                behaviour_logp=np.ascontiguousarray(now["behaviour_logp"]),
-                n_steps=walked,
-                weight=drawn.weight,
-                state=np.ascontiguousarray(now["state"]) if self._states else None,
-                version=now["version"].astype(np.int64),
-            )
+            columns, reward, walked, version = self._takes().take(drawn.rows, n_steps, discount)
+        action, ending, logp, *others = columns
+        leaves = len(self._leaves)
+        more = iter(others[2 * leaves :])
+        batch = Batch(
+            observation=dict(zip(self._leaves, others, strict=False)),
+            action=action,
+            reward=reward,
+            ending=ending,
+            next_observation=dict(zip(self._leaves, others[leaves:], strict=False)),
+            legal=next(more) if self._masks else None,
+            next_legal=next(more) if self._masks else None,
+            behaviour_logp=logp,
+            n_steps=walked,
+            weight=drawn.weight,
+            state=next(more) if self._states else None,
+            version=version,
+        )
         return batch, drawn.rows
 
     def sample_windows(self, count: int, rng: Generator, window: Window) -> tuple[Batch, Array]:
@@ -145,15 +138,14 @@ class Table:
             after = self._columns["next"][rows[-1]]
             after = np.where(after == NONE, rows[-1], after)
             legal, flat = self._columns.get("legal"), rows.reshape(-1)
-            held = self._copies(flat)
-            seen, ending = self._views(flat, held), self._columns["ending"][rows]
+            seen, ending = self._views(flat), self._columns["ending"][rows]
             ending[: window.burn_in][~mask[: window.burn_in]] = TRUNCATED
             batch = Batch(
                 observation={leaf: column.reshape(*rows.shape, *column.shape[1:]) for leaf, column in seen.items()},
                 action=self._columns["action"][rows],
                 reward=self._columns["reward"][rows],
                 ending=ending,
-                next_observation=self._views(after, self._copies(after)),
+                next_observation=self._views(after),
                 legal=None if legal is None else legal[rows],
                 next_legal=None if legal is None else legal[after],
                 behaviour_logp=self._columns["behaviour_logp"][rows],
@@ -221,15 +213,29 @@ class Table:
             self.sampler.load(state["sampler"])
             self.remover.load(state["remover"])
 
-    def _claim(self, count: int) -> Array:
-        """Rows for `count` new steps; what stood there is forgotten."""
+    def _claim(self, count: int, streams: Array) -> Array:
+        """Rows for `count` new steps of these streams; what stood there is forgotten."""
         rows = self.remover.claim(count, self._worth)
         full = self.written + count > self.capacity
         self.written += count
-        self._about_to_change(rows)
+        if self._snapshot is not None:
+            self._snapshot.about_to_change(self._touched(rows, streams))
         if full:
-            self._forget(rows)
+            from sparring.replay.linking import forget  # compiles: whoever inserts nothing need not wait
+
+            held = self._rows
+            gone = forget(held.words, held.bytes, self._tail, rows, self._frames)
+            self.sampler.gone(gone if len(gone) == len(rows) else np.unique(gone))
         return rows
+
+    def _touched(self, rows: Array, streams: Array) -> Array:
+        """These rows, and every other that changes when new steps of these streams are written there."""
+        columns, reached = self._columns, [rows, self._tail[streams]]
+        for name in ("previous", "next"):
+            reached.append(columns[name][rows])
+        found: Array = np.concatenate(reached)
+        there: Array = found[found != NONE]
+        return there
 
     def _worth(self) -> Array:
         """Of each row to a remover: its priority; without limit where something depends on it."""
@@ -238,101 +244,56 @@ class Table:
         needed = (columns["waits"] != NONE) | (columns["final"] & (columns["previous"] != NONE))
         return np.where(needed, np.inf, sampler.priorities())
 
-    def _forget(self, rows: Array) -> None:
+    def _write(self, steps: Steps, rows: Array) -> None:
+        """What was seen and done; what `_link` needs is written there."""
         columns = self._columns
-        held = self._copies(rows)
-        before, after, waiting = (held[name][held[name] != NONE] for name in ("previous", "next", "waits"))
-        self.sampler.gone(rows)
-        if len(before):  # only where rows do not go in the order in which they came
-            self._about_to_change(before)
-            columns["next"][before] = NONE
-            columns["complete"][before] = False
-            self.sampler.gone(before)
-        if len(after):
-            self._about_to_change(after)
-            columns["previous"][after] = NONE
-        for _ in range(self._frames - 1):  # their stacks lack a frame now
-            self.sampler.gone(after)
-            after = columns["next"][after]
-            after = after[after != NONE]
-        self._tail[waiting] = NONE
-        self._bytes[rows] = self._blank
+        where: Any = slice(rows[0], rows[-1] + 1) if self.remover.side_by_side else rows
+        for leaf in self._leaves:
+            columns[leaf][where] = steps.observation[leaf]
+        columns["action"][where] = steps.action
+        if self._masks:
+            columns["legal"][where] = True if steps.legal is None else steps.legal
+        if self._states:
+            columns["state"][where] = 0.0 if steps.state is None else steps.state
 
-    def _link(self, steps: Steps, rows: Array) -> None:
+    def _write_finals(self, steps: Steps, rows: Array) -> None:
+        """What was seen after the steps that were cut."""
+        columns, cut = self._columns, steps.ending[steps.final] != TERMINATED
+        for leaf in self._leaves:
+            columns[leaf][rows] = steps.final_observation[leaf][cut]
+        if self._masks:
+            columns["legal"][rows] = True if steps.final_legal is None else steps.final_legal[cut]
+        if self._states:
+            columns["state"][rows] = 0.0 if steps.final_state is None else steps.final_state[cut]
+
+    def _link(self, steps: Steps, rows: Array, cut: Array, final_rows: Array) -> None:
         """Join each step to the one before it of the same stream, where that still is in the table."""
-        columns, stream = self._columns, steps.stream
-        before = self._tail[stream]
-        self._stop_waiting(stream)
-        self._tail[stream] = rows
-        if len(stream) > 1 and stream[0] == stream[-1]:  # consecutive steps of a single stream
-            before[1:] = rows[:-1]
-            columns["waits"][rows[-1]] = stream[-1]
-        else:
-            columns["waits"][rows] = stream
-        self._number(steps, rows, before)
-        known = before != NONE
-        earlier = before if known.all() else before[known]
-        self._about_to_change(earlier)
-        columns["next"][earlier] = rows[known]
-        columns["previous"][rows] = before
-        self._complete(earlier)
+        from sparring.replay.linking import link
 
-    def _number(self, steps: Steps, rows: Array, before: Array) -> None:
-        """Which episode each step is of, and where it stands in it."""
-        columns, first = self._columns, before == NONE
-        if len(steps) > 1 and steps.stream[0] == steps.stream[-1]:
-            position = np.arange(len(rows)) + (0 if first[0] else columns["position"][before[0]] + 1)
-            episode = np.full(len(rows), self._episodes if first[0] else columns["episode"][before[0]])
-        elif not first.any():
-            position, episode = columns["position"][before] + 1, columns["episode"][before]
-        else:
-            position = np.where(first, 0, columns["position"][before] + 1)
-            episode = np.where(first, self._episodes + np.cumsum(first) - 1, columns["episode"][before])
-        self._episodes += int(first.sum())
-        columns["position"][rows] = position if steps.position is None else steps.position
-        columns["episode"][rows] = episode if steps.episode is None else steps.episode
-
-    def _finish(self, steps: Steps, rows: Array) -> None:
-        """Close what has no successor step: after a true end nothing follows, after any other a final row."""
-        if not steps.ending.any() and not len(steps.final):
-            return
-        columns = self._columns
-        self._complete(rows[steps.ending == TERMINATED])
-        cut = steps.ending[steps.final] != TERMINATED
-        if cut.any():
-            last = rows[steps.final[cut]]
-            final_rows = self._claim(len(last))
-            for leaf in self._leaves:
-                columns[leaf][final_rows] = steps.final_observation[leaf][cut]
-            if self._masks:
-                columns["legal"][final_rows] = True if steps.final_legal is None else steps.final_legal[cut]
-            columns["final"][final_rows] = True
-            columns["previous"][final_rows] = last
-            columns["position"][final_rows] = columns["position"][last] + 1
-            columns["next"][last] = final_rows
-            self._complete(last)
-        self._stop_waiting(steps.stream[steps.ending != RUNNING])
-        self._stop_waiting(steps.stream[steps.final])
-
-    def _stop_waiting(self, stream: Array) -> None:
-        waiting = self._tail[stream]
-        waiting = waiting[waiting != NONE]
-        self._about_to_change(waiting)
-        self._columns["waits"][waiting] = NONE
-        self._tail[stream] = NONE
-
-    def _complete(self, rows: Array) -> None:
-        if not len(rows):
-            return
-        self._columns["complete"][rows] = True
-        if self._frames > 1:
-            rows = rows[whole_stacks(self._columns, rows, self._frames)]
-        by = self.sampler.by
-        self.sampler.ready(rows, None if by is None else self._columns[by][rows])
-
-    def _about_to_change(self, rows: Array) -> None:
-        if self._snapshot is not None:
-            self._snapshot.about_to_change(rows)
+        finals = _NO_ROWS
+        if len(cut):
+            finals = np.full(len(rows), NONE, np.int64)
+            finals[cut] = final_rows
+        episode = NONE if steps.episode is None else steps.episode
+        ready, begun = link(
+            self._rows.words,
+            self._rows.floats,
+            self._rows.bytes,
+            self._tail,
+            rows,
+            finals,
+            np.ascontiguousarray(steps.stream, np.int64),
+            np.ascontiguousarray(steps.reward, np.float32),
+            np.ascontiguousarray(steps.ending, np.uint8),
+            _NO_NUMBERS if steps.behaviour_logp is None else np.ascontiguousarray(steps.behaviour_logp, np.float32),
+            _NO_ROWS if steps.position is None else np.ascontiguousarray(steps.position, np.int64),
+            np.array([self._episodes, episode, steps.uploader, steps.version, steps.source], np.int64),
+            self._frames,
+        )
+        self._episodes += begun
+        if len(ready):
+            by = self.sampler.by
+            self.sampler.ready(ready, None if by is None else self._columns[by][ready])
 
     def _draw(self, count: int, rng: Generator) -> Drawn:
         if not self.ready:
@@ -356,15 +317,31 @@ class Table:
         weight[excess] = 0.0
         return Drawn(rows, weight)
 
-    def _copies(self, rows: Array) -> Array:
-        """Whole rows, as bytes: one visit to memory for all columns, and none of NumPy's loops over fields."""
-        copied: Array = self._bytes.take(rows, axis=0).view(self._rows.dtype)[:, 0]
-        return copied
+    def _takes(self) -> "Taking":
+        if self._taking is None:
+            from sparring.replay.taking import END, NOW, THEN, Taking, Wanted
 
-    def _views(self, rows: Array, held: Array) -> Mapping[str, Array]:
-        """What was seen at rows, of which `held` is a copy; in stacks where the game shows single frames."""
+            def wanted(name: str, moment: int) -> Wanted:
+                kind = self._rows.layout[name]
+                return Wanted(name, moment, kind.shape, kind.base)
+
+            def views(moment: int) -> list[Wanted]:
+                return [
+                    Wanted(leaf.name, moment, leaf.stacked(self._frames), np.dtype(leaf.dtype), self._frames > 1)
+                    for leaf in self._seat.observation
+                ]
+
+            columns = [wanted("action", NOW), wanted("ending", END), wanted("behaviour_logp", NOW)]
+            columns += views(NOW) + views(THEN)
+            columns += [wanted("legal", NOW), wanted("legal", THEN)] if self._masks else []
+            columns += [wanted("state", NOW)] if self._states else []
+            self._taking = Taking(self._rows, columns, self._frames)
+        return self._taking
+
+    def _views(self, rows: Array) -> Mapping[str, Array]:
+        """What was seen at rows; in stacks where the game shows single frames."""
         if self._frames == 1:
-            return {leaf: np.ascontiguousarray(held[leaf]) for leaf in self._leaves}
+            return {leaf: self._columns[leaf][rows] for leaf in self._leaves}
         found = frames(self._columns, rows, self._frames).T
         return {
             leaf.name: self._columns[leaf.name][found].reshape(len(rows), *leaf.stacked(self._frames))
@@ -372,29 +349,7 @@ class Table:
         }
 
 
-def row_layout(seat: SeatSpec, *, masks: bool, state_numbers: int = 0) -> np.dtype[Any]:
-    """One step as it lies in memory: all its columns together, so that reading a small one is one cache miss."""
-    kept: list[tuple[Any, ...]] = [
-        ("episode", np.int64),
-        ("next", np.int32),
-        ("previous", np.int32),
-        ("waits", np.int32),
-        ("position", np.int32),
-        ("uploader", np.int32),
-        ("version", np.int32),
-        ("source", np.uint8),
-        ("ending", np.uint8),
-        ("complete", np.bool_),  # may be walked over
-        ("final", np.bool_),
-        ("reward", np.float32),
-        ("behaviour_logp", np.float32),  # not a number where nobody knows it
-        *((leaf.name, leaf.dtype, leaf.shape) for leaf in (seat.action, *seat.observation)),
-    ]
-    if state_numbers:
-        kept.append(("state", np.float32, (state_numbers,)))
-    if masks:
-        kept.append(("legal", np.bool_, (seat.action.masks,)))
-    return np.dtype(kept, align=True)
+_NO_ROWS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
 def beyond(owner: Array, most: int) -> Array:

@@ -1,4 +1,4 @@
-"""Walks along the links of a table's rows: n-step transitions, stacks of frames, windows for recurrent learners.
+"""Walks along the links of a table's rows: stacks of frames, windows for recurrent learners.
 
 `columns` holds, beside the steps themselves: `next` and `previous` (rows of the same stream, NONE where there is
 none), `position` (decisions since the episode began), `complete` (its successor is known) and `ending`.
@@ -11,25 +11,8 @@ import numpy as np
 
 from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING
+from sparring.replay.rows import NONE
 from sparring.wire.chunk import Array
-
-NONE = -1
-
-
-def n_step(columns: Mapping[str, Array], rows: Array, n_steps: int, discount: float) -> tuple[Array, Array, Array]:
-    """The last row of each n-step transition, its discounted reward, and how many steps it covers."""
-    reward = columns["reward"][rows]
-    walked = np.ones(len(rows), np.int32)
-    last = rows
-    for _ in range(n_steps - 1):
-        after = columns["next"][last]
-        goes_on = (columns["ending"][last] == RUNNING) & (after != NONE) & columns["complete"][after]
-        if not goes_on.any():
-            break
-        last = np.where(goes_on, after, last)
-        reward += np.where(goes_on, discount**walked * columns["reward"][last], 0.0).astype(np.float32)
-        walked += goes_on
-    return last, reward, walked
 
 
 def frames(columns: Mapping[str, Array], rows: Array, count: int) -> Array:
@@ -40,17 +23,6 @@ def frames(columns: Mapping[str, Array], rows: Array, count: int) -> Array:
         before = columns["previous"][found[place + 1]]
         found[place] = np.where(before == NONE, found[place + 1], before)
     return found
-
-
-def whole_stacks(columns: Mapping[str, Array], rows: Array, count: int) -> Array:
-    """Whether all frames of each stack are there, back to the episode's start at most."""
-    whole = np.ones(len(rows), bool)
-    here = rows
-    for _ in range(count - 1):
-        before = columns["previous"][here]
-        whole &= (before != NONE) | (columns["position"][here] == 0)
-        here = np.where(before == NONE, here, before)
-    return whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,125 @@
+"""Rows into batches: n-step transitions and stacks of frames, in one pass over memory. Compiled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring.games.protocol import RUNNING
+from sparring.replay.compiled import compiled
+from sparring.replay.rows import COMPLETE, ENDING, NEXT, NONE, PREVIOUS, REWARD, VERSION, Rows
+from sparring.wire.chunk import Array
+
+NOW, END, THEN = 0, 1, 2  # the row that was drawn; the last that its transition walks over; what was seen after it
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A column of the batch: where it comes from, and as what it is given."""
+
+    column: str
+    moment: int
+    shape: tuple[int, ...]  # of one step, in stacks where stacked
+    dtype: np.dtype[Any]
+    stacked: bool = False
+
+
+class Taking:
+    """Makes the same columns for every batch of `frames`-stacks."""
+
+    def __init__(self, rows: Rows, wanted: Sequence[Wanted], frames: int) -> None:
+        self._rows, self._wanted, self._frames = rows, wanted, frames
+        self._sizes = [int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in wanted]
+        self._plans: dict[int, tuple[int, list[int], Array]] = {}  # by the size of the batch
+
+    def take(self, rows: Array, n_steps: int, discount: float) -> tuple[list[Array], Array, Array, Array]:
+        """The wanted columns, then reward, how many steps it covers, and version of each transition from `rows`."""
+        count, held = len(rows), self._rows
+        if count not in self._plans:
+            self._plans[count] = self._plan(count)
+        total, starts, plan = self._plans[count]
+        out = np.empty(total, np.uint8)
+        reward, walked, version = np.empty(count, np.float32), np.empty(count, np.int32), np.empty(count, np.int64)
+        _take(held.words, held.floats, held.bytes, rows, plan, out, (n_steps, discount), reward, walked, version)
+        columns = [
+            np.ndarray((count, *one.shape), one.dtype, out, start)
+            for one, start in zip(self._wanted, starts, strict=True)
+        ]
+        return columns, reward, walked, version
+
+    def _plan(self, count: int) -> tuple[int, list[int], Array]:
+        """Bytes of a batch, where each column begins in it, and the same for `_take`."""
+        starts, total, lines = [], 0, []
+        for one, size in zip(self._wanted, self._sizes, strict=True):
+            starts.append(total)
+            frames = self._frames if one.stacked else 1
+            lines.append((one.moment, self._rows.offset(one.column), size // frames, total, frames))
+            total += -(-size * count // 64) * 64
+        return total, starts, np.array(lines, np.int64).reshape(-1, 5)
+
+
+@compiled
+def _take(  # noqa: PLR0913  (a table's memory, what is asked, and where the answer goes)
+    words: Array,
+    floats: Array,
+    flags: Array,
+    rows: Array,
+    plan: Array,
+    out: Array,
+    spans: tuple[int, float],
+    reward: Array,
+    walked: Array,
+    version: Array,
+) -> None:
+    n_steps, discount = spans
+    where = np.empty((3, len(rows)), np.int64)
+    for i in range(len(rows)):
+        row = rows[i]
+        total, scale, steps = floats[row, REWARD], discount, 1
+        version[i] = words[row, VERSION]
+        last = row
+        while steps < n_steps and flags[last, ENDING] == RUNNING:
+            after = words[last, NEXT]
+            if after == NONE or flags[after, COMPLETE] == 0:
+                break
+            total += np.float32(scale * floats[after, REWARD])
+            scale *= discount
+            steps += 1
+            last = after
+        after = words[last, NEXT]
+        where[NOW, i], where[END, i] = row, last
+        where[THEN, i] = last if after == NONE else after  # after a true end nobody asks what was seen
+        reward[i], walked[i] = total, steps
+    out_words = out.view(np.int32)
+    for line in range(len(plan)):
+        moment, offset, size, start, frames = plan[line]
+        if (size | offset) & 3:
+            _copy(flags, words, where[moment], offset, size, out[start:], frames)
+        else:
+            _copy(words, words, where[moment], offset >> 2, size >> 2, out_words[start >> 2 :], frames)
+
+
+@compiled
+def _copy(memory: Array, words: Array, rows: Array, offset: int, size: int, out: Array, frames: int) -> None:
+    """One column of `rows`, in bytes or in words, whichever `memory` and `out` are made of."""
+    if size == 1 and frames == 1:
+        for i in range(len(rows)):
+            out[i] = memory[rows[i], offset]
+        return
+    if size == 4 and frames == 1:  # written out: a loop of four costs more than what it copies
+        for i in range(len(rows)):
+            row = rows[i]
+            out[4 * i] = memory[row, offset]
+            out[4 * i + 1] = memory[row, offset + 1]
+            out[4 * i + 2] = memory[row, offset + 2]
+            out[4 * i + 3] = memory[row, offset + 3]
+        return
+    for i in range(len(rows)):
+        row = rows[i]
+        for frame in range(frames - 1, -1, -1):  # the newest last; an episode's first one is repeated
+            to = (i * frames + frame) * size
+            for k in range(size):
+                out[to + k] = memory[row, offset + k]
+            if frame and words[row, PREVIOUS] != NONE:
+                row = words[row, PREVIOUS]
