@@ -1,0 +1,217 @@
+"""What processes share: never torn, never half-written, never lost on the way, and gone with the last of them."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from sparring.errors import StoreFailed
+from sparring.games.catalogue import open_game, spec_of
+from sparring.learn.actor import Actor, Episodes
+from sparring.learn.crew import blocks, rollouts
+from sparring.learn.crew.bell import Bell
+from sparring.learn.crew.memory import Block
+from sparring.learn.crew.ring import Ring
+from sparring.learn.crew.weights import NONE, Board
+from sparring.learn.forward import Forward
+from sparring.learn.networks import Network, default_heads, default_network
+from sparring.learn.opponents import Partners
+
+WRITER = """
+import sys, time
+import msgspec
+import numpy as np
+from sparring.learn.crew.weights import Board
+from sparring.learn.layout import parameters
+from sparring.wire.network import NetworkSpec
+network = msgspec.json.decode(sys.argv[2], type=NetworkSpec)
+board = Board(network, 2, int(sys.argv[1]))
+until, version = time.monotonic() + 1.5, 0
+while time.monotonic() < until:
+    weights = {name: np.full(shape, version, np.float32) for name, shape in parameters(network).items()}
+    board.publish(weights, version, version / 2)
+    board.remember(version % 2, weights, version)
+    version += 1
+print(version)
+"""
+
+
+def network_of(game):
+    spec = spec_of(game)
+    seat = spec.seats[0]
+    return default_network(seat, hidden=(64, 64), heads=default_heads(seat.action), separate_value=True)
+
+
+def steady(network, value):
+    return {name: np.full_like(one, value) for name, one in Network(network, 0).weights().items()}
+
+
+def actor_of(game, seed=0, envs=4):
+    network = network_of(game)
+    forward = Forward(network, Network(network, 0).weights())
+    partners = Partners(network, 0, 0.0)
+    return Actor(open_game(game, envs), forward, "categorical", np.random.default_rng(seed), partners)
+
+
+def test_weights_are_never_torn_however_fast_they_are_written():
+    network = network_of("cartpole")
+    board = Board(network, 2)
+    descriptor = board.block.descriptor
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(descriptor), msgspec.json.encode(network).decode()],
+        pass_fds=(descriptor,),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seen, known, past = [], {}, 0
+    while writer.poll() is None:
+        edition = board.newest()
+        if edition is None:
+            time.sleep(0.01)
+            continue
+        numbers = np.concatenate([one.reshape(-1) for one in edition.weights.values()])
+        assert (numbers == edition.version).all(), "torn"
+        assert edition.epsilon == edition.version / 2
+        seen.append(edition.version)
+        for place, weights in board.news(known).items():
+            flat = np.concatenate([one.reshape(-1) for one in weights.values()])
+            assert (flat == flat[0]).all(), "torn"
+            assert flat[0] % 2 == place
+            past += 1
+    published = int(writer.communicate()[0])
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 20
+    assert past > 20
+    assert board.newest().version == board.version == published - 1
+    board.close()
+
+
+def test_a_version_is_waited_for_without_a_look_at_the_clock():
+    network = network_of("cartpole")
+    board = Board(network)
+    learner, theirs = Bell.pair()
+    actor = Bell(theirs)
+    assert board.version == NONE
+    assert board.newest() is None
+    assert not board.wait_for(0, actor, 0.05)
+
+    def publish():
+        board.publish(steady(network, 7.0), 3)
+        learner.ring()
+
+    timer = threading.Timer(0.1, publish)
+    timer.start()
+    assert board.wait_for(3, actor, 30.0)
+    timer.join()
+    learner.close()
+    begun = time.monotonic()
+    assert not board.wait_for(4, actor, 30.0)
+    assert time.monotonic() - begun < 10.0  # nobody is there who could publish it
+    actor.close()
+    board.close()
+
+
+def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
+    ring = Ring({"number": ("int64", (3,))}, slots=2)
+    reader, theirs = Bell.pair()
+    writer = Bell(theirs)
+    waited = []
+
+    def write():
+        for number in range(50):
+            waited.append(not ring.room())
+            assert ring.wait_for_room(writer, 30.0)
+            ring.to_write()["number"][:] = number
+            ring.commit()
+            writer.ring()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    got = []
+    while len(got) < 50:
+        if not ring.ready():
+            reader.wait(1.0)
+            continue
+        if not got:
+            time.sleep(0.1)
+            assert ring.ready() == 2
+        got.append(int(ring.to_read()["number"][0]))
+        ring.release()
+        reader.ring()
+    thread.join()
+    assert got == list(range(50))
+    assert any(waited)
+    reader.close()
+    assert not ring.wait_for_room(writer, 0.0) or ring.room()
+    writer.close()
+    ring.close()
+
+
+@pytest.mark.parametrize("game", ["cartpole", "connect-four"])
+def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game):
+    shape = rollouts.Shape(spec_of(game).seats[0], ticks=9, streams=4 * len(spec_of(game).seats), slots=2, lanes=2)
+    shared = rollouts.Rollouts(shape)
+    with_it, without, other = actor_of(game), actor_of(game), actor_of(game, seed=5)
+    for version in range(6):  # slots are used again
+        shared.play(with_it, version, lane=1)
+        shared.play(other, version, lane=0)
+        expected, ended = without.rollout(9), without.ended()
+        alone, both = shared.take(1), shared.take_all()
+        length = len(expected.reward)
+        for name in ("action", "reward", "ending", "behaviour_logp", "value", "truncation_value", "mask"):
+            assert np.array_equal(getattr(alone.batch, name), getattr(expected, name)), name
+            assert np.array_equal(getattr(both.batch, name)[:length, shape.streams :], getattr(expected, name)), name
+        for name in expected.observation:
+            assert np.array_equal(alone.batch.observation[name], expected.observation[name])
+            assert np.array_equal(alone.batch.next_observation[name], expected.next_observation[name])
+        assert (alone.batch.legal is None) == (expected.legal is None)
+        if expected.legal is not None:
+            assert np.array_equal(alone.batch.legal, expected.legal)
+        assert np.array_equal(alone.episodes.returns, ended.returns)
+        assert (alone.version, alone.env_steps, both.env_steps) == (version, 36, 72)
+        assert (both.batch.version == version).all()
+        for lane in range(2):
+            shared.ring.release(lane)
+    shared.ring.close()
+
+
+def test_blocks_of_steps_arrive_as_they_were_played():
+    actor = actor_of("connect-four")
+    shape = blocks.Shape(spec_of("connect-four").seats[0], ticks=12, streams=8, slots=2)
+    shared = blocks.Blocks(shape)
+    for version in range(4):
+        played = [actor.step() for _ in range(12)]
+        ended = actor.ended()
+        shared.write(played, ended, version=version, env_steps=48, games=3)
+        block = shared.take()
+        assert (block.version, block.env_steps, block.games) == (version, 48, 3)
+        assert np.array_equal(block.episodes.returns, ended.returns)
+        assert len(block.steps) == 12
+        for there, here in zip(played, block.steps, strict=True):
+            assert here.version == version
+            for name in ("stream", "action", "reward", "ending", "legal", "behaviour_logp", "value", "final"):
+                assert np.array_equal(getattr(there, name), getattr(here, name)), name
+            for name, column in there.final_observation.items():
+                assert np.array_equal(column, here.final_observation[name])
+            for name, column in there.observation.items():
+                assert np.array_equal(column, here.observation[name])
+            assert here.priority is None
+        shared.ring.release()
+    shared.write([], Episodes(np.zeros(0, np.float32), np.zeros(0, bool)), version=9, env_steps=0, games=0)
+    assert shared.take().steps == []
+    shared.ring.close()
+
+
+def test_memory_has_no_name_and_what_cannot_be_had_is_said():
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    block = Block.create({"one": ("float32", (1000, 1000))})
+    if before or os.path.isdir("/dev/shm"):
+        assert set(os.listdir("/dev/shm")) <= before
+    block.close()
+    with pytest.raises(StoreFailed, match="bytes of shared memory cannot be had"):
+        Block.create({"all": ("float32", (1 << 48,))})
