@@ -12,9 +12,10 @@ from javascript import run_script
 from safetensors.numpy import save
 
 from sparring.games.catalogue import spec_of
+from sparring.games.spec import GameSpec, Leaf, SeatSpec, vector
 from sparring.learn.forward import Forward
 from sparring.learn.layout import parameters
-from sparring.learn.policies import best, log_softmax, masked
+from sparring.learn.policies import best, log_softmax, masked, squashed
 from sparring.wire.champion import Champion, for_client
 from sparring.wire.ids import asked_for, is_episode, new_episode, opened_at_ms
 from sparring.wire.network import Dense, Gru, Head, Input, Lstm, NetworkSpec
@@ -100,6 +101,37 @@ def test_an_episode_goes_on_from_what_its_model_remembers_and_chunks_say_it(memo
     for first, chunk in zip(firsts, said["chunks"], strict=True):
         before = steps[first - 1]["state"][0] if first else np.zeros_like(steps[0]["state"][0])
         np.testing.assert_allclose(chunk["columns"]["state/state"], before, atol=1e-4)
+
+
+def test_a_page_plays_numbers_in_their_own_shape_and_units_and_says_who_chose_them():
+    action = Leaf(name="action", kind="box", shape=(2, 1), low=-2.0, high=0.5)
+    seat = SeatSpec(name="a", observation=(vector("observation/state", 4),), action=action, reward_bounds=(0.0, 1.0))
+    game = GameSpec(id="numbers", turns="simultaneous", seats=(seat,), max_ticks=99)
+    heads = (Head("mean", 2, bounds=(-2.0, 0.5)), Head("log_std", 2), Head("value", 1))
+    network, rng = NetworkSpec((Input("observation/state", (4,)),), heads, (Dense(8),)), np.random.default_rng(0)
+    weights = {name: rng.normal(0, 0.8, shape).astype(np.float32) for name, shape in parameters(network).items()}
+    rows = rng.normal(0, 1, (60, 4)).astype(np.float32)
+    said = run_script(
+        "boxes.mjs",
+        {
+            "spec": msgspec.to_builtins(game),
+            "network": msgspec.to_builtins(network),
+            "weights": base64.b64encode(save(weights)).decode(),
+            "rows": rows.tolist(),
+        },
+    )
+    expected = squashed(Forward(network, weights)({"observation/state": rows})["mean"], (-2.0, 0.5)).reshape(60, 2, 1)
+    np.testing.assert_allclose(said["actions"], expected, atol=1e-5)
+    weakened = np.array(said["weakened"])
+    mean = np.abs(weakened - expected).max(axis=(1, 2)) < 1e-5
+    assert 15 < mean.sum() < 45
+    assert weakened.min() >= -2.0
+    assert weakened.max() <= 0.5
+    assert said["chance"]["actor"] == "script:random"
+    assert np.array(said["chance"]["action"]).shape == (2, 1)
+    (chunk,) = said["chunks"]
+    assert chunk["header"]["actor"] == "model:" + "a" * 64
+    np.testing.assert_allclose(chunk["columns"]["action"], expected, atol=1e-5)
 
 
 def test_choices_carry_the_same_log_probability():
