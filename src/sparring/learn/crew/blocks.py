@@ -4,7 +4,7 @@ Each tick's steps stay together, as `Actor.step` gave them (single frames, at mo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,6 +100,17 @@ class Blocks:
         ]
         ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
         return Block(steps, ended, head["env_steps"], head["games"], head["version"])
+
+    def take_joined(self) -> Block:
+        """As `take`, with the steps of all ticks as one."""
+        columns = self.ring.to_read()
+        head = dict(zip(_HEAD, columns["head"].tolist(), strict=True))
+        rows, finals = columns["counts"][:, : head["ticks"]]
+        steps = self._tick(columns, head, slice(0, int(rows.sum())), slice(0, int(finals.sum())))
+        first = np.cumsum(rows) - rows  # of each tick
+        steps = replace(steps, final=steps.final + np.repeat(first, finals))
+        ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
+        return Block([steps], ended, head["env_steps"], head["games"], head["version"])
 
     def _tick(self, columns: dict[str, Array], head: dict[str, int], rows: slice, finals: slice) -> Steps:
         seen = [leaf.name for leaf in self.shape.seat.observation]

@@ -15,6 +15,7 @@ from sparring.learn.crew.weights import Board
 from sparring.learn.forward import Forward
 from sparring.learn.layout import state_width
 from sparring.learn.opponents import Partners
+from sparring.learn.policies import Policy
 from sparring.learn.protocol import Weights
 from sparring.wire.network import NetworkSpec
 
@@ -39,6 +40,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int = 1
     in_step: bool = False  # each version is waited for, and played once
     epsilon: float | None = None  # its own; None: the board's
+    n_steps: int = 0  # over which an actor estimates the first priority of its steps; 0: it does not
+    discount: float = 1.0  # of those
     reward_clip: float = 0.0
     opponents: int = 0
     opponent_share: float = 0.0
@@ -80,12 +83,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         """This actor's own: another for every actor, and for every one that takes a dead one's place."""
         return np.random.default_rng([self.seed, ACTING, self.actor, self.generation])
 
-    def open_actor(self, weights: Weights) -> tuple[Actor, Partners]:
-        """The games opened, and whoever is met beside oneself."""
+    def open_actor(self, weights: Weights, policy: Policy | None = None) -> tuple[Actor, Partners]:
+        """The games opened, and whoever is met beside oneself. `policy` is the part's own where none is given."""
         partners = Partners(self.network, self.opponents, self.opponent_share, _scripts(self.spec), self.script_share)
         forward = Forward(self.network, weights)
         game = open_game(self.game, self.envs)
-        return Actor(game, forward, self.policy, self.chance(), partners, self.reward_clip), partners
+        return Actor(game, forward, policy or self.policy, self.chance(), partners, self.reward_clip), partners
 
     def told(self) -> bytes:
         """As JSON."""

@@ -10,13 +10,17 @@ import os
 import struct
 import sys
 import threading
+from collections.abc import Sequence
 
 from sparring.learn.actor import Actor
 from sparring.learn.crew.bell import Bell
+from sparring.learn.crew.estimates import Estimates, Said, with_priorities
 from sparring.learn.crew.part import Part, read_part
 from sparring.learn.crew.weights import NONE, Board, Edition
 from sparring.learn.forward import Forward
 from sparring.learn.opponents import Partners
+from sparring.learn.own_policy import open_policy
+from sparring.replay.steps import Steps
 from sparring.wire.tree import pack, unpack
 
 PATIENCE_S = 3600.0  # of one sleep; the bell and the tether end it, not the clock
@@ -52,6 +56,9 @@ class Player:
         self._known: dict[int, int] = {}  # past selves: place → stamp
         self.version = NONE
         self.epsilon = 0.0
+        self.estimates: Estimates | None = None
+        if part.n_steps:
+            self.estimates = Estimates(open_policy(part.policy, part.spec.seats[0].action), part.streams)
 
     def follow(self) -> Actor:
         """The actor with the newest weights; the first are waited for."""
@@ -66,7 +73,7 @@ class Player:
 
     def _take(self, edition: Edition) -> None:
         if self.actor is None:
-            self.actor, self._partners = self.part.open_actor(edition.weights)
+            self.actor, self._partners = self.part.open_actor(edition.weights, self.estimates)
             if self.part.state:
                 self.actor.load(unpack(self.part.state) | {"past": []})
         self.actor.use(Forward(self.part.network, edition.weights), edition.version)
@@ -79,13 +86,14 @@ class Player:
 
 def tethered(kept: Kept) -> Part:
     """The part from standard input, whose end ends this process from now on."""
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):
+    lines = _lines(sys.stdin.fileno())
+    told = next(lines, None)
+    if told is None:
         os._exit(0)  # whoever started this is gone before it said what to do
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a game prints is no answer
-    threading.Thread(target=_end_with_input, args=(kept, answers), name="tether", daemon=True).start()
-    return read_part(line)
+    threading.Thread(target=_end_with_input, args=(lines, kept, answers), name="tether", daemon=True).start()
+    return read_part(told)
 
 
 def play_rollouts(part: Part, player: Player, kept: Kept) -> None:
@@ -104,20 +112,28 @@ def play_rollouts(part: Part, player: Player, kept: Kept) -> None:
 
 
 def play_steps(part: Part, player: Player) -> None:
-    """One block of steps after another, each with the newest weights."""
+    """One block of steps after another, each with the newest weights.
+
+    Where priorities are estimated one tick is held back: what the network says at it values the steps before it.
+    """
     out = part.open_blocks(part.ring)
+    held: list[Steps] = []
+    said: list[Said] = []
     while not player.bell.gone:
         if not out.ring.wait_for_room(player.bell, PATIENCE_S):
             continue
-        actor = player.follow()
+        actor, version = player.follow(), player.version
         before, games = actor.env_steps, actor.episodes
-        ticks = [actor.step(player.epsilon) for _ in range(part.ticks)]
+        while len(held) < part.ticks + (player.estimates is not None):
+            held.append(actor.step(player.epsilon))
+            if player.estimates is not None:
+                said.append(player.estimates.last())
+        ticks: Sequence[Steps] = held[: part.ticks]
+        if player.estimates is not None:
+            ticks = with_priorities(ticks, said, part.n_steps, part.discount)
+        held, said = held[part.ticks :], said[part.ticks :]
         out.write(
-            ticks,
-            actor.ended(),
-            version=player.version,
-            env_steps=actor.env_steps - before,
-            games=actor.episodes - games,
+            ticks, actor.ended(), version=version, env_steps=actor.env_steps - before, games=actor.episodes - games
         )
         player.bell.ring()
 
@@ -133,8 +149,16 @@ def main() -> None:
         play_steps(part, player)
 
 
-def _end_with_input(kept: Kept, answers: int) -> None:
-    while line := sys.stdin.buffer.readline():
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """Unbuffered: a thread that sleeps in a buffered read would hold its lock when the process wants to end."""
+    rest = b""
+    while part := os.read(descriptor, 65536):
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+
+
+def _end_with_input(lines: Iterator[bytes], kept: Kept, answers: int) -> None:
+    for line in lines:
         version, state = kept.before(int(line))
         with open(answers, "wb", closefd=False) as out:
             out.write(ANSWER.pack(version, len(state)) + state)

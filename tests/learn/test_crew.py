@@ -1,0 +1,268 @@
+"""Actors in processes of their own, with real kills and real freezes: training goes on, and nothing stays behind."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from test_runs import weights_of
+
+from sparring.errors import ConfigError, Missing, TrainingStopped
+from sparring.learn.crew.process import Crew
+from sparring.learn.plan import Wish, plan
+from sparring.learn.topologies import wire
+from sparring.learn.train import Orders, train
+
+SMALL = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", 'image_layers=["flat"]', "epochs=2")
+
+LEARNER = """
+from sparring.config import load
+from sparring.learn.plan import Wish, plan
+from sparring.learn.topologies import wire
+import torch
+torch.set_num_threads(1)
+wish = Wish("cartpole", topology="async", actors=2, envs=8, settings=("rollout_ticks=16",))
+wiring = wire(plan(wish, load()), None)
+while True:
+    if wiring.turn().update is not None:
+        print(*(wiring.crew.pid(actor) for actor in range(2)), flush=True)
+"""
+
+
+def planned(config, topology, game="cartpole", actors=2, algo="ppo", settings=SMALL, **wish):
+    return plan(Wish(game, algo, topology=topology, actors=actors, envs=8, settings=settings, **wish), config)
+
+
+@contextmanager
+def wired(*args, **kwargs):
+    wiring = wire(planned(*args, **kwargs), None)
+    try:
+        yield wiring
+    finally:
+        wiring.close()
+
+
+def learn(wiring, updates, deadline_s=60.0):
+    """So many updates more; what each turn measured."""
+    goal, until, measured = wiring.learner.updates + updates, time.monotonic() + deadline_s, []
+    while wiring.learner.updates < goal:
+        assert time.monotonic() < until, f"{wiring.learner.updates} updates, not {goal}"
+        measured.append(wiring.turn())
+    return measured
+
+
+def digest(wiring):
+    return hashlib.sha256(b"".join(one.tobytes() for one in wiring.learner.weights().values())).hexdigest()
+
+
+def shared_files():
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def test_an_actors_process_never_imports_torch(config):
+    said = "import sparring.learn.crew.worker, sys; print('torch' in sys.modules or 'numba' in sys.modules)"
+    asked = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert asked.stdout.strip() == "False"
+    with wired(config, "async", "connect-four", actors=1) as wiring:
+        learn(wiring, 1)
+        maps = Path(f"/proc/{wiring.crew.pid(0)}/maps")
+        if maps.exists():
+            assert "libtorch" not in maps.read_text()
+
+
+def test_a_killed_actor_is_replaced_and_what_it_had_not_handed_over_is_not_counted(config):
+    with wired(config, "async") as wiring:
+        learn(wiring, 6)
+        first = [wiring.crew.pid(actor) for actor in range(2)]
+        os.kill(first[0], signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(first[0])], timeout=5)
+        learn(wiring, 3)
+        until = time.monotonic() + 30
+        while wiring.crew.pid(0) in (first[0], None) and time.monotonic() < until:
+            wiring.turn()
+        assert wiring.crew.pid(0) != first[0]
+        assert wiring.crew.pid(1) == first[1]
+        assert wiring.crew.restarts == 1
+        turns = learn(wiring, 40)
+        refused = int(turns[-1].metrics["rollouts_refused"])
+        assert wiring.env_steps == (wiring.learner.updates + refused) * 16 * 8
+        assert wiring.sources().steps == {"selfplay": wiring.learner.updates * 16 * 8}
+
+
+def test_a_killed_actor_of_a_crew_in_step_is_replaced_too(config):
+    with wired(config, "sync") as wiring:
+        learn(wiring, 3)
+        os.kill(wiring.crew.pid(1), signal.SIGKILL)
+        turns = learn(wiring, 3)
+        assert wiring.crew.restarts == 1
+        assert wiring.env_steps == wiring.learner.updates * 2 * 16 * 8
+        assert {turn.metrics["staleness_updates"] for turn in turns if turn.update} == {0}
+
+
+def test_a_frozen_actor_stops_nobody_and_what_it_played_long_ago_is_not_learned(config):
+    with wired(config, "async") as wiring:
+        learn(wiring, 4)
+        frozen = wiring.crew.pid(0)
+        os.kill(frozen, signal.SIGSTOP)
+        turns = learn(wiring, wiring.stalest + 8)
+        assert max(turn.metrics.get("staleness_updates", 0) for turn in turns) <= wiring.stalest
+        os.kill(frozen, signal.SIGCONT)
+        until, turn = time.monotonic() + 20, turns[-1]
+        while not turn.metrics["rollouts_refused"] and time.monotonic() < until:
+            turn = wiring.turn()
+        assert turn.metrics["rollouts_refused"] >= 1
+        assert wiring.crew.pid(0) == frozen
+        os.kill(frozen, signal.SIGSTOP)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 6.0  # 3 on an idle machine: the frozen one is killed after 2
+    assert not psutil.pid_exists(frozen)
+
+
+def test_when_the_learner_is_killed_its_actors_and_their_memory_are_gone():
+    before = shared_files()
+    learner = subprocess.Popen([sys.executable, "-c", LEARNER], stdout=subprocess.PIPE, text=True)
+    with learner:
+        actors = [psutil.Process(int(pid)) for pid in learner.stdout.readline().split()]
+        assert len(actors) == 2
+        assert all(actor.is_running() for actor in actors)
+        learner.kill()
+        _, alive = psutil.wait_procs(actors, timeout=10)
+    assert not alive
+    assert shared_files() <= before
+
+
+def test_actors_that_keep_dying_end_the_run_with_what_they_said(config):
+    with (
+        wired(config, "async", "breaking_game:chain", actors=1) as wiring,
+        pytest.raises(TrainingStopped) as caught,
+    ):
+        learn(wiring, 1, deadline_s=120)
+    said = str(caught.value)
+    assert said.startswith("actor 0: it ended 5 times within 60 s, last with code 1: ")
+    assert "ZeroDivisionError: the chain broke" in said
+    assert "--topology single" in said
+
+
+@pytest.mark.parametrize(("game", "actors"), [("cartpole", 1), ("cartpole", 3), ("connect-four", 2)])
+def test_in_step_a_seed_says_all(game, actors, config, monkeypatch):
+    monkeypatch.setattr("sparring.learn.crew.leader.PAST_EVERY_STEPS", 300)
+    digests = Counter()
+    for _ in range(2):
+        with wired(config, "sync", game, actors=actors) as wiring:
+            learn(wiring, 5)
+            digests[digest(wiring)] += 1
+            assert wiring.env_steps == 5 * actors * 16 * 8
+    assert list(digests.values()) == [2]
+
+
+@pytest.mark.parametrize("game", ["cartpole", "connect-four"])
+def test_in_step_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(game, config, tmp_path, monkeypatch):
+    monkeypatch.setattr("sparring.learn.crew.leader.PAST_EVERY_STEPS", 300)
+    config = replace(config, registry=replace(config.registry, gate_episodes=2))
+    broken = replace(config, data=str(tmp_path / "broken"))
+
+    def trained(where, steps, **orders):
+        settings, envs = ((), None) if orders else (SMALL, 8)
+        wish = Wish(game, topology="sync", steps=steps, envs=envs, settings=settings)
+        return train(wish, Orders(**orders), where, lambda progress: None)
+
+    unbroken = trained(config, 2000)
+    first = trained(broken, 800)
+    second = trained(broken, 2000, resume=first.run)
+    assert (second.env_steps, second.updates) == (unbroken.env_steps, unbroken.updates)
+    assert weights_of(broken, second.published.model) == weights_of(config, unbroken.published.model)
+
+
+def test_without_steps_a_resumed_run_goes_on_where_it_stood(config):
+    with wired(config, "async", algo="impala", settings=("rollout_ticks=16", "hidden_units=[16]")) as wiring:
+        learn(wiring, 5)
+        state, stood = wiring.save(), (wiring.env_steps, wiring.episodes, wiring.learner.updates, digest(wiring))
+    with wired(config, "async", algo="impala", settings=("rollout_ticks=16", "hidden_units=[16]")) as again:
+        again.load(state)
+        assert (again.env_steps, again.episodes, again.learner.updates, digest(again)) == stood
+        turns = learn(again, 3)
+        assert again.env_steps == stood[0] + 3 * 16 * 8
+        assert all(turn.metrics["staleness_updates"] <= again.stalest for turn in turns if turn.update)
+        assert again.crew.generation > 1  # their chance is not that of those before them
+
+
+def test_a_topology_that_cannot_feed_an_algorithm_is_refused_with_one_that_can(config):
+    with pytest.raises(ConfigError) as caught:
+        planned(config, "async", algo="dqn", settings=())
+    assert str(caught.value) == (
+        "--topology: async carries trajectories, and dqn is fed with transitions. Leave it out: single suits."
+    )
+    with pytest.raises(Missing, match="Did you mean 'sync'"):
+        planned(config, "sinc")
+    assert planned(config, None, algo="impala", settings=()).topology == "async"
+    assert planned(config, None).topology == "single"
+
+
+def test_where_no_process_inherits_memory_the_way_out_is_said(monkeypatch):
+    monkeypatch.setattr("sparring.learn.crew.process.os.name", "nt")
+    with pytest.raises(ConfigError, match="Use `--topology single` on this system"):
+        Crew(1, lambda call: None)
+    monkeypatch.undo()
+
+
+def test_exploration_reaches_the_actors_of_a_greedy_policy(config):
+    """By the board: the learner says ε, an actor in a process of its own plays it."""
+    from sparring.learn.crew.part import Part
+    from sparring.learn.crew.process import Launch
+    from sparring.learn.forward import Forward
+
+    agreed = planned(config, None, algo="dqn", settings=("hidden_units=[16]",))
+    learner = agreed.algorithm.begin(agreed.spec, agreed.settings, 0)
+    part = Part(
+        game="cartpole",
+        spec=agreed.spec,
+        network=learner.network,
+        policy="greedy",
+        envs=8,
+        seed=0,
+        feeds="steps",
+        ticks=64,
+        slots=2,
+    )
+    board, ring = part.open_board(), part.open_blocks()
+    board.publish(learner.weights(), 0, 1.0)
+
+    def launch(call):
+        import msgspec
+
+        told = msgspec.structs.replace(
+            part, board=board.block.descriptor, ring=ring.ring.block.descriptor, bell=call.bell
+        )
+        return Launch(told.told(), (board.block.descriptor, ring.ring.block.descriptor))
+
+    crew = Crew(1, launch)
+    explored = {}
+    for epsilon in (1.0, 0.0):
+        board.publish(learner.weights(), board.version + 1, epsilon)
+        version = board.version
+        while True:
+            assert crew.wait_until(ring.ring.ready, 30)
+            block = ring.take()
+            if block.version == version:
+                break
+            ring.ring.release()
+            crew.ring(0)
+        forward = Forward(learner.network, learner.weights())
+        best = [forward(dict(one.observation))["logits"].argmax(axis=1) == one.action for one in block.steps[1:]]
+        explored[epsilon] = 1.0 - float(np.concatenate(best).mean())
+        ring.ring.release()
+        crew.ring(0)
+    crew.close()
+    board.close()
+    ring.ring.close()
+    assert explored[0.0] == 0.0
+    assert 0.3 < explored[1.0] < 0.7
