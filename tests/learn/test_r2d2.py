@@ -5,10 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from recall_game import recall
 
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.games.recorder import play
+from sparring.games.scripts import script
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.algorithms.r2d2 import n_step_goals, td_errors
 from sparring.learn.evaluate import evaluate
@@ -17,6 +20,7 @@ from sparring.learn.operators import rescaled, unscaled
 from sparring.learn.plan import Wish, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.topologies import wire
+from sparring.store import open_store
 from sparring.wire.tree import pack, unpack
 
 ALGORITHM = open_algorithm("r2d2")
@@ -170,3 +174,22 @@ def test_what_cannot_be_is_refused():
     forgetful = settings_of(ALGORITHM, {"network": "made_networks:deep", "dueling": False})
     with pytest.raises(ConfigError, match="network 'made_networks:deep': it has no memory"):
         ALGORITHM.begin(spec_of("cartpole"), forgetful, 0)
+
+
+@pytest.mark.parametrize("source", ["store", "mix"])
+def test_it_learns_from_records_whose_players_had_no_memory_of_its_kind(source, config):
+    store = open_store(config.store_url)
+    try:
+        random = script("recall_game:recall", "random")
+        for chunks in play(recall(8), [random], list(range(60)), np.random.default_rng(1)):
+            store.append(chunks)
+        wish = Wish("recall_game:recall", "r2d2", source, None, 0, 4_000, 8, (*QUICK, *SEQUENCES))
+        wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), store)
+        while wiring.learner.updates < 20:
+            turn = wiring.turn()
+        assert turn.batch.state.shape == (16, 16)
+        assert turn.batch.mask.shape == (6, 16)
+        assert wiring.sources().steps["collect"] > 0
+        assert (wiring.env_steps == 0) == (source == "store")
+    finally:
+        store.close()

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 from reach_game import SPEC as REACH
+from reach_game import reach
 
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.games.recorder import play
+from sparring.games.scripts import script
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.algorithms.sac import of_actions, soft_costs, target_entropy, td_errors
 from sparring.learn.distributions import Categorical
@@ -19,6 +22,7 @@ from sparring.learn.forward import Forward
 from sparring.learn.plan import Wish, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.topologies import wire
+from sparring.store import open_store
 from sparring.wire.tree import pack, unpack
 
 ALGORITHM = open_algorithm("sac")
@@ -192,3 +196,21 @@ def test_what_cannot_be_is_refused():
     for key, value in (("target_rate", 0.0), ("temperature_first", 0.0), ("entropy_share", 1.0), ("n_steps", 0)):
         with pytest.raises(ConfigError, match=rf"\[sac\]: .*{key} = {value:g}"):
             settings_of(ALGORITHM, {key: value})
+
+
+@pytest.mark.parametrize("source", ["store", "mix"])
+def test_it_learns_from_records_of_numbers(source, config):
+    store = open_store(config.store_url)
+    try:
+        random = script("reach_game:reach", "random")
+        for chunks in play(reach(8), [random], list(range(300)), np.random.default_rng(1)):
+            store.append(chunks)
+        wish = Wish("reach_game:reach", "sac", source, None, 0, 4_000, 8, QUICK)
+        wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=100))), store)
+        while wiring.learner.updates < 20:
+            turn = wiring.turn()
+        assert turn.batch.action.shape == (64, 2)
+        assert wiring.sources().steps["collect"] > 0
+        assert (wiring.env_steps == 0) == (source == "store")
+    finally:
+        store.close()
