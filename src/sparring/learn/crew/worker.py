@@ -10,7 +10,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sparring.learn.actor import Actor
 from sparring.learn.crew.bell import Bell
