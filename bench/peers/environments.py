@@ -55,20 +55,18 @@ def python_of(name: str) -> Path:
         environment = {**os.environ, "UV_LINK_MODE": "hardlink"}
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         subprocess.run([uv(), "venv", "-q", "--clear", "--python", version, str(place)], env=environment, check=True)
-        for words in _installs(PEERS[name]):
-            subprocess.run([uv(), "pip", "install", "-q", "-p", str(python), *words], env=environment, check=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for words in _installs(PEERS[name], Path(folder)):
+                subprocess.run([uv(), "pip", "install", "-q", "-p", str(python), *words], env=environment, check=True)
         (place / "made").touch()
     return python
 
 
-def _installs(peer: Peer) -> list[list[str]]:
+def _installs(peer: Peer, folder: Path) -> list[list[str]]:
     """The words of each `uv pip install`."""
-    words = list(peer.packages)
-    if peer.overrides:
-        with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
-            file.write("\n".join(peer.overrides))
-        words += ["--overrides", file.name]
-    return [words, *(["--no-deps", package] for package in peer.bare)]
+    overrides = folder / "overrides.txt"
+    overrides.write_text("\n".join(peer.overrides))
+    return [[*peer.packages, "--overrides", str(overrides)], *(["--no-deps", package] for package in peer.bare)]
 
 
 def uv() -> str:
