@@ -51,7 +51,7 @@ STEPS = {
     "cql": 20_000,
     "iql": 20_000,
 }
-KINDS = dict.fromkeys(("sac", "ppo", "impala", "a3c"), "discrete or box")  # of actions; all others: discrete
+KINDS = dict.fromkeys(("sac", "ppo", "impala", "a3c", "bc", "cql", "iql"), "discrete or box")  # of actions; all others: discrete
 
 OPENED = []
 

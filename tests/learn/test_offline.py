@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from chain_game import SPEC, chain
+from reach_game import SPEC as REACH
+from reach_game import reach
 
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game, spec_of
@@ -11,14 +13,18 @@ from sparring.games.recorder import play
 from sparring.games.scripts import script
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.algorithms.iql import expectile_loss
+from sparring.learn.critics import Critics, critic_heads, critic_spec, value_of, values_of_many
+from sparring.learn.evaluate import evaluate
 from sparring.learn.forward import Forward
 from sparring.learn.modelfile import read_weights
+from sparring.learn.networks import default_network
 from sparring.learn.plan import Wish, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.topologies import wire
 from sparring.learn.train import Orders, train
 from sparring.registry import open_registry
 from sparring.store import open_store
+from sparring.store.protocol import Query
 
 
 class Scripted:
@@ -94,6 +100,74 @@ def test_what_is_illegal_neither_costs_nor_counts(algo):
     metrics = algorithm.update(learner, batch).metrics
     name = {"bc": "loss", "cql": "penalty", "iql": "policy_loss"}[algo]
     assert metrics[name] == pytest.approx(0.0, abs=1e-5)
+
+
+class Numbers(Scripted):
+    """As `Scripted`, for boxes."""
+
+    def act(self, seat, observation, legal, rng):
+        return self._act(observation["observation/way"], rng).astype(np.float32)
+
+
+def near(way, rng):
+    """Where to step is 1 + way; half of the players know the first number, and add chance to both."""
+    knows = rng.random((len(way), 1)) < 0.5
+    return np.clip(np.where(knows, 1 + way, 0.2) + rng.normal(0, 0.5, way.shape), -1, 3)
+
+
+BOX = {
+    "bc": ("learning_rate=0.005", "anneal_updates=600"),
+    "cql": ("learning_rate=0.005", "anneal_updates=600", "conservatism=0.2", "target_rate=0.05", "sampled_actions=4"),
+    "iql": ("learning_rate=0.005", "anneal_updates=600", "target_rate=0.1", "expectile=0.8"),
+}
+
+
+def test_boxes_are_learned_from_records_and_rewards_make_them_better(config):
+    record(config, reach(64), [Numbers(near)], 1500)
+    earned = {}
+    with open_store(config.store_url) as store:
+        recorded = np.mean([chunk.columns["reward"].sum() for chunk in store.read(Query(REACH.id))])
+        for algo, settings in BOX.items():
+            wish = Wish(REACH.id, algo, "store", settings=("hidden_units=[32]", "batch_steps=128", *settings))
+            wiring = wire(plan(wish, config), store)
+            for _ in range(600):
+                wiring.turn()
+            forward = Forward(wiring.learner.network, wiring.learner.weights())
+            earned[algo] = evaluate(REACH.id, forward, episodes=200, seed=1).mean
+    assert earned["bc"] > recorded + 0.1
+    assert earned["cql"] > earned["bc"] + 0.1
+    assert earned["iql"] > earned["bc"] + 0.1
+
+
+def test_a_box_learner_goes_into_bytes_and_goes_on_as_if_nothing_had_happened():
+    rng = np.random.default_rng(0)
+    batch = Batch(
+        observation={"observation/way": rng.random((8, 2), np.float32)},
+        action=rng.random((8, 2), np.float32),
+        reward=rng.random(8, np.float32),
+        ending=np.zeros(8, np.uint8),
+        next_observation={"observation/way": rng.random((8, 2), np.float32)},
+        n_steps=np.ones(8, np.int32),
+    )
+    for algo in BOX:
+        algorithm = open_algorithm(algo)
+        settings = settings_of(algorithm, {"hidden_units": [8]})
+        first, second = (algorithm.begin(REACH, settings, seed) for seed in (1, 2))
+        algorithm.update(first, batch)
+        second.load(first.save())
+        after = [algorithm.update(learner, batch).learner.save() for learner in (first, second)]
+        assert after[0] == after[1]
+
+
+def test_a_critic_of_boxes_sees_the_action_scaled_by_its_bounds():
+    seat = REACH.seats[0]
+    spec = critic_spec(default_network(seat, heads=critic_heads(seat.action)), seat.action)
+    assert (spec.inputs[-1].shift, spec.inputs[-1].scale) == (1.0, 0.5)
+    critic = Critics(spec, 0).online[0]
+    seen, actions = {"observation/way": torch.rand(3, 2)}, torch.rand(3, 5, 2)
+    many = values_of_many(critic, seen, actions)
+    assert torch.allclose(many[:, 4], value_of(critic, seen, actions[:, 4]), atol=1e-6)
+    assert not torch.allclose(many[:, 4], many[:, 3])
 
 
 def test_the_expectile_of_a_sample_lies_where_its_loss_is_least():

@@ -1,4 +1,6 @@
-"""Behaviour cloning (Pomerleau 1988): do as the recorded players did. Page: docs/algorithms/bc.md"""
+"""Behaviour cloning (Pomerleau 1988): do as the recorded players did, in choices or in boxes of numbers.
+Page: docs/algorithms/bc.md
+"""
 
 from dataclasses import dataclass
 
@@ -8,14 +10,13 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
+from sparring.learn.distributions import Categorical, Gaussian, distribution
 from sparring.learn.feeding import network_for, one_seat
-from sparring.learn.networks import Network
+from sparring.learn.networks import Network, default_heads
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Head
+from sparring.wire.network import Activation
 from sparring.wire.tree import pack, unpack
-
-ILLEGAL = -1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class BcConfig:
     learning_rate: float = 1e-3
     anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     batch_steps: int = 256
-    label_smoothing: float = 0.0  # share of each goal that is spread over all legal actions
+    label_smoothing: float = 0.0  # share of each goal that is spread over all legal actions; choices alone
     max_gradient_norm: float = 10.0
     network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (128, 128)
@@ -54,9 +55,11 @@ class BcLearner:
     """Network and optimiser."""
 
     def __init__(self, game: GameSpec, config: BcConfig, seed: int) -> None:
-        seat = one_seat(game, "bc")
+        seat = one_seat(game, "bc", ("discrete", "box"))
         self.config = config
-        self.network = network_for(game, seat, config, (Head("logits", seat.action.masks),))
+        self.policy = distribution(seat.action)
+        heads = tuple(head for head in default_heads(seat.action) if head.name != "value")
+        self.network = network_for(game, seat, config, heads)
         self.net = Network(self.network, seed)
         self.optimiser = Adam(self.net.parameters(), config.learning_rate)
         self.updates = 0
@@ -74,28 +77,25 @@ class BcLearner:
         self.updates = tree["updates"]
 
 
-def log_policy(logits: Tensor, legal: Tensor | None) -> Tensor:
-    """log π(a|s) for every a; impossible where a is not legal."""
-    return torch.log_softmax(logits if legal is None else logits.masked_fill(~legal, ILLEGAL), 1)
-
-
-def loss(net: Network, batch: Batch, config: BcConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """−E[(1 − ε) log π(a|s) + ε mean over legal b of log π(b|s)], where ε is the label smoothing."""
+def loss(
+    net: Network, policy: Categorical | Gaussian, batch: Batch, config: BcConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """−E[(1 − ε) log π(a|s) + ε mean over legal b of log π(b|s)], where ε is the label smoothing, 0 for boxes."""
     legal = None if batch.legal is None else tensor(batch.legal).bool()
-    logp_all = log_policy(net(tensors(batch.observation))["logits"], legal)
-    action = tensor(batch.action).long()
-    cost = -logp_all.gather(1, action.unsqueeze(1)).squeeze(1)
-    if config.label_smoothing:
-        allowed = torch.ones_like(logp_all) if legal is None else legal.float()
-        even = -(logp_all * allowed).sum(1) / allowed.sum(1)
+    out, action = net(tensors(batch.observation)), tensor(batch.action)
+    cost = -policy.logp(out, action, legal)
+    if config.label_smoothing and isinstance(policy, Categorical):
+        logps = policy.logps(out, legal)
+        allowed = torch.ones_like(logps) if legal is None else legal.float()
+        even = -(logps * allowed).sum(1) / allowed.sum(1)
         cost = (1 - config.label_smoothing) * cost + config.label_smoothing * even
     total = cost.mean() if batch.weight is None else (tensor(batch.weight) * cost).mean()
     with torch.no_grad():
-        metrics = {
-            "loss": total.detach(),
-            "agreement": (logp_all.argmax(1) == action).float().mean(),
-            "entropy": -(logp_all.exp() * logp_all).sum(1).mean(),
-        }
+        metrics = {"loss": total.detach(), "entropy": policy.entropy(out, legal).mean()}
+        if isinstance(policy, Categorical):
+            metrics["agreement"] = (policy.logps(out, legal).argmax(1) == action).float().mean()
+        else:
+            metrics["distance"] = (policy.squashed(out["mean"]) - action).abs().mean()
     return total, metrics
 
 
@@ -104,7 +104,7 @@ class Bc:
 
     name = "bc"
     feeds = "records"
-    policy = "categorical"
+    policy = "categorical"  # and a Gaussian of boxes
     settings = BcConfig
 
     def begin(self, game: GameSpec, config: BcConfig, seed: int) -> BcLearner:
@@ -116,7 +116,7 @@ class Bc:
         config = learner.config
         left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
         learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
-        total, metrics = loss(learner.net, batch, config)
+        total, metrics = loss(learner.net, learner.policy, batch, config)
         metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
         learner.updates += 1
         return Update(learner, None, {name: value.item() for name, value in metrics.items()})

@@ -1,10 +1,8 @@
-"""IQL (Kostrikov et al. 2021) for discrete actions: values by expectile regression, so that no action outside the
+"""IQL (Kostrikov et al. 2021) for choices and boxes: values by expectile regression, so that no action outside the
 records is ever asked about; then the records' actions are cloned by their advantage. Page: docs/algorithms/iql.md
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,15 +11,15 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
+from sparring.learn.critics import Critics, critic_heads, critic_spec, smaller, value_of
+from sparring.learn.distributions import distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.operators import huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Head
+from sparring.wire.network import Activation
 from sparring.wire.tree import pack, unpack
-
-ILLEGAL = -1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,12 @@ class IqlConfig:
     discount: float = 0.99
     n_steps: int = 1  # decisions that one target looks ahead; the players' own, uncorrected, beyond the first
     batch_steps: int = 256
+    reward_scale: float = 1.0  # rewards are multiplied by it; returns of the order of 1 to 10 are learned best
     expectile: float = 0.7  # τ: ½ is the players' mean, towards 1 the best that they did
     temperature: float = 3.0  # β: 0 clones everything alike, larger prefers the better actions more
     max_weight: float = 100.0  # of one step in the cloning
     target_rate: float = 0.005  # by which the target critics move towards the critics at each update
-    huber_threshold: float = 10.0  # of a TD error, in units of reward; beyond it the gradient no longer grows
+    huber_threshold: float = 10.0  # of a TD error, in units of scaled reward; beyond it the gradient no longer grows
     max_gradient_norm: float = 10.0
     network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (128, 128)
@@ -63,18 +62,14 @@ class IqlLearner:
     """The policy with V in a trunk of its own, two critics with their targets, one optimiser."""
 
     def __init__(self, game: GameSpec, config: IqlConfig, seed: int) -> None:
-        seat = one_seat(game, "iql")
+        seat = one_seat(game, "iql", ("discrete", "box"))
         self.config = config
+        self.policy = distribution(seat.action)
         self.network = network_for(game, seat, config, default_heads(seat.action), separate_value=True)
-        critic = network_for(game, seat, replace(config, network=""), (Head("logits", seat.action.masks),))
+        views = network_for(game, seat, replace(config, network=""), critic_heads(seat.action))
         self.net = Network(self.network, seed)
-        draw = torch.Generator().manual_seed(seed + 1)  # one for both critics, so that they differ
-        self.critics = [Network(critic, draw) for _ in range(2)]
-        self.targets = [Network(critic, 0) for _ in range(2)]
-        for online, target in zip(self.critics, self.targets, strict=True):
-            target.load_state_dict(online.state_dict())
-        owned = chain(self.net.parameters(), *(one.parameters() for one in self.critics))
-        self.optimiser = Adam(owned, config.learning_rate)
+        self.critics = Critics(critic_spec(views, seat.action), seed + 1)
+        self.optimiser = Adam([*self.net.parameters(), *self.critics.parameters()], config.learning_rate)
         self.updates = 0
 
     def weights(self) -> Weights:
@@ -84,8 +79,7 @@ class IqlLearner:
         return pack(
             {
                 "net": save_module(self.net),
-                "critics": [save_module(one) for one in self.critics],
-                "targets": [save_module(one) for one in self.targets],
+                "critics": self.critics.save(),
                 "optimiser": self.optimiser.save(),
                 "updates": self.updates,
             }
@@ -94,9 +88,7 @@ class IqlLearner:
     def load(self, state: bytes) -> None:
         tree = unpack(state)
         load_module(self.net, tree["net"])
-        for name, own in (("critics", self.critics), ("targets", self.targets)):
-            for one, saved in zip(own, tree[name], strict=True):
-                load_module(one, saved)
+        self.critics.load(tree["critics"])
         self.optimiser.load(tree["optimiser"])
         self.updates = tree["updates"]
 
@@ -106,34 +98,27 @@ def expectile_loss(error: Tensor, expectile: float) -> Tensor:
     return torch.where(error < 0, 1 - expectile, expectile) * error.square()
 
 
-def of_action(critics: Sequence[Network], batch: Batch) -> list[Tensor]:
-    """Q(s, recorded a) of each critic."""
-    seen, action = tensors(batch.observation), tensor(batch.action).long().unsqueeze(1)
-    return [one(seen)["logits"].gather(1, action).squeeze(1) for one in critics]
-
-
 def loss(learner: IqlLearner, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """L_V + L_Q + L_π, whose gradients meet in no parameter, each step's TD error, and metrics.
 
     L_V = E[L_τ(min Q⁻(s,a) − V(s))],  L_Q = Σ_i E[huber(R + γᵐ V(s') − Q_i(s,a))],
     L_π = −E[min(exp(β A), max_weight) log π(a|s)],  A = min Q⁻(s,a) − V(s) in units of its spread in the batch.
     """
-    config = learner.config
-    out: dict[str, Tensor] = learner.net(tensors(batch.observation))
+    config, critics = learner.config, learner.critics
+    seen, action = tensors(batch.observation), tensor(batch.action)
+    out: dict[str, Tensor] = learner.net(seen)
     with torch.no_grad():
         after = learner.net(tensors(batch.next_observation))["value"] * (tensor(batch.ending) != TERMINATED)
         spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
-        goal = tensor(batch.reward) + config.discount**spans * after
-        judged = torch.min(*of_action(learner.targets, batch))
+        goal = config.reward_scale * tensor(batch.reward) + config.discount**spans * after
+        judged = smaller(critics.slow, seen, action)
     lead = judged - out["value"]
-    deltas = [goal - q for q in of_action(learner.critics, batch)]
+    deltas = [goal - value_of(one, seen, action) for one in critics.online]
     with torch.no_grad():
         advantage = lead / (lead.std(correction=0) + 1e-6)
         weight = (config.temperature * advantage).exp().clamp(max=config.max_weight)
-    logits = out["logits"]
-    if batch.legal is not None:
-        logits = logits.masked_fill(~tensor(batch.legal).bool(), ILLEGAL)
-    logp = torch.log_softmax(logits, 1).gather(1, tensor(batch.action).long().unsqueeze(1)).squeeze(1)
+    legal = None if batch.legal is None else tensor(batch.legal).bool()
+    logp = learner.policy.logp(out, action, legal)
     parts = {
         "value_loss": expectile_loss(lead, config.expectile),
         "critic_loss": huber(deltas[0], config.huber_threshold) + huber(deltas[1], config.huber_threshold),
@@ -152,7 +137,7 @@ class Iql:
 
     name = "iql"
     feeds = "records"
-    policy = "categorical"
+    policy = "categorical"  # and a Gaussian of boxes
     settings = IqlConfig
 
     def begin(self, game: GameSpec, config: IqlConfig, seed: int) -> IqlLearner:
@@ -167,10 +152,7 @@ class Iql:
         total, size, metrics = loss(learner, batch)
         metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
         metrics["td_error"] = size.mean()
-        with torch.no_grad():
-            for online, target in zip(learner.critics, learner.targets, strict=True):
-                for new, old in zip(online.parameters(), target.parameters(), strict=True):
-                    old.lerp_(new, config.target_rate)
+        learner.critics.follow(config.target_rate)
         learner.updates += 1
         return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
 
