@@ -15,7 +15,8 @@ from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.games.recorder import play
 from sparring.games.scripts import script
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.algorithms.sac import of_actions, soft_costs, target_entropy, td_errors
+from sparring.learn.algorithms.sac import soft_costs, target_entropy, td_errors
+from sparring.learn.critics import value_of
 from sparring.learn.distributions import Categorical
 from sparring.learn.evaluate import evaluate
 from sparring.learn.forward import Forward
@@ -40,7 +41,7 @@ def wired(config, seed=0):
 def shaken(learner, seed=0):
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():  # fresh heads say nearly nothing
-        for network in (learner.policy, *learner.critics, *learner.targets):
+        for network in (learner.policy, *learner.critics.online, *learner.critics.slow):
             for value in network.parameters():
                 value.add_(torch.randn(value.shape, generator=draw) * 0.2)
     return learner
@@ -103,9 +104,9 @@ def test_errors_over_discrete_actions_are_those_of_a_slow_loop():
     errors = [one.detach().numpy() for one in td_errors(learner, batch)]
     seen = [
         Forward(network.spec, network.weights())(batch.next_observation)["logits"]
-        for network in (learner.policy, *learner.targets)
+        for network in (learner.policy, *learner.critics.slow)
     ]
-    own = [Forward(one.spec, one.weights())(batch.observation)["logits"] for one in learner.critics]
+    own = [Forward(one.spec, one.weights())(batch.observation)["logits"] for one in learner.critics.online]
     for row in range(ROWS):
         legal = np.flatnonzero(batch.next_legal[row])
         chances = np.exp(seen[0][row][legal] - seen[0][row][legal].max())
@@ -127,17 +128,17 @@ def test_errors_over_a_box_take_one_drawn_action_of_the_policy():
     learner.draw.set_state(kept)
     then = {"observation/way": torch.from_numpy(batch.next_observation["observation/way"])}
     action, logp = learner.says.draw(learner.policy(then), learner.draw)
-    value = torch.minimum(*of_actions(learner, learner.targets, then, action)) - 0.3 * logp
+    value = torch.minimum(*(value_of(one, then, action) for one in learner.critics.slow)) - 0.3 * logp
     goal = torch.from_numpy(batch.reward) + 0.99 * value * torch.from_numpy(batch.ending != TERMINATED)
     now = {"observation/way": torch.from_numpy(batch.observation["observation/way"])}
-    for critic, error in zip(learner.critics, errors, strict=True):
+    for critic, error in zip(learner.critics.online, errors, strict=True):
         q = critic(now | {"action": torch.from_numpy(batch.action)})["value"]
         assert torch.allclose(error, (goal - q).detach(), atol=1e-5)
 
 
 def test_critics_of_a_box_see_its_numbers_between_minus_one_and_one():
     learner = ALGORITHM.begin(REACH, settings_of(ALGORITHM), 0)
-    given = learner.critics[0].spec.inputs[-1]
+    given = learner.critics.online[0].spec.inputs[-1]
     assert (given.name, given.shape, given.shift, given.scale) == ("action", (2,), 1.0, 0.5)
     assert [head.name for head in learner.network.heads] == ["mean", "log_std"]
 
@@ -149,7 +150,7 @@ def test_the_policys_gradient_goes_through_the_critics_and_not_into_them():
 
     def loss():
         learner.draw.set_state(state)
-        return soft_costs(learner, learner.critics, now, None)[0].mean()
+        return soft_costs(learner, learner.critics.online, now, None)[0].mean()
 
     bias = learner.policy.get_parameter("mean/bias")
     (found,) = torch.autograd.grad(loss(), bias)
@@ -163,9 +164,9 @@ def test_the_policys_gradient_goes_through_the_critics_and_not_into_them():
             below = loss()
             bias.add_(step)
             assert found[place].item() == pytest.approx((above - below).item() / 2e-2, abs=2e-2)
-    before = [one.weights() for one in learner.critics]
+    before = [one.weights() for one in learner.critics.online]
     ALGORITHM.update(learner, replace(batch, weight=np.zeros(ROWS, np.float32)))
-    for one, weights in zip(learner.critics, before, strict=True):
+    for one, weights in zip(learner.critics.online, before, strict=True):
         assert all((one.weights()[name] == value).all() for name, value in weights.items())
         assert all(value.requires_grad for value in one.parameters())
 

@@ -5,28 +5,24 @@ entropy beside reward, and a temperature that holds the entropy near a target. P
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import replace as with_settings
-from itertools import chain
+from dataclasses import dataclass, replace
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
-from sparring.games.spec import GameSpec, Leaf
+from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
+from sparring.learn.critics import Critics, critic_heads, critic_spec, smaller, value_of
 from sparring.learn.distributions import Categorical, distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.policies import bounds_of
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Head, Input, NetworkSpec
+from sparring.wire.network import Activation
 from sparring.wire.tree import pack, unpack
-
-ACTION = "action"  # what critics of a box see beside the observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +69,11 @@ class SacLearner:
         self.says = distribution(seat.action)
         heads = tuple(head for head in default_heads(seat.action) if head.name != "value")
         self.network = network_for(game, seat, config, heads)
-        critic = _critic(network_for(game, seat, with_settings(config, network=""), heads), seat.action)
         self.policy = Network(self.network, seed)
-        start = torch.Generator().manual_seed(seed + 1)  # one for both critics, so that they differ
-        self.critics, self.targets = ([Network(critic, start) for _ in range(2)] for _ in range(2))
-        for online, target in zip(self.critics, self.targets, strict=True):
-            target.load_state_dict(online.state_dict())
+        views = network_for(game, seat, replace(config, network=""), critic_heads(seat.action))
+        self.critics = Critics(critic_spec(views, seat.action), seed + 1)
         self.log_temperature = nn.Parameter(torch.tensor([math.log(config.temperature_first)]))
-        self.critic_optimiser = Adam(chain(*(one.parameters() for one in self.critics)), config.learning_rate)
+        self.critic_optimiser = Adam(self.critics.parameters(), config.learning_rate)
         self.policy_optimiser = Adam(self.policy.parameters(), config.learning_rate)
         self.temperature_optimiser = Adam([self.log_temperature], config.learning_rate)
         self.draw = torch.Generator().manual_seed(seed + 2)
@@ -97,7 +90,8 @@ class SacLearner:
     def save(self) -> bytes:
         return pack(
             {
-                "networks": [save_module(one) for one in self._networks()],
+                "policy": save_module(self.policy),
+                "critics": self.critics.save(),
                 "optimisers": [one.save() for one in self._optimisers()],
                 "log_temperature": self.log_temperature.item(),
                 "draw": self.draw.get_state().numpy(),
@@ -107,8 +101,8 @@ class SacLearner:
 
     def load(self, state: bytes) -> None:
         tree = unpack(state)
-        for one, saved in zip(self._networks(), tree["networks"], strict=True):
-            load_module(one, saved)
+        load_module(self.policy, tree["policy"])
+        self.critics.load(tree["critics"])
         for optimiser, saved in zip(self._optimisers(), tree["optimisers"], strict=True):
             optimiser.load(saved)
         with torch.no_grad():
@@ -116,30 +110,8 @@ class SacLearner:
         self.draw.set_state(torch.from_numpy(tree["draw"].copy()))
         self.updates = tree["updates"]
 
-    def _networks(self) -> list[Network]:
-        return [self.policy, *self.critics, *self.targets]
-
     def _optimisers(self) -> list[Adam]:
         return [self.critic_optimiser, self.policy_optimiser, self.temperature_optimiser]
-
-
-def _critic(spec: NetworkSpec, action: Leaf) -> NetworkSpec:
-    """Q for each discrete action; or Q of one action of a box, which it sees as a further leaf."""
-    if action.choices:
-        return spec
-    low, high = bounds_of(action) or (-1.0, 1.0)
-    given = Input(ACTION, action.shape, shift=(low + high) / 2, scale=2 / (high - low))
-    return replace(spec, inputs=(*spec.inputs, given), heads=(Head("value", 1),))
-
-
-def of_actions(
-    learner: SacLearner, critics: Sequence[Network], seen: dict[str, Tensor], action: Tensor
-) -> list[Tensor]:
-    """Q(s, a) of each critic, [n]."""
-    if learner.action.choices:
-        at = action.long().unsqueeze(1)
-        return [one(seen)["logits"].gather(1, at).squeeze(1) for one in critics]
-    return [one(seen | {ACTION: action})["value"] for one in critics]
 
 
 def soft_costs(
@@ -156,7 +128,7 @@ def soft_costs(
         chances = logps.exp()
         return (chances * (learner.temperature * logps - values)).sum(1), -(chances * logps).sum(1)
     action, logp = says.draw(out, learner.draw)
-    return learner.temperature * logp - torch.minimum(*of_actions(learner, critics, seen, action)), -logp
+    return learner.temperature * logp - smaller(critics, seen, action), -logp
 
 
 def target_entropy(learner: SacLearner, legal: Tensor | None) -> Tensor | float:
@@ -174,11 +146,12 @@ def td_errors(learner: SacLearner, batch: Batch) -> list[Tensor]:
     """δ_i = R + γᵐ V⁻(s') − Q_i(s, a) of each critic, [n]; V⁻ by the target critics and the policy as it is."""
     with torch.no_grad():
         next_legal = None if batch.next_legal is None else tensor(batch.next_legal).bool()
-        cost, _ = soft_costs(learner, learner.targets, tensors(batch.next_observation), next_legal)
+        cost, _ = soft_costs(learner, learner.critics.slow, tensors(batch.next_observation), next_legal)
         spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
         fade = learner.config.discount**spans * (tensor(batch.ending) != TERMINATED)
         goal = tensor(batch.reward) - fade * cost
-    return [goal - q for q in of_actions(learner, learner.critics, tensors(batch.observation), tensor(batch.action))]
+    seen, action = tensors(batch.observation), tensor(batch.action)
+    return [goal - value_of(one, seen, action) for one in learner.critics.online]
 
 
 class Sac:
@@ -201,17 +174,14 @@ class Sac:
         errors = td_errors(learner, batch)
         critic_loss = (share * 0.5 * (errors[0].square() + errors[1].square())).mean()
         norm = learner.critic_optimiser.descend(critic_loss, config.max_gradient_norm)
-        with _still(learner.critics):
-            costs, entropy = soft_costs(learner, learner.critics, tensors(batch.observation), legal)
+        with _still(learner.critics.online):
+            costs, entropy = soft_costs(learner, learner.critics.online, tensors(batch.observation), legal)
             policy_loss = (share * costs).mean()
             learner.policy_optimiser.descend(policy_loss, config.max_gradient_norm)
         if config.tune_temperature:
             excess = (share * (entropy.detach() - target_entropy(learner, legal))).mean()
             learner.temperature_optimiser.descend((learner.log_temperature * excess).sum(), config.max_gradient_norm)
-        with torch.no_grad():
-            for online, target in zip(learner.critics, learner.targets, strict=True):
-                for new, old in zip(online.parameters(), target.parameters(), strict=True):
-                    old.lerp_(new, config.target_rate)
+        learner.critics.follow(config.target_rate)
         learner.updates += 1
         size = (0.5 * (errors[0].abs() + errors[1].abs())).detach()
         metrics = {
