@@ -9,6 +9,7 @@ network has a memory each stream has a state, whoever plays it: zeros when its g
 decision left.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -176,8 +177,8 @@ class Actor:
         view = self._game.step([action[seat * n : (seat + 1) * n] for seat in range(self._seats)])
         self.env_steps += n
         steps = self._close(view)
-        over = view.over
-        if over.any():
+        over = view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
+        if np.count_nonzero(over):
             self._note(over)
             view = self._begin(over)
         self._view = view
@@ -187,7 +188,7 @@ class Actor:
         """Open a step for each stream that is to act."""
         acting = _by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
-        if not self._partners.any and acting.all():
+        if not self._partners.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
             seen, before = self._stacks.push(shown), self._state
             choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon)
             zeros = np.zeros(self.streams, np.float32)
@@ -246,7 +247,7 @@ class Actor:
     def _close(self, view: View) -> Steps:
         """The steps that `view` completes: those of streams that are to act again, or have ended."""
         opened, earned, ending = self._open, _by_stream(view.reward), _by_stream(view.ending)
-        if not np.isfinite(earned).all():
+        if not math.isfinite(earned @ earned) and not np.isfinite(earned).all():
             raise self._no_number(earned)
         opened.reward = opened.reward + earned
         self._return += earned
@@ -255,7 +256,7 @@ class Actor:
         opened.begun = opened.begun & ~closing
         if self._partners.any:
             closing &= self._who == SELF
-        if closing.all():
+        if np.count_nonzero(closing) == self.streams:
             self._lent = True
             return self._handed(view, slice(None), self._rows, ending, np.flatnonzero(ended))
         rows = np.flatnonzero(closing)
@@ -300,7 +301,7 @@ class Actor:
 
     def _truncation_value(self, steps: Steps) -> Array | None:
         cut = steps.ending == TRUNCATED
-        if not cut.any():
+        if not np.count_nonzero(cut):
             return None
         value = np.zeros(len(steps), np.float32)
         value[steps.final] = self._forward(dict(steps.final_observation), steps.final_state)["value"]

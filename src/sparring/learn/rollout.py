@@ -74,18 +74,19 @@ class Rollout:
         if steps.state is not None and self._states:
             first = np.flatnonzero(self._next[steps.stream] == 0)
             self._states["state"][steps.stream[first]] = steps.state[first]
-        place: Any = (self._next[steps.stream], steps.stream)
-        if len(steps) < len(self._next):
-            self._level = None
-        elif self._level is not None:  # a step of every stream, in their order: rows are written whole
-            place, self._level = self._level, self._level + 1
+        place: Any = self._level
+        if place is not None and len(steps) == len(self._next):  # a step of every stream, in their order: whole rows
+            self._level = place + 1
+            self._next += 1
+        else:
+            self._level, place = None, (self._next[steps.stream], steps.stream)
+            self._next[steps.stream] += 1
         for name, column in self._observation.items():
             column[place] = steps.observation[name]
         for name, column in self._columns.items():
             given = truncation_value if name == "truncation_value" else getattr(steps, name)
             if given is not None:
                 column[place] = given
-        self._next[steps.stream] += 1
 
     def batch(self, next_observation: Mapping[str, Array], next_state: Array | None = None) -> Batch:
         """What was written, with what each stream sees next and what it remembers then."""
