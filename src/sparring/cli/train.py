@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("game", help="an id such as cartpole, connect-four, duel, gym:Acrobot-v1")
     parser.add_argument(
-        "--algo", default="ppo", metavar="NAME", help="ppo, dqn; bc, cql, iql from the store; or module:name (ppo)"
+        "--algo",
+        default="ppo",
+        metavar="NAME",
+        help="ppo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; or module:name (ppo)",
     )
     parser.add_argument(
         "--topology", metavar="NAME", help="single, sync, async, apex, hogwild or offline; by default what suits --algo"
