@@ -12,8 +12,8 @@ from sparring.games.spec import GameSpec
 from sparring.learn.actor import Actor
 from sparring.learn.crew import blocks, rollouts
 from sparring.learn.crew.weights import Board
-from sparring.learn.forward import Forward
 from sparring.learn.layout import state_width
+from sparring.learn.onnx_forward import without_torch
 from sparring.learn.opponents import Partners
 from sparring.learn.policies import Policy
 from sparring.learn.protocol import Weights
@@ -86,7 +86,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     def open_actor(self, weights: Weights, policy: Policy | None = None) -> tuple[Actor, Partners]:
         """The games opened, and whoever is met beside oneself. `policy` is the part's own where none is given."""
         partners = Partners(self.network, self.opponents, self.opponent_share, _scripts(self.spec), self.script_share)
-        forward = Forward(self.network, weights)
+        forward = without_torch(self.network, weights)
         game = open_game(self.game, self.envs)
         return Actor(game, forward, policy or self.policy, self.chance(), partners, self.reward_clip), partners
 

@@ -17,7 +17,7 @@ from sparring.learn.crew.bell import Bell
 from sparring.learn.crew.estimates import Estimates, Said, with_priorities
 from sparring.learn.crew.part import Part, read_part
 from sparring.learn.crew.weights import NONE, Board, Edition
-from sparring.learn.forward import Forward
+from sparring.learn.onnx_forward import without_torch
 from sparring.learn.opponents import Partners
 from sparring.learn.own_policy import open_policy
 from sparring.replay.steps import Steps
@@ -76,7 +76,7 @@ class Player:
             self.actor, self._partners = self.part.open_actor(edition.weights, self.estimates)
             if self.part.state:
                 self.actor.load(unpack(self.part.state) | {"past": []})
-        self.actor.use(Forward(self.part.network, edition.weights), edition.version)
+        self.actor.use(without_torch(self.part.network, edition.weights), edition.version)
         self.version = edition.version
         self.epsilon = edition.epsilon if self.part.epsilon is None else self.part.epsilon
         assert self._partners is not None

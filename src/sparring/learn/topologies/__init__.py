@@ -19,6 +19,7 @@ TOPOLOGIES = {
     "single": "sparring.learn.topologies.single:wire",
     "sync": "sparring.learn.topologies.sync:wire",
     "async": "sparring.learn.topologies.async_:wire",
+    "apex": "sparring.learn.topologies.apex:wire",
     "hogwild": "sparring.learn.topologies.hogwild:wire",
     "offline": "sparring.learn.topologies.offline:wire",
 }

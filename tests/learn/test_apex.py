@@ -1,0 +1,129 @@
+"""Replay with actors in processes of their own: it learns, keeps its ratio, and outlives its actors."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.learn.crew.estimates import n_step_goals
+from sparring.learn.plan import Wish, plan
+from sparring.learn.topologies import wire
+from sparring.learn.topologies.apex import boldness
+from sparring.wire.tree import pack, unpack
+
+QUICK = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_every_updates=100")
+
+
+def planned(config, game="cartpole", algo="apex", settings=QUICK, envs=4, **keys):
+    wish = Wish(game, algo, "sim", "apex", 0, 100_000, envs, settings, 2)
+    return plan(wish, replace(config, replay=replace(config.replay, min_steps=500, samples_per_insert=8.0, **keys)))
+
+
+def turns_until(wiring, there, timeout_s=25.0):
+    """Turn by turn until it is there; the turns that learned."""
+    until, learned = time.monotonic() + timeout_s, []
+    while not there():
+        assert time.monotonic() < until, wiring.flow()
+        turn = wiring.turn()
+        if turn.update is not None:
+            learned.append(turn)
+    return learned
+
+
+def naive_goal(reward, ending, best, tick, n_steps, discount):
+    total, scale = 0.0, 1.0
+    for k in range(n_steps):
+        total += scale * reward[tick + k]
+        if ending[tick + k] == TERMINATED:
+            return total
+        if ending[tick + k] == TRUNCATED:
+            return total + scale * discount * best[tick + k]
+        scale *= discount
+        if tick + k + 1 == len(reward):
+            break
+    return total + scale * best[tick + k + 1]
+
+
+@pytest.mark.parametrize("n_steps", [1, 3, 20])
+def test_first_priorities_are_errors_over_n_steps_or_what_is_left(n_steps):
+    rng = np.random.default_rng(n_steps)
+    reward, best = rng.normal(size=(12, 5)), rng.normal(size=(13, 5))
+    ending = rng.choice([RUNNING, TERMINATED, TRUNCATED], (12, 5), p=[0.8, 0.1, 0.1])
+    found = n_step_goals(reward, ending, best, n_steps, 0.9)
+    for stream in range(5):
+        for tick in range(12):
+            wanted = naive_goal(reward[:, stream], ending[:, stream], best[:, stream], tick, n_steps, 0.9)
+            assert found[tick, stream] == pytest.approx(wanted)
+
+
+def test_actors_differ_in_how_much_they_explore():
+    assert [boldness(actor, 3) for actor in range(3)] == pytest.approx([0.4, 0.4**4.5, 0.4**8])
+    assert boldness(0, 1) == 0.4
+
+
+def test_cartpole_is_learned_and_the_ratio_of_samples_to_inserts_is_kept(config):
+    wiring, returns = wire(planned(config), None), []
+    try:
+        until = time.monotonic() + 25
+        while time.monotonic() < until and not (len(returns) > 50 and np.mean(returns[-20:]) > 60):
+            turn = wiring.turn()
+            returns.extend([] if turn.episodes is None else turn.episodes.returns.tolist())
+            assert wiring.gate.inserted < 500 + 64 or abs(wiring.gate.owed()) <= wiring.gate.slack_samples
+        assert np.mean(returns[-20:]) > 60
+        assert turn.batch is None or turn.batch.weight is not None
+        assert wiring.table.sampler._expected is not None  # its actors gave priorities
+        assert wiring.episodes == len(returns)
+        assert sum(wiring.sources().steps.values()) <= wiring.env_steps
+    finally:
+        wiring.close()
+
+
+def test_an_actor_that_is_killed_is_replaced_and_nothing_is_joined_to_its_games(config):
+    wiring = wire(planned(config), None)
+    try:
+        turns_until(wiring, lambda: wiring.learner.updates > 10)
+        pid = wiring.crew.pid(1)
+        os.kill(pid, signal.SIGKILL)
+        turns_until(wiring, lambda: wiring.crew.restarts == 1 and wiring.crew.pid(1) not in (None, pid))
+        before = wiring.learner.updates
+        learned = turns_until(wiring, lambda: wiring.learner.updates > before + 50)
+        assert all(np.isfinite(turn.update.metrics["loss"]) for turn in learned)
+        assert learned[-1].metrics["staleness_updates"] >= 0
+    finally:
+        wiring.close()
+
+
+def test_a_run_goes_on_with_its_learner_table_and_counters(config):
+    chosen = planned(config)
+    first = wire(chosen, None)
+    try:
+        turns_until(first, lambda: first.learner.updates > 20)
+        state = unpack(pack(first.save()))
+    finally:
+        first.close()
+    second = wire(chosen, None)
+    try:
+        second.load(state)
+        assert (second.env_steps, second.episodes, second.learner.updates) == (
+            first.env_steps,
+            first.episodes,
+            first.learner.updates,
+        )
+        assert second.gate.flow() == first.gate.flow()
+        turns_until(second, lambda: second.learner.updates > first.learner.updates + 20)
+    finally:
+        second.close()
+
+
+def test_sequences_come_with_the_memory_of_their_player(config):
+    settings = ("batch_sequences=8", "hidden_units=[16]", "memory=gru:8", "burn_in_steps=4", "sequence_steps=8")
+    wiring = wire(planned(config, algo="r2d2", settings=(*settings, "overlap_steps=4")), None)
+    try:
+        learned = turns_until(wiring, lambda: wiring.learner.updates > 5)
+        assert learned[-1].batch.state.shape == (8, 8)
+    finally:
+        wiring.close()
