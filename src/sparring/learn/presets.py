@@ -22,6 +22,8 @@ class Preset:
 
 _NATURE: dict[str, Any] = {"hidden_units": [512], "activation": "relu"}  # behind convolutions (Mnih et al. 2015)
 
+BOARD: Mapping[str, Any] = {"image_layers": ["64x4"], "hidden_units": [128]}  # four in a row fit one kernel
+
 PRESETS: Mapping[tuple[str, str], Preset] = {
     ("cartpole", "ppo"): Preset(
         steps=60_000,
@@ -32,6 +34,16 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "minibatch_steps": 256,
             "epochs": 20,
             "entropy_coefficient": 0.0,
+            "anneal_steps": 100_000,
+        },
+    ),
+    ("cartpole", "impala"): Preset(
+        steps=100_000,
+        settings={
+            "discount": 0.98,
+            "reward_scale": 0.05,  # a return of γ = 0.98 is 50 at most
+            "rollout_ticks": 16,
+            "entropy_coefficient": 0.001,
             "anneal_steps": 100_000,
         },
     ),
@@ -51,65 +63,45 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         },
         replay={"samples_per_insert": 24.0},
     ),
-    ("cartpole", "bc"): Preset(steps=800_000),
-    ("cartpole", "cql"): Preset(steps=2_000_000),
-    ("cartpole", "iql"): Preset(steps=2_000_000, settings={"target_rate": 0.02}),
-    ("gym:Pendulum-v1", "sac"): Preset(
-        steps=10_000,
-        envs=4,
-        settings={"learning_rate": 1e-3, "hidden_units": [64, 64]},
-        replay={"samples_per_insert": 256.0},  # one update for each step
-    ),
-    # The race of bench/solve.py: tuned on seeds 1000 to 1005 alone.
-    ("gym:CartPole-v1", "ppo"): Preset(
-        steps=100_000,
-        envs=32,
+    # From records: the three learn with the same network, updates and rates, so that they can be compared.
+    ("cartpole", "bc"): Preset(steps=1_280_000, settings={"learning_rate": 1e-3, "anneal_updates": 5000}),
+    ("cartpole", "cql"): Preset(
+        steps=1_280_000,
         settings={
-            "learning_rate": 3e-3,
-            "discount": 0.98,
-            "trace_decay": 0.9,
+            "learning_rate": 1e-3,
+            "anneal_updates": 5000,
+            "reward_scale": 0.1,  # returns of 100 become 10
+            "conservatism": 0.05,
+            "target_every_updates": 25,  # a fall is felt a hundred steps before it, one step with each copy
+        },
+    ),
+    ("cartpole", "iql"): Preset(
+        steps=1_280_000,
+        settings={
+            "learning_rate": 1e-3,
+            "anneal_updates": 5000,
             "reward_scale": 0.1,
-            "rollout_ticks": 32,
-            "minibatch_steps": 256,
-            "epochs": 6,
-            "entropy_coefficient": 0.0,
-            "hidden_units": [32, 32],
+            "target_rate": 0.05,
+            "expectile": 0.8,
+            "temperature": 10.0,  # falls are rare and spread advantages: ordinary steps would weigh all the same
         },
     ),
-    ("gym:Acrobot-v1", "ppo"): Preset(
-        steps=200_000,
-        settings={
-            "learning_rate": 2e-3,
-            "reward_scale": 0.1,
-            "rollout_ticks": 64,
-            "minibatch_steps": 256,
-            "epochs": 8,
-        },
-    ),
-    ("gym:LunarLander-v3", "ppo"): Preset(
-        steps=1_000_000,
-        envs=32,
-        settings={
-            "learning_rate": 2e-3,
-            "discount": 0.995,
-            "trace_decay": 0.97,
-            "reward_scale": 0.02,
-            "rollout_ticks": 64,
-            "minibatch_steps": 512,
-            "epochs": 8,
-            "entropy_coefficient": 0.005,
-        },
-    ),
-    ("connect-four", "bc"): Preset(
-        steps=400_000, settings={"image_layers": ["64x4"], "hidden_units": [128], "anneal_updates": 1500}
-    ),
+    ("connect-four", "bc"): Preset(steps=384_000, settings={**BOARD, "learning_rate": 1e-3, "anneal_updates": 1500}),
     ("connect-four", "cql"): Preset(
-        steps=800_000,
-        settings={"image_layers": ["64x4"], "hidden_units": [128], "n_steps": 3, "conservatism": 0.1},
+        steps=384_000,
+        settings={
+            **BOARD,
+            "learning_rate": 1e-3,
+            "anneal_updates": 1500,
+            "reward_scale": 4.0,  # so that values of ±1 can also say what is likely
+            "conservatism": 0.5,
+            "huber_threshold": 4.0,
+            "target_every_updates": 50,
+        },
     ),
     ("connect-four", "iql"): Preset(
-        steps=800_000,
-        settings={"image_layers": ["64x4"], "hidden_units": [128], "n_steps": 3, "target_rate": 0.02},
+        steps=384_000,
+        settings={**BOARD, "learning_rate": 1e-3, "anneal_updates": 1500, "temperature": 1.0, "target_rate": 0.05},
     ),
     ("connect-four", "ppo"): Preset(
         steps=8_000_000,

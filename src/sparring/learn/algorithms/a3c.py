@@ -15,7 +15,7 @@ from sparring.games.spec import GameSpec
 from sparring.learn.distributions import Distribution, distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import discounted_returns, explained_variance, next_values
+from sparring.learn.operators import discounted_returns, explained_variance, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.rmsprop import Rmsprop
 from sparring.learn.torch_state import load_module, save_module
@@ -34,6 +34,7 @@ class A3cConfig:
     discount: float = 0.99
     reward_scale: float = 1.0  # rewards times this are learned: values of the order of one are learned soonest
     rollout_ticks: int = 16  # of every game of a worker between two of its gradients; the paper's t_max
+    normalise: bool = False  # advantages, in each gradient
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
     max_gradient_norm: float = 0.5
@@ -116,7 +117,8 @@ def loss(net: Network, batch: Batch, chosen: Distribution, config: A3cConfig) ->
     reward = batch.reward * np.float32(config.reward_scale)
     goal = true_steps(batch, discounted_returns(reward, following, batch.ending, config.discount, batch.mask))
     surprise = goal - out["value"]
-    policy_loss = -(surprise.detach() * logp).mean()
+    advantage = normalised(surprise.detach()) if config.normalise else surprise.detach()
+    policy_loss = -(advantage * logp).mean()
     value_loss, entropy = 0.5 * surprise.square().mean(), entropies.mean()
     total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
     metrics = {
