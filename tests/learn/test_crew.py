@@ -21,6 +21,7 @@ from sparring.learn.crew.process import Crew
 from sparring.learn.plan import Wish, plan
 from sparring.learn.topologies import wire
 from sparring.learn.train import Orders, train
+from sparring.store import open_store
 
 SMALL = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", 'image_layers=["flat"]', "epochs=2")
 
@@ -266,3 +267,32 @@ def test_exploration_reaches_the_actors_of_a_greedy_policy(config):
     ring.ring.close()
     assert explored[0.0] == 0.0
     assert 0.3 < explored[1.0] < 0.7
+
+
+@pytest.mark.parametrize("topology", ["async", "sync"])
+def test_records_of_the_store_are_learned_beside_what_a_crew_plays(topology, config):
+    from test_learning import record
+
+    record(config, ["balance"], 5)
+    quick = replace(config, replay=replace(config.replay, min_steps=100))
+    with open_store(config.store_url) as store:
+        wiring = wire(planned(quick, topology, source="mix", settings=(*SMALL, "records_steps=64")), store)
+        try:
+            turns = [turn for turn in learn(wiring, 4) if turn.update]
+            state = wiring.save()
+        finally:
+            wiring.close()
+    assert all(turn.batch.records is not None for turn in turns[1:])
+    assert turns[-1].update.metrics["imitation_loss"] > 0
+    sources = wiring.sources()
+    assert sources.steps["selfplay"] == wiring.env_steps
+    assert sources.steps["play"] >= 3 * 64
+    assert sources.store_until_ms is not None
+    assert state["records"]["feeder"]["steps"] == {"play": sources.steps["play"]}
+
+
+def test_apex_is_dqn_with_a_topology_and_priorities(config):
+    agreed = planned(config, None, algo="apex", settings=())
+    assert (agreed.algorithm.name, agreed.algo, agreed.topology) == ("dqn", "apex", "apex")
+    assert agreed.replay.sampler == "prioritised"
+    assert planned(config, None, algo="dqn", settings=()).replay.sampler == "uniform"
