@@ -16,7 +16,7 @@ from sparring.cli import main
 from sparring.config import load
 from sparring.errors import ConfigError, Missing, StoreFailed, TrainingStopped
 from sparring.learn.plan import Wish
-from sparring.learn.run import Run
+from sparring.learn.run import FORMAT, Run
 from sparring.learn.train import Orders, train
 from sparring.wire.tree import pack
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_format_is_refused(config, monkeypatch):
     run.checkpoint(state)
     monkeypatch.undo()
     assert sentence(TrainingStopped, wished(config, "cartpole", resume=name)) == (
-        f"run {name}: the checkpoint was written by another build (its format is 0, and 1 is read here). "
+        f"run {name}: the checkpoint was written by another build (its format is 0, and {FORMAT} is read here). "
         "Go on with the build that wrote it, or start a new run."
     )
 
