@@ -109,6 +109,18 @@ def test_a_killed_actor_of_a_crew_in_step_is_replaced_too(config):
         assert {turn.metrics["staleness_updates"] for turn in turns if turn.update} == {0}
 
 
+def test_in_step_a_frozen_actor_is_replaced(config, monkeypatch):
+    monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_TIMES", 2.0)  # the first rollout waits for a start
+    with wired(config, "sync", actors=1) as wiring:
+        learn(wiring, 2)
+        frozen = wiring.crew.pid(0)
+        monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_S", 1.0)
+        os.kill(frozen, signal.SIGSTOP)
+        learn(wiring, 3)
+        assert wiring.crew.restarts >= 1
+        assert wiring.env_steps == wiring.learner.updates * 16 * 8
+
+
 def test_a_frozen_actor_stops_nobody_and_what_it_played_long_ago_is_not_learned(config):
     with wired(config, "async") as wiring:
         learn(wiring, 4)

@@ -97,6 +97,11 @@ class Crew:
         process = self._members[actor].process
         return None if process is None else process.pid
 
+    def replace(self, actor: int) -> None:
+        """End an actor by force, also a frozen one; another takes its place."""
+        if (process := self._members[actor].process) is not None:
+            process.kill()
+
     def ring(self, actor: int) -> None:
         """Wake one actor: there is room, or news."""
         if (bell := self._members[actor].bell) is not None:

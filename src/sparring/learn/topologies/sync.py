@@ -8,8 +8,11 @@
 All write into one ring, each its own streams, so that joining them costs nothing. Whatever the learner's process does
 between two updates (metrics, checkpoints, models), the actors play meanwhile: version v + 1 is out before the turn
 ends. A seed says all, whatever the number of actors, as long as none of them dies; and a resumed run learns what an
-unbroken one does, bit for bit: a checkpoint has every actor as it was before it played the newest version.
+unbroken one does, bit for bit: a checkpoint has every actor as it was before it played the newest version. All wait
+for the slowest; one that takes far longer than any rollout ever did is frozen, and another takes its place.
 """
+
+import time
 
 from msgspec.structs import replace
 
@@ -24,6 +27,7 @@ from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 
 SLOTS = 2  # one is written while the turn before is still looked at
+FROZEN_S, FROZEN_TIMES = 120.0, 20.0  # nobody plays longer than this and so many times the longest rollout
 
 
 def wire(plan: Plan, store: Store | None) -> Wiring:
@@ -41,19 +45,26 @@ class _Sync(CrewLearning):
         self._rollouts = part.open_rollouts()
         self._held = False  # the last turn's batch looks at a slot
         self._states: list[bytes] = [b""] * plan.actors  # of actors that are not started yet
+        self._asked_s = 0.0  # since when the actors play this version
+        self._longest_s = 0.0
 
     def turn(self) -> Turn:
         if self.crew is None:
             self.leader.publish(self.learner, self.env_steps)
             self.crew = Crew(self.plan.actors, self._launch, self.generation)
             self._states = [b""] * self.plan.actors
+            self._asked_s = time.monotonic()
         self._release()
         if not self.crew.wait_until(self._all_there, WAIT_S):
+            self._replace_the_frozen(self.crew)
             return Turn(None, None, None, self.flow())
+        self._longest_s = max(self._longest_s, time.monotonic() - self._asked_s)
         self._held = True
         played = self._rollouts.take_all()
         self.count(played)
-        return self.learned(played)
+        turn = self.learned(played)
+        self._asked_s = time.monotonic()
+        return turn
 
     def save(self) -> Tree:
         states = self._states if self.crew is None else self.crew.ask(self.leader.board.version)
@@ -92,4 +103,14 @@ class _Sync(CrewLearning):
         self._held = False
 
     def _all_there(self) -> bool:
-        return all(self._rollouts.ring.ready(lane) for lane in range(self.plan.actors))
+        return not self._missing()
+
+    def _missing(self) -> list[int]:
+        return [lane for lane in range(self.plan.actors) if not self._rollouts.ring.ready(lane)]
+
+    def _replace_the_frozen(self, crew: Crew) -> None:
+        now = time.monotonic()
+        if now - self._asked_s > FROZEN_S + FROZEN_TIMES * self._longest_s:
+            self._asked_s = now
+            for lane in self._missing():
+                crew.replace(lane)
