@@ -34,6 +34,10 @@ class Feeder:
         self._uploaders: dict[str, int] = {}  # by the order in which they came, from 1
         self.until_ms: int | None = None  # of the newest row that was read
 
+    def into(self, table: Table) -> None:
+        """Insert into this one from now on."""
+        self._table = table
+
     def fill(self) -> int:
         """Everything the store holds, or as much as the table takes; how many steps that was."""
         held = self._store.stats(self._game.id).steps

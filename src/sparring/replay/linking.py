@@ -53,9 +53,7 @@ def forget(words: Array, flags: Array, tail: Array, rows: Array, frames: int) ->
 
 @compiled
 def link(  # noqa: PLR0913  (a table's memory, and what came)
-    words: Array,
-    floats: Array,
-    flags: Array,
+    memory: tuple[Array, Array, Array],
     tail: Array,
     rows: Array,
     finals: Array,
@@ -73,13 +71,12 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
     positions) may be empty. `about`: the first free number of an episode, the episode of all or NONE, uploader,
     version, source.
     """
-    ready = np.empty(2 * len(rows), np.int64)
-    count, begun = 0, 0
-    first_episode, episode_of_all, uploader, version, source = about[0], about[1], about[2], about[3], about[4]
+    words, floats, flags = memory
+    ready, count, begun = np.empty(2 * len(rows), np.int64), 0, 0
     for i in range(len(rows)):
         row, here = rows[i], stream[i]
         before = tail[here]
-        position, episode = 0, first_episode + begun
+        position, episode = 0, about[0] + begun
         if before == NONE:
             begun += 1
         else:
@@ -90,15 +87,9 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
             count = _complete(words, flags, before, frames, ready, count)
         if len(given):
             position = given[i]
-        if episode_of_all != NONE:
-            episode = episode_of_all
-        words[row, EPISODE] = np.int32(episode & 0xFFFFFFFF)
-        words[row, EPISODE + 1] = np.int32(episode >> 32)
-        words[row, PREVIOUS], words[row, POSITION] = before, position
-        words[row, UPLOADER], words[row, VERSION] = uploader, version
-        floats[row, REWARD] = reward[i]
+        _write(words, flags, row, before, position, episode if about[1] == NONE else about[1], about)
+        floats[row, REWARD], flags[row, ENDING] = reward[i], ending[i]
         floats[row, LOGP] = logp[i] if len(logp) else np.nan
-        flags[row, SOURCE], flags[row, ENDING] = source, ending[i]
         final = finals[i] if len(finals) else NONE
         if ending[i] == RUNNING and final == NONE:
             words[row, WAITS] = here
@@ -112,6 +103,15 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
         if final != NONE or ending[i] == TERMINATED:
             count = _complete(words, flags, row, frames, ready, count)
     return ready[:count], begun
+
+
+@compiled
+def _write(words: Array, flags: Array, row: int, before: int, position: int, episode: int, about: Array) -> None:
+    """What a step is, beside what was seen and done."""
+    words[row, EPISODE] = np.int32(episode & 0xFFFFFFFF)
+    words[row, EPISODE + 1] = np.int32(episode >> 32)
+    words[row, PREVIOUS], words[row, POSITION] = before, position
+    words[row, UPLOADER], words[row, VERSION], flags[row, SOURCE] = about[2], about[3], about[4]
 
 
 @compiled

@@ -276,9 +276,7 @@ class Table:
             finals[cut] = final_rows
         episode = NONE if steps.episode is None else steps.episode
         ready, begun = link(
-            self._rows.words,
-            self._rows.floats,
-            self._rows.bytes,
+            (self._rows.words, self._rows.floats, self._rows.bytes),
             self._tail,
             rows,
             finals,
