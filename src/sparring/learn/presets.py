@@ -47,6 +47,18 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "anneal_steps": 100_000,
         },
     ),
+    ("cartpole", "a3c"): Preset(
+        steps=100_000,
+        settings={
+            "learning_rate": 3e-3,
+            "discount": 0.98,
+            "reward_scale": 0.05,
+            "rollout_ticks": 32,
+            "normalise": True,
+            "entropy_coefficient": 0.0,
+            "anneal_steps": 80_000,
+        },
+    ),
     ("cartpole", "dqn"): Preset(
         steps=80_000,
         settings={
@@ -109,6 +121,19 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         },
     ),
     # From records: the three learn with the same network, updates and rates, so that they can be compared.
+    ("gym:Pendulum-v1", "ppo"): Preset(
+        steps=100_000,
+        settings={
+            "learning_rate": 2e-3,
+            "anneal_steps": 100_000,
+            "discount": 0.95,
+            "reward_scale": 0.1,
+            "rollout_ticks": 64,
+            "minibatch_steps": 256,
+            "epochs": 10,
+            "entropy_coefficient": 0.0,
+        },
+    ),
     ("cartpole", "bc"): Preset(steps=1_280_000, settings={"learning_rate": 1e-3, "anneal_updates": 5000}),
     ("cartpole", "cql"): Preset(
         steps=1_280_000,
