@@ -79,8 +79,8 @@ def keep(said: Mapping[str, Any]) -> Path:
 
 def commit() -> str:
     """The commit that was measured, with a + when files differ from it."""
-    head = _git("rev-parse", "--short", "HEAD")
-    return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    head = git("rev-parse", "--short", "HEAD")
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def machine() -> dict[str, Any]:
@@ -94,6 +94,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _git(*words: str) -> str:
+def git(*words: str) -> str:
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()

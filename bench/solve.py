@@ -67,7 +67,7 @@ class Finish:
 
 def measure(task: Task, args: argparse.Namespace) -> dict[str, Any]:
     """The benchmark's JSON."""
-    seeds = tuple(getattr(args, "seeds", ())) or drawn(ledger.commit(), 2 if args.quick else 5)
+    seeds = tuple(getattr(args, "seeds", ())) or drawn(_head(), 2 if args.quick else 5)
     peers = tuple(peer for peer in task.peers if not args.quick or peer in QUICK)
     found: dict[str, list[Finish]] = {who: [] for who in (OURS, *peers)}
     for seed in seeds:
@@ -91,12 +91,11 @@ def _limit(ours: Sequence[Finish], task: Task) -> float:
 
 def remembered(task: Task, who: str, seed: int, limit_s: float) -> Finish:
     """The run's line where this commit has one that counts, else the run."""
-    path = FOLDER / f"{ledger.commit().rstrip('+')}.jsonl"
+    path = FOLDER / f"{_code()}.jsonl"
     key = {"task": task.name, "who": who, "seed": seed}
     for line in path.read_text().splitlines() if path.exists() else ():
         kept = json.loads(line)
-        # A run that was stopped counts again only if it would be stopped by now.
-        if {name: kept[name] for name in key} == key and (not kept["stopped"] or kept["seconds"] >= limit_s):
+        if {name: kept[name] for name in key} == key and counts(kept, limit_s):
             seconds = math.inf if kept["seconds"] is None else kept["seconds"]
             return Finish(seconds, kept["env_steps"], kept["stopped"], kept["returns"])
     finish = raced(task, who, seed, limit_s)
@@ -106,6 +105,21 @@ def remembered(task: Task, who: str, seed: int, limit_s: float) -> Finish:
     with path.open("a") as file:
         file.write(json.dumps({**line, "returns": finish.returns}) + "\n")
     return finish
+
+
+def counts(kept: Mapping[str, Any], limit_s: float) -> bool:
+    """Whether a run need not be run again: one that was stopped has to, where it is now given more time."""
+    return not kept["stopped"] or kept["seconds"] >= limit_s
+
+
+def _code() -> str:
+    """What is measured: the commit, and what differs from it."""
+    differs = ledger.git("diff", "HEAD", "--", "src", "bench/*.py")
+    return _head() + (f"-{hashlib.sha256(differs.encode()).hexdigest()[:8]}" if differs else "")
+
+
+def _head() -> str:
+    return ledger.commit().rstrip("+")  # a benchmark's own result is a difference too
 
 
 def raced(task: Task, who: str, seed: int, limit_s: float) -> Finish:
@@ -129,7 +143,8 @@ def command(who: str, order: Mapping[str, Any], algo: str = "ppo") -> list[str]:
 
 def answer(words: Sequence[str]) -> dict[str, Any]:
     """The JSON of the last line that a run prints; a run that fails says so with its own last words."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_raylet_start_wait_time_s": "120"}
+    patience = {"RAY_raylet_start_wait_time_s": "120", "RAY_agent_register_timeout_ms": "120000"}  # on a busy machine
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **patience}
     done = subprocess.run(words, cwd=ledger.ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
