@@ -1,5 +1,7 @@
 """Learning from records: a clone does as its teacher, and caution keeps to what was seen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +102,23 @@ def test_what_is_illegal_neither_costs_nor_counts(algo):
     metrics = algorithm.update(learner, batch).metrics
     name = {"bc": "loss", "cql": "penalty", "iql": "policy_loss"}[algo]
     assert metrics[name] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_store_larger_than_the_table_is_held_whole_and_every_step_weighs_the_same(config):
+    record(config, open_game("cartpole", 16), [script("cartpole", "balance")], 4)  # 500 steps each
+    record(config, open_game("cartpole", 16), [script("cartpole", "random")], 40)  # some twenty each
+    small = replace(config, replay=replace(config.replay, capacity_steps=1000, min_steps=10))
+    with open_store(config.store_url) as store:
+        held = store.stats("cartpole").steps
+        wiring = wire(plan(Wish("cartpole", "bc", "store", settings=("hidden_units=[8]",)), small), store)
+        wiring.turn()
+        assert wiring.table.steps == held
+        saved = wiring.save()
+        record(config, open_game("cartpole", 16), [script("cartpole", "random")], 10)
+        again = wire(plan(Wish("cartpole", "bc", "store", settings=("hidden_units=[8]",)), small), store)
+        again.load(saved)
+        assert again.table.steps == held
+        assert (again.turn().batch.reward == wiring.turn().batch.reward).all()
 
 
 class Numbers(Scripted):

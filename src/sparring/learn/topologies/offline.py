@@ -2,8 +2,12 @@
 
     store ─ feeder ─► table ─► learner
 
-A store that fits the table is read once, whole; a larger one is drawn from anew as learning goes on.
+A store that fits the table is read once, whole; the table grows for it up to MOST_BYTES. A larger one is drawn from
+anew as learning goes on: chunks by their steps, and each whole, so that long episodes are seen more often than they
+were played.
 """
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.random import Generator
@@ -16,9 +20,12 @@ from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
 from sparring.replay.feeder import Feeder
 from sparring.replay.opening import open_table
+from sparring.replay.rows import row_layout
 from sparring.replay.table import Table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+MOST_BYTES = 1 << 30  # that a table may grow to, unless capacity_bytes says otherwise
 
 
 def wire(plan: Plan, store: Store | None) -> Wiring:
@@ -26,17 +33,30 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     if store is None:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
+    rows = room(plan, store.stats(plan.spec.id).steps)
+    feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (3, 2))
+    table = _table(plan, learner, rows)
+    return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
+
+
+def room(plan: Plan, held_steps: int) -> int:
+    """Rows of a table that takes the store whole, if they are not too many; else as many as the settings say."""
+    wanted = 2 * held_steps  # the views after cut episodes take rows, too
+    row = row_layout(plan.spec.seats[0], masks=True).itemsize
+    fits = wanted * row <= (plan.replay.capacity_bytes or MOST_BYTES)
+    return max(plan.replay.capacity_steps, wanted if fits else 0)
+
+
+def _table(plan: Plan, learner: Learner, rows: int) -> Table:
     seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
-    table = open_table(
+    return open_table(
         seat,
-        plan.replay,
+        replace(plan.replay, capacity_steps=rows),
         streams=1,
         masks=bool(seat.action.choices),
         frame_stack=plan.spec.frame_stack,
         state_numbers=state_width(learner.network) if plan.algorithm.feeds == "sequences" else 0,
     )
-    feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (3, 2))
-    return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
 
 
 class _Offline:
@@ -74,6 +94,7 @@ class _Offline:
         return {
             "learner": self.learner.save(),
             "table": self.table.save(),
+            "capacity": self.table.capacity,
             "feeder": self.feeder.save(),
             "rng": rng_state(self.rng),
             "position": self.position,
@@ -82,6 +103,10 @@ class _Offline:
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
+        rows = state.get("capacity", self.plan.replay.capacity_steps)  # runs from before tables grew
+        if rows != self.table.capacity:  # the store has grown since
+            self.table = _table(self.plan, self.learner, rows)
+            self.feeder.into(self.table)
         self.table.load(state["table"])
         self.feeder.load(state["feeder"])
         set_rng_state(self.rng, state["rng"])
