@@ -4,8 +4,8 @@
 
 All learn 4 epochs of each 1024 steps in minibatches of 256 with the network of Mnih et al. 2015, on two threads, each
 in a process of its own and in turns, so that all meet the same machine. An agent step is four frames. What a peer
-needs before its first updates (compiling, filling) is not counted, and neither is ours. The goal is PPO's; IMPALA with
-actor processes, in batches of its own, is measured beside it.
+needs before its first updates (compiling, filling) is not counted, and neither is ours. The goal is PPO's, which plays
+and learns in turns; IMPALA with PPO's clipping and an actor process that plays meanwhile is measured beside it.
 """
 
 import argparse
@@ -25,13 +25,17 @@ PEERS = {
     "CleanRL's PPO on envpool 1.2.5": ("envpool", "pong_cleanrl_envpool.py"),
     "Sample Factory 2.1.1 APPO": ("sample-factory", "pong_sample_factory.py"),
 }
-OURS = {"ppo": ("ppo", "single"), "impala": ("impala", "async")}
+APPO = ("rollout_ticks=64", "epochs=4", "minibatch_steps=256", "clip=0.1")
+OURS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "ppo": ("ppo", "single", ()),
+    "appo": ("impala", "async", APPO),
+}
 WARM_UPDATES = 2
 GOAL = 2.0
 PATIENCE_S = 900
 
 
-def learn(algorithm: str, topology: str, updates: int) -> dict[str, float]:
+def learn(algorithm: str, topology: str, updates: int, settings: tuple[str, ...]) -> dict[str, float]:
     """Steps learned from and the seconds they took, after the first updates. In this process."""
     import torch
 
@@ -40,7 +44,7 @@ def learn(algorithm: str, topology: str, updates: int) -> dict[str, float]:
     from sparring.learn.topologies import wire
 
     torch.set_num_threads(THREADS)
-    wiring = wire(plan(Wish(GAME, algorithm, topology=topology), Config()), None)
+    wiring = wire(plan(Wish(GAME, algorithm, topology=topology, actors=1, settings=settings), Config()), None)
     steps, begun = 0, 0.0
     try:
         while wiring.learner.updates < WARM_UPDATES + updates:
@@ -76,9 +80,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rounds, updates = (1, 2) if args.quick else (5, 5)
     rates: dict[str, list[float]] = {who: [] for who in (*OURS, *PEERS)}
     for _ in range(rounds):
-        for name, (algorithm, topology) in OURS.items():
-            count = updates if topology == "single" else 4 * updates  # its updates are smaller
-            rates[name].append(rate(sys.executable, ["-m", "bench.steps_pong", algorithm, topology, str(count)]))
+        for name, (algorithm, topology, settings) in OURS.items():
+            words = ["-m", "bench.steps_pong", algorithm, topology, str(updates), *settings]
+            rates[name].append(rate(sys.executable, words))
         for name, (peer, script) in PEERS.items():
             path = str(ledger.ROOT / "bench" / "peers" / script)
             rates[name].append(rate(str(python_of(peer)), [path, str(updates), str(THREADS)]))
@@ -96,10 +100,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             spread=spreads["ppo"],
             spreads=spreads,
         ),
-        ledger.case("IMPALA, actor processes", medians["impala"], "steps/s", spread=spreads["impala"]),
+        ledger.case(
+            "IMPALA as APPO (the same epochs and batch), one actor process",
+            medians["appo"],
+            "steps/s",
+            peers=peers,
+            spread=spreads["appo"],
+        ),
     ]
     return ledger.result("steps_pong", cases, rounds=rounds, threads=THREADS)
 
 
 if __name__ == "__main__":
-    print(json.dumps(learn(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    print(json.dumps(learn(sys.argv[1], sys.argv[2], int(sys.argv[3]), tuple(sys.argv[4:]))))
