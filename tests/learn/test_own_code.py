@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparring.errors import ConfigError, Missing
+from sparring.games.catalogue import open_game
 from sparring.learn.algorithms import open_algorithm
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -81,3 +83,13 @@ def test_a_name_that_leads_to_no_algorithm_is_refused(name, kind, text):
     with pytest.raises(kind) as caught:
         open_algorithm(name)
     assert text in str(caught.value)
+
+
+def test_the_pages_game_without_velocities_is_sound(tmp_path, monkeypatch):
+    (tmp_path / "hidden.py").write_text(example("algorithms/r2d2.md", "Results", "hidden.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    game = open_game("hidden:poles", 3)
+    view = game.reset(np.arange(3, dtype=np.uint64), np.ones(3, bool))
+    usual = open_game("cartpole", 3).reset(np.arange(3, dtype=np.uint64), np.ones(3, bool))
+    assert (view.observation[0]["observation/places"] == usual.observation[0]["observation/state"][:, ::2]).all()
+    assert game.step([np.zeros(3, np.int32)]).reward.tolist() == [[1.0]] * 3
