@@ -80,8 +80,7 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
         if before == NONE:
             begun += 1
         else:
-            words[before, WAITS] = NONE
-            words[before, NEXT] = row
+            words[before, WAITS], words[before, NEXT] = NONE, row
             position = words[before, POSITION] + 1
             episode = _number(words, before)
             count = _complete(words, flags, before, frames, ready, count)
@@ -92,8 +91,7 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
         floats[row, LOGP] = logp[i] if len(logp) else np.nan
         final = finals[i] if len(finals) else NONE
         if ending[i] == RUNNING and final == NONE:
-            words[row, WAITS] = here
-            tail[here] = row
+            words[row, WAITS], tail[here] = here, row
             continue
         tail[here] = NONE
         if final != NONE:

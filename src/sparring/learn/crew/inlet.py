@@ -53,7 +53,7 @@ class Inlet:
         after: Mapping[str, ArrayLike] | None = None,
     ) -> bool:
         """Hand one step over; False where there is no room now. `after` is what was seen where an episode was cut."""
-        if self._room() < 1:
+        if self.room() < 1:
             return False
         columns, place = self._columns, self._count % self._rows
         for name in self._seen:
@@ -68,8 +68,9 @@ class Inlet:
 
     def extend(self, steps: Steps) -> int:
         """Hand over as many of the steps, from the first on, as there is room for; how many that was."""
-        self._limit = 0  # so that the room is looked at anew
-        count = min(len(steps), self._room())
+        if self._limit - self._count < len(steps):
+            self._limit = 0  # so that the room is looked at anew
+        count = min(len(steps), self.room())
         done = 0
         while done < count:
             place = self._count % self._rows
@@ -125,7 +126,8 @@ class Inlet:
         self._columns = {}
         del self._written, self._read
 
-    def _room(self) -> int:
+    def room(self) -> int:
+        """Steps that the writer may surely hand over now."""
         if self._count >= self._limit:  # only then is the other side's count asked for
             self._limit = int(self._read[0]) + self._rows
         return self._limit - self._count
