@@ -88,8 +88,10 @@ def fitted_q(records: Records, policy: Policy, game: GameSpec, discount: float, 
     """Fitted Q evaluation (Le et al. 2019): Q(s,a) ← r + γ Σ_a' π(a'|s') Q⁻(s',a'), a true end being worth nothing.
 
     It begins as a regression on the players' own discounted returns, so that a long game's values need not be
-    carried back one step at a time, and learns them in units of those returns' spread.
+    carried back one step at a time, and learns them in units of those returns' spread. Goals that no play could
+    earn are cut to the most, or least, that the game can pay: a fit that feeds on its own errors stops there.
     """
+    least, most = value_bounds(game, discount)
     returns = _returns(records, discount)
     scale, shift = max(float(returns.std()), 1e-3), float(returns.mean())
     spec = with_image_layers(
@@ -115,7 +117,7 @@ def fitted_q(records: Records, policy: Policy, game: GameSpec, discount: float, 
             with torch.no_grad():
                 worth = (target(_rows(seen, after))["logits"] * tensor(chance[after])).sum(1) * scale + shift
                 earned = tensor(records.reward[rows]) + discount * worth * tensor(goes_on[rows])
-                goal = (earned - shift) / scale
+                goal = (earned.clamp(least, most) - shift) / scale
         action = tensor(records.action[rows]).unsqueeze(1)
         chosen = online(_rows(seen, rows))["logits"].gather(1, action).squeeze(1)
         optimiser.learning_rate = config.learning_rate * max(1 - update / config.updates, 0.1)
@@ -126,6 +128,14 @@ def fitted_q(records: Records, policy: Policy, game: GameSpec, discount: float, 
     v = (values * chance).sum(axis=1)
     q = np.take_along_axis(values[: records.steps], records.action[:, None], axis=1)[:, 0]
     return Judged(q, v[: records.steps], np.where(records.ending == TERMINATED, 0.0, v[records.steps :]))
+
+
+def value_bounds(game: GameSpec, discount: float) -> tuple[float, float]:
+    """The least and the most that a seat can earn in a whole game, discounted."""
+    low, high = game.seats[0].reward_bounds
+    ticks = game.max_ticks
+    worth = float(ticks) if discount == 1 else (1 - discount**ticks) / (1 - discount)
+    return min(low, low * worth), max(high, high * worth)
 
 
 def _returns(records: Records, discount: float) -> Array:
