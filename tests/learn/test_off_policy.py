@@ -20,7 +20,7 @@ from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.forward import Forward
 from sparring.learn.off_policy.estimators import doubly_robust, fitted, importance, recorded, weighted_importance
-from sparring.learn.off_policy.fitting import FitConfig, Policy, at_its_best, behaviour_logp, fitted_q
+from sparring.learn.off_policy.fitting import FitConfig, Policy, at_its_best, behaviour_logp, fitted_q, value_bounds
 from sparring.learn.off_policy.judge import judge
 from sparring.learn.off_policy.records import Records, of_episodes, read_records
 from sparring.learn.plan import Wish
@@ -113,6 +113,12 @@ def test_doubly_robust_forgives_a_wrong_fit_and_wrong_weights_but_not_both():
     assert errors["both"] > 0.2
 
 
+def test_no_value_lies_beyond_what_the_game_can_pay():
+    assert value_bounds(spec_of("cartpole"), 0.99) == pytest.approx((0.0, (1 - 0.99**500) / 0.01))
+    assert value_bounds(spec_of("cartpole"), 1.0) == (0.0, 500.0)
+    assert value_bounds(SMALL, DISCOUNT) == pytest.approx((-2.71, 8.13))
+
+
 def test_an_importance_weight_of_the_players_themselves_is_one():
     records, rng = small_records(500), np.random.default_rng(1)
     weights = importance(records, np.exp(np.stack([records.logp, records.logp], axis=1)), records.logp)
@@ -181,7 +187,7 @@ def test_an_empty_store_is_answered_with_a_sentence(config):
 
 def spar(config, *words):
     argv = [sys.executable, "-m", "sparring", *words, "--set", f"data={config.data}", "--json"]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_command_prints_every_estimate_and_refuses_scripts(config):
@@ -199,6 +205,8 @@ def test_the_command_prints_every_estimate_and_refuses_scripts(config):
     assert (said["model"], said["episodes"], said["behaviour"]) == (model, 20, "estimated by bc")
     assert all(one["low"] <= one["high"] for one in said["estimates"])
     assert "missing: behaviour_logp" in done.stderr
+    assert said["trial"]["episodes"] == 10
+    assert "trial: " in done.stderr
     refused = spar(config, "evaluate", "script:cartpole/balance", "--from", "store")
     assert refused.returncode != 0
     assert "--from store: it is a script" in refused.stderr

@@ -52,7 +52,9 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
     with open_registry(args.config.registry_url) as registry:
         ours = named(args.model, registry)
-    model = ours.player
+        model = ours.player
+        listed = [] if isinstance(model, str) else registry.models(model.card.game)
+    tried = next((one.evidence for one in listed if not isinstance(model, str) and one.card.id == model.id), None)
     spec = Catalogue.from_config(args.config).newest(ours.game) or spec_of(ours.game)
     if isinstance(model, str) or model.card.spec != spec.hash:
         wrong = "it is a script" if isinstance(model, str) else f"it was made for another {ours.game}"
@@ -72,9 +74,13 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         ],
     )
     output.say(f"discount {said.discount:g}; behaviour policy: {said.behaviour}")
+    if tried is not None:
+        against = f" against {tried.against}" if tried.against else ""
+        output.say(f"trial: {tried.mean:.4g} (sd {tried.sd:.3g}) in {tried.episodes} games{against}, not discounted")
     for line in said.missing:
         output.say(f"missing: {line}")
-    return {"model": ours.name, "game": ours.game, "seed": args.seed, **asdict(said)}
+    trial = None if tried is None else {"mean": tried.mean, "sd": tried.sd, "episodes": tried.episodes}
+    return {"model": ours.name, "game": ours.game, "seed": args.seed, "trial": trial, **asdict(said)}
 
 
 def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
