@@ -23,8 +23,8 @@ QUICK = ("learning_rate=0.01", "rollout_ticks=8", "hidden_units=[32]")
 PATIENCE_S = 90.0  # of a busy machine
 
 
-def wish(game="chain_game:chain", algo="a3c", steps=20_000, settings=QUICK):
-    return Wish(game, algo, "sim", "hogwild", 0, steps, 8, settings, 2)
+def wish(game="chain_game:chain", algo="a3c", steps=20_000, settings=QUICK, workers=1):
+    return Wish(game, algo, "sim", "hogwild", 0, steps, 8, settings, workers)
 
 
 def turns(wiring, until):
@@ -36,7 +36,7 @@ def turns(wiring, until):
 
 
 def test_workers_learn_together_and_one_that_is_killed_comes_back(config):
-    wiring = wire(plan(wish(), config), None)
+    wiring = wire(plan(wish(workers=2), config), None)
     try:
         turns(wiring, lambda: (wiring._rows[:, 2] > 5).all())
         killed, updates = wiring._workers[0].process.pid, wiring._rows[0, 2]
@@ -49,6 +49,7 @@ def test_workers_learn_together_and_one_that_is_killed_comes_back(config):
         turns(wiring, lambda: wiring.position >= 20_000)
         wiring.save()  # nobody is in the middle of anything
         learner = wiring.learner
+        learner.pull()
         assert learner.updates == wiring._rows[:, 2].sum()
         assert wiring.env_steps == wiring.sources().steps["selfplay"] >= 20_000
         played = evaluate("chain_game:chain", Forward(learner.network, learner.weights()), episodes=10, seed=1)
@@ -71,7 +72,10 @@ def test_nobody_plays_between_two_turns(config):
     wiring = wire(plan(wish(), config), None)
     try:
         turns(wiring, lambda: wiring.position > 0)
+        seen = wiring.learner.weights()
         saved = wiring.save()
+        assert all((seen[name] == value).all() for name, value in wiring.learner.weights().items())
+        wiring.learner.pull()
         weights, played = wiring.learner.weights(), wiring.position
         time.sleep(0.2)
         wiring.learner.pull()

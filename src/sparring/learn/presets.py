@@ -124,9 +124,9 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
     ("gym:Pendulum-v1", "ppo"): Preset(
         steps=100_000,
         settings={
-            "learning_rate": 2e-3,
+            "learning_rate": 1e-3,  # at 2e-3 it was faster, and fell back in one run of two
             "anneal_steps": 100_000,
-            "discount": 0.95,
+            "discount": 0.9,
             "reward_scale": 0.1,
             "rollout_ticks": 64,
             "minibatch_steps": 256,

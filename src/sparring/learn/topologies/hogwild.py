@@ -134,8 +134,7 @@ class _Hogwild:
         return turn
 
     def save(self) -> Tree:
-        self._settle()
-        self.learner.pull()
+        self._settle()  # and no pull: what the last turn ended with is what was looked at, and is published
         self.learner.updates, self.learner.steps = self._count(UPDATES), self._count(STEPS)
         return {"learner": self.learner.save(), "counted": self._before + self._rows.sum(axis=0)}
 
