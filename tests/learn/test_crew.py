@@ -198,6 +198,8 @@ def test_in_step_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(game
 
     unbroken = trained(config, 2000)
     first = trained(broken, 800)
+    with pytest.raises(ConfigError, match="the run has actors 2, and it keeps them"):
+        train(Wish(game, actors=3), Orders(resume=first.run), broken, lambda progress: None)
     second = trained(broken, 2000, resume=first.run)
     assert (second.env_steps, second.updates) == (unbroken.env_steps, unbroken.updates)
     assert weights_of(broken, second.published.model) == weights_of(config, unbroken.published.model)
@@ -222,6 +224,8 @@ def test_a_topology_that_cannot_feed_an_algorithm_is_refused_with_one_that_can(c
     assert str(caught.value) == (
         "--topology: async carries trajectories, and dqn is fed with transitions. Leave it out: single suits."
     )
+    with pytest.raises(ConfigError, match="Count them from 1"):
+        planned(config, "sync", actors=0)
     with pytest.raises(Missing, match="Did you mean 'sync'"):
         planned(config, "sinc")
     assert planned(config, None, algo="impala", settings=()).topology == "async"

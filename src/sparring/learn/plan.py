@@ -98,6 +98,8 @@ def plan(wish: Wish, config: Config) -> Plan:
     envs = wish.envs or (preset.envs if config.train.envs == type(config.train)().envs else config.train.envs)
     if envs < 1 or (wish.steps is not None and wish.steps < 1):
         raise ConfigError(f"--envs {envs}, --steps {wish.steps}", where="spar train", do="Count both from 1")
+    if wish.actors is not None and wish.actors < 1:
+        raise ConfigError(f"--actors {wish.actors}", where="spar train", do="Count them from 1")
     return Plan(
         game=wish.game,
         spec=spec,
