@@ -14,11 +14,11 @@ import numpy as np
 from sparring.config import TrainConfig
 from sparring.errors import Missing, TrainingStopped
 from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
 from sparring.learn.plan import Plan
 from sparring.learn.publish import Published, Publisher
 from sparring.learn.run import Run, another_build
 from sparring.learn.topologies import Turn, Wiring
+from sparring.learn.torch_forward import beside_the_learner
 from sparring.learn.trial import strongest
 from sparring.wire.tree import Tree
 
@@ -130,7 +130,7 @@ class Session:
         if turn <= self._looked:
             return False
         self._looked = turn
-        forward = Forward(self.wiring.learner.network, self.wiring.learner.weights())
+        forward = beside_the_learner(self.wiring.learner.network, self.wiring.learner.weights())
         rival = strongest(self.plan.game)
         played = evaluate(self.plan.game, forward, episodes=UNTIL_EPISODES, seed=self.plan.seed, against=rival)
         return played.mean >= until
