@@ -13,7 +13,8 @@ from sparring.replay.opening import capacity, open_table, source_shares
 from sparring.replay.remover import LowestPriority
 from sparring.replay.rows import row_layout
 from sparring.replay.sampler import Prioritised
-from sparring.replay.table import Table, beyond
+from sparring.replay.shares import beyond
+from sparring.replay.table import Table
 from sparring.replay.walks import Window
 
 PRIORITISED = ReplayConfig(sampler="prioritised", remover="lowest-priority", capacity_steps=200)

@@ -7,6 +7,7 @@ a true end. When a row goes, the one before it has no successor any more and can
 """
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from sparring.replay.batch import Batch
 from sparring.replay.remover import Fifo, Remover
 from sparring.replay.rows import NONE, Rows, row_layout
 from sparring.replay.sampler import Drawn, Prioritised, Sampler, Uniform
+from sparring.replay.shares import capped
 from sparring.replay.snapshot import Snapshot
 from sparring.replay.steps import Steps
 from sparring.replay.walks import Window, frames, windows
@@ -29,7 +31,24 @@ from sparring.wire.tree import Tree
 if TYPE_CHECKING:
     from sparring.replay.taking import Taking
 
-REDRAWS = 4  # of what one uploader has too much of in a batch
+PENDING = 64  # inserts that wait for whoever holds the lock; the next one waits itself
+
+
+class _Held:
+    """A table's lock: what others inserted meanwhile is taken in when it is acquired, and again when it is released."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: "Table") -> None:
+        self._table = table
+
+    def __enter__(self) -> None:
+        self._table._lock.acquire()
+        self._table.take_in()
+
+    def __exit__(self, *error: object) -> None:
+        self._table._lock.release()
+        self._table.work_off()
 
 
 class Table:
@@ -62,11 +81,17 @@ class Table:
         self._episodes = 0  # ever begun by streams that do not number them
         self._tail = np.full(streams, NONE, np.int64)  # row of the step that waits for its successor
         self._lock = threading.RLock()
+        self._held = _Held(self)
+        self._pending: deque[Steps] = deque()  # of who found the lock taken; PENDING of them at most
         self._saving = threading.Lock()  # one snapshot at a time
         self._snapshot: Snapshot | None = None
 
-    def insert(self, steps: Steps) -> None:
-        """Take the steps in; a step becomes ready when its successor is in."""
+    def insert(self, steps: Steps, *, lent: bool = False) -> None:
+        """Take the steps in; a step becomes ready when its successor is in.
+
+        Where another thread holds the table it takes them in for us, a little later; so their arrays must not change
+        afterwards, unless they are said to be `lent`: then they are copied on return.
+        """
         count = len(steps)
         if not count:
             return
@@ -76,20 +101,44 @@ class Table:
                 where="[replay]",
                 do=f"Set capacity_steps to {2 * count} or more",
             )
+        self._pending.append(steps)
+        if lent or len(self._pending) > PENDING:
+            with self._held:
+                return
+        self.work_off()
+
+    def work_off(self) -> None:
+        """Insert what others left, unless somebody is at it: who holds the lock does it for all before it goes on.
+
+        So whoever inserts and whoever samples never sleep for one another, and a sample's slowest cost is its own and
+        an insert's, not that of two changes of thread.
+        """
+        while self._pending and self._lock.acquire(blocking=False):
+            try:
+                self.take_in()
+            finally:
+                self._lock.release()
+
+    def take_in(self) -> None:
+        """Insert all that waits. The caller holds the lock."""
+        while self._pending:
+            self._insert(self._pending.popleft())
+
+    def _insert(self, steps: Steps) -> None:
+        count = len(steps)
         cut = steps.final[steps.ending[steps.final] != TERMINATED] if len(steps.final) else steps.final
-        with self._lock:
-            rows = self._claim(count + len(cut), steps.stream)
-            self._write(steps, rows[:count])
-            if steps.priority is not None:
-                self.sampler.expect(rows[:count], steps.priority)
-            if len(cut):
-                self._write_finals(steps, rows[count:])
-            self._link(steps, rows[:count], cut, rows[count:])
-            self.steps += count
+        rows = self._claim(count + len(cut), steps.stream)
+        self._write(steps, rows[:count])
+        if steps.priority is not None:
+            self.sampler.expect(rows[:count], steps.priority)
+        if len(cut):
+            self._write_finals(steps, rows[count:])
+        self._link(steps, rows[:count], cut, rows[count:])
+        self.steps += count
 
     def break_off(self, stream: int) -> None:
         """What comes next in `stream` does not follow what came last."""
-        with self._lock:
+        with self._held:
             row = self._tail[stream]
             if row != NONE:
                 if self._snapshot is not None:
@@ -103,7 +152,7 @@ class Table:
         reward = Σ_{k<m} γ^k r_{t+k}, where m = n_steps, or fewer where the episode ends or its next step has
         not arrived. The batch's `ending` is that of the last step walked over, `n_steps` holds m.
         """
-        with self._lock:
+        with self._held:
             drawn = self._draw(count, rng)
             columns, reward, walked, version = self._takes().take(drawn.rows, n_steps, discount)
         action, ending, logp, *others = columns
@@ -132,7 +181,7 @@ class Table:
         Where an episode began within the burn-in, the places before its first step are masked and the last of them
         ends (TRUNCATED), so that a memory is empty at that step. `state` and `version` are those of the first step.
         """
-        with self._lock:
+        with self._held:
             drawn = self._draw(count, rng)
             rows, mask = windows(self._columns, drawn.rows, window)
             after = self._columns["next"][rows[-1]]
@@ -166,7 +215,7 @@ class Table:
         if rows.ndim == 2:
             there = rows != NONE
             rows, priorities = rows[there], np.broadcast_to(priorities, rows.shape)[there]
-        with self._lock:
+        with self._held:
             self.sampler.learned(rows, priorities)
 
     @property
@@ -181,7 +230,7 @@ class Table:
     def save(self) -> Tree:
         """Everything as it stands now, for a checkpoint. Others go on meanwhile: the lock is held for a slice."""
         with self._saving:
-            with self._lock:
+            with self._held:
                 held = min(self.written, self.capacity)
                 snapshot = self._snapshot = Snapshot(self._columns, held)
                 state: dict[str, Any] = {
@@ -196,7 +245,7 @@ class Table:
             try:
                 going_on = True
                 while going_on:
-                    with self._lock:
+                    with self._held:
                         going_on = snapshot.copy_on()
             finally:
                 self._snapshot = None
@@ -204,7 +253,7 @@ class Table:
 
     def load(self, state: Tree) -> None:
         """Back to what `save` gave, in a table of the same capacity and parts."""
-        with self._lock:
+        with self._held:
             for name, column in self._columns.items():
                 saved = state["columns"][name]
                 column[: len(saved)] = saved
@@ -297,23 +346,9 @@ class Table:
         if not self.ready:
             raise TrainingStopped("no step of it can be sampled yet", where="replay table", do="Insert more steps")
         drawn = self.sampler.draw(count, rng)
-        return drawn if self._uploader_share >= 1.0 else self._capped(drawn, rng)
-
-    def _capped(self, drawn: Drawn, rng: Generator) -> Drawn:
-        """No uploader has more than its share: what is too much is drawn again, and in the end weighs nothing."""
-        rows, most = drawn.rows, max(1, int(self._uploader_share * len(drawn.rows)))
-        weight = np.ones(len(rows), np.float32) if drawn.weight is None else drawn.weight
-        excess = beyond(self._columns["uploader"][rows], most)
-        for _ in range(REDRAWS):
-            if not len(excess):
-                return Drawn(rows, drawn.weight)
-            again = self.sampler.draw(len(rows), rng)
-            rows[excess] = again.rows[: len(excess)]
-            if again.weight is not None:
-                weight[excess] = again.weight[: len(excess)]
-            excess = beyond(self._columns["uploader"][rows], most)
-        weight[excess] = 0.0
-        return Drawn(rows, weight)
+        if self._uploader_share >= 1.0:
+            return drawn
+        return capped(drawn, self._columns["uploader"], self._uploader_share, lambda: self.sampler.draw(count, rng))
 
     def _takes(self) -> "Taking":
         if self._taking is None:
@@ -348,12 +383,3 @@ class Table:
 
 
 _NO_ROWS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.float32)
-
-
-def beyond(owner: Array, most: int) -> Array:
-    """Places of all but the first `most` of each owner; owner 0 may have any number."""
-    order = np.argsort(owner, kind="stable")
-    there = owner[order]
-    rank = np.arange(len(owner)) - np.searchsorted(there, there)
-    found: Array = order[(rank >= most) & (there > 0)]
-    return found

@@ -110,7 +110,8 @@ class Inlet:
                 value=None,
                 final=final,
                 final_observation={name: columns[_AFTER + name][part][final] for name in self._seen},
-            )
+            ),
+            lent=True,
         )
         fence()
         self._read[0] = first + size

@@ -154,7 +154,7 @@ class _Apex:
         """One block into the table; its slot is free again."""
         block = blocks.take_joined()
         (steps,) = block.steps
-        self.table.insert(replace(steps, stream=steps.stream + actor * self.part.streams))
+        self.table.insert(replace(steps, stream=steps.stream + actor * self.part.streams), lent=True)
         self.env_steps += block.env_steps
         self.episodes += block.games
         self.played["selfplay"] += len(steps)
