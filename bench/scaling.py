@@ -30,11 +30,12 @@ RUNS = {
 ACTORS = (1, 2)
 ON_PAPER = (1, 2, 4, 8, 16, 32, 64, 128)
 WARM_UPDATES = 2
+LEAST_UPDATES = 2  # that are counted, however long they take
 COPIES = 3  # of a step's bytes: into the ring, out of it for learning, and once as floats
 
 
 def learn(game: str, algorithm: str, topology: str, actors: int, seconds: float) -> dict[str, float]:
-    """Steps learned from and the seconds they took, in this process and those that it starts."""
+    """Steps learned from, from the end of one update to that of another, and the seconds between them."""
     import torch
 
     from sparring.config import Config
@@ -45,15 +46,18 @@ def learn(game: str, algorithm: str, topology: str, actors: int, seconds: float)
     wiring = wire(agreed, None)
     if not wiring.learner.network.image:
         torch.set_num_threads(1)
-    steps, begun = 0, 0.0
+    steps, counted, begun, last = 0, 0, 0.0, 0.0
     try:
-        while not begun or time.perf_counter() - begun < seconds:
-            if wiring.learner.updates >= WARM_UPDATES and not begun:
-                begun = time.perf_counter()
+        while counted < LEAST_UPDATES or last - begun < seconds:
             turn = wiring.turn()
-            if begun and turn.update is not None and turn.batch is not None:
-                steps += turn.batch.reward.size
-        return {"steps": steps, "seconds": time.perf_counter() - begun}
+            if turn.update is None or turn.batch is None:
+                continue
+            last = time.perf_counter()
+            if wiring.learner.updates <= WARM_UPDATES:
+                begun = last
+            else:
+                steps, counted = steps + turn.batch.reward.size, counted + 1
+        return {"steps": steps, "seconds": last - begun}
     finally:
         wiring.close()
 
