@@ -70,7 +70,7 @@ def judge(race, watch, cfg, folder):
     def best(seen):
         with torch.no_grad():
             rows = net.normalize_obs({"obs": torch.as_tensor(seen, dtype=torch.float32)})
-            out = net.forward(rows, torch.zeros(len(seen), 1), sample_actions=False)
+            out = net.forward(rows, torch.zeros(len(seen), 1))
             return out["action_logits"].argmax(1).numpy()
 
     for path in sorted(Path(folder).glob("race/checkpoint_p0/checkpoint_*.pth"), key=lambda path: path.stat().st_mtime):
