@@ -27,7 +27,15 @@ ALGORITHM = open_algorithm("r2d2")
 SHAPE = {"burn_in_steps": 3, "sequence_steps": 5, "overlap_steps": 2, "hidden_units": [12], "n_steps": 3}
 BURN_IN, STEPS, N = 3, 5, 6
 QUICK = ("learning_rate=0.002", "epsilon_steps=2000", "hidden_units=[16]")
-SEQUENCES = ("batch_sequences=16", "burn_in_steps=2", "sequence_steps=4", "overlap_steps=2", "memory=gru:16")
+SEQUENCES = (
+    "learning_rate=0.005",
+    "target_every_updates=50",
+    "batch_sequences=16",
+    "burn_in_steps=2",
+    "sequence_steps=4",
+    "overlap_steps=2",
+    "memory=gru:16",
+)
 
 
 def wired(config, algo="r2d2", settings=SEQUENCES, sampler="prioritised"):
@@ -42,7 +50,7 @@ def played(wiring):
 
 def test_it_remembers_a_sign_that_dqn_forgets(config):
     remembers, forgets = wired(config), wired(config, "dqn", ("batch_steps=64",), "uniform")
-    while remembers.position < 8_000:
+    while remembers.position < 5_000:
         remembers.turn()
     assert played(remembers) == 1.0
     while forgets.position < 3_000:
