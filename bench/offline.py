@@ -26,6 +26,7 @@ by side, each in a process.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def ladder(task: Task, seed: int) -> tuple[Look, list[Look]]:
         plan(Wish(task.game, "ppo", topology="single", seed=seed, settings=task.slowly), load(None, ())), None
     )
     looks: list[Look] = []
-    while wiring.position < task.most_steps and (not looks or looks[-1].earned < task.ranks[-1]):
+    while len(looks) <= len(task.ranks) or (looks[-1].earned < task.ranks[-1] and wiring.position < task.most_steps):
         if looks:
             wiring.turn()
         if wiring.position >= len(looks) * task.look_every:
@@ -160,6 +161,8 @@ def ladder(task: Task, seed: int) -> tuple[Look, list[Look]]:
 def record(task: Task, episodes: int, folder: Path, seed: int) -> dict[str, Any]:
     """Mixed players into a store, a third each; what each earned, and the models' true returns."""
     half, models = ladder(task, seed)
+    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted attempt left would count twice
+    folder.mkdir(parents=True)
     scripted = Leaning() if task.game == "cartpole" else script(task.game, "tactical")
     players = {"random": script(task.game, "random"), "script": scripted, "half-trained": Sampling(half.forward)}
     rng, earned = np.random.default_rng([seed, 1]), {}
@@ -241,7 +244,6 @@ def measured(task: Task, episodes: int, seeds: Sequence[int], share: float) -> l
     """The cases of one game: cql and iql beside bc and the records' mean, and the ranking."""
     made = f"{task.game}-{episodes}-{seeds[0]}"
     folder = FOLDER / _commit() / f"{made}-data"
-    folder.mkdir(parents=True, exist_ok=True)
     data = remembered(made, lambda: record(task, episodes, folder, seeds[0]))
     runs: dict[str, list[float]] = {algo: [] for algo in ALGORITHMS}
     for seed in seeds:
