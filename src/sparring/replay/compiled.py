@@ -22,5 +22,5 @@ def compiled(function: Function) -> Function:
             where="[replay]",
             do="Install `sparring[train]`",
         ) from None
-    made: Function = numba.njit(cache=True, nogil=True)(function)
+    made: Function = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return made
