@@ -47,8 +47,10 @@ class SumTree:
     def set(self, rows: Array, priorities: Array | float) -> None:
         """Give rows these priorities; where a row comes twice, its last one stays."""
         if len(rows):
-            values = np.full(len(rows), priorities) if isinstance(priorities, float) else priorities
-            _set(self._nodes, self._starts, rows, values)
+            if isinstance(priorities, float):
+                _set_all(self._nodes, self._starts, rows, priorities)
+            else:
+                _set(self._nodes, self._starts, rows, priorities)
 
     def draw(self, points: Array) -> Array:
         """The row at each point of [0, 1) when the rows lie side by side, each as wide as its priority."""
@@ -107,6 +109,11 @@ def _set(nodes: Array, starts: Array, rows: Array, values: Array) -> None:
             for child in range(CHILDREN):
                 total += nodes[first + child]
             nodes[starts[level] + touched[i]] = total
+
+
+@compiled
+def _set_all(nodes: Array, starts: Array, rows: Array, value: float) -> None:
+    _set(nodes, starts, rows, np.full(len(rows), value))
 
 
 @compiled

@@ -11,6 +11,7 @@ from sparring.replay.compiled import compiled
 from sparring.replay.rows import COMPLETE, ENDING, NEXT, NONE, PREVIOUS, REWARD, VERSION, Rows
 from sparring.wire.chunk import Array
 
+_Place = tuple[tuple[int, ...], np.dtype[Any], int]  # shape, kind, where it begins
 NOW, END, THEN = 0, 1, 2  # the row that was drawn; the last that its transition walks over; what was seen after it
 
 
@@ -31,32 +32,30 @@ class Taking:
     def __init__(self, rows: Rows, wanted: Sequence[Wanted], frames: int) -> None:
         self._rows, self._wanted, self._frames = rows, wanted, frames
         self._sizes = [int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in wanted]
-        self._plans: dict[int, tuple[int, list[int], Array]] = {}  # by the size of the batch
+        self._plans: dict[int, tuple[int, list[_Place], Array]] = {}  # by the size of the batch
 
     def take(self, rows: Array, n_steps: int, discount: float) -> tuple[list[Array], Array, Array, Array]:
         """The wanted columns, then reward, how many steps it covers, and version of each transition from `rows`."""
         count, held = len(rows), self._rows
         if count not in self._plans:
             self._plans[count] = self._plan(count)
-        total, starts, plan = self._plans[count]
+        total, places, plan = self._plans[count]
         out = np.empty(total, np.uint8)
         reward, walked, version = np.empty(count, np.float32), np.empty(count, np.int32), np.empty(count, np.int64)
         _take(held.words, held.floats, held.bytes, rows, plan, out, (n_steps, discount), reward, walked, version)
-        columns = [
-            np.ndarray((count, *one.shape), one.dtype, out, start)
-            for one, start in zip(self._wanted, starts, strict=True)
-        ]
+        columns = [np.ndarray(shape, dtype, out, start) for shape, dtype, start in places]
         return columns, reward, walked, version
 
-    def _plan(self, count: int) -> tuple[int, list[int], Array]:
-        """Bytes of a batch, where each column begins in it, and the same for `_take`."""
-        starts, total, lines = [], 0, []
+    def _plan(self, count: int) -> tuple[int, list[_Place], Array]:
+        """Bytes of a batch, where each column stands in it, and the same for `_take`."""
+        places: list[_Place] = []
+        total, lines = 0, []
         for one, size in zip(self._wanted, self._sizes, strict=True):
-            starts.append(total)
+            places.append(((count, *one.shape), one.dtype, total))
             frames = self._frames if one.stacked else 1
             lines.append((one.moment, self._rows.offset(one.column), size // frames, total, frames))
             total += -(-size * count // 64) * 64
-        return total, starts, np.array(lines, np.int64).reshape(-1, 5)
+        return total, places, np.array(lines, np.int64).reshape(-1, 5)
 
 
 @compiled
