@@ -51,7 +51,8 @@ STEPS = {
     "cql": 20_000,
     "iql": 20_000,
 }
-KINDS = dict.fromkeys(("sac", "ppo", "impala", "a3c", "bc", "cql", "iql"), "discrete or box")  # of actions; all others: discrete
+# Of actions; all others choose among discrete ones.
+KINDS = dict.fromkeys(("sac", "ppo", "impala", "a3c", "bc", "cql", "iql"), "discrete or box")
 
 OPENED = []
 
