@@ -1,6 +1,6 @@
 """Sample Factory's APPO with the command line that its example for CartPole gives, on two workers.
 
-It learns in processes of their own that cannot be halted for a look, so it writes a checkpoint twice a second and
+It learns in processes of their own that cannot be halted for a look, so it writes a checkpoint about once a second and
 they are judged afterwards, each by the time it was written. Its clock begins with its first training step, which
 leaves out its first rollout.
 """
@@ -74,7 +74,7 @@ def judge(race, watch, cfg, folder):
             return out["action_logits"].argmax(1).numpy()
 
     for path in sorted(Path(folder).glob("race/checkpoint_p0/checkpoint_*.pth"), key=lambda path: path.stat().st_mtime):
-        held = torch.load(path, map_location="cpu", weights_only=False)
+        held = torch.load(path, map_location="cpu", weights_only=True)
         net.load_state_dict(held["model"])
         if race.judge_later(best, max(path.stat().st_mtime - watch.begun, 0.0), int(held["env_steps"])):
             break

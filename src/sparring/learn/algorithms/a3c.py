@@ -15,7 +15,7 @@ from sparring.games.spec import GameSpec
 from sparring.learn.distributions import Distribution, distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import discounted_returns, explained_variance, next_values, normalised
+from sparring.learn.operators import annealed, discounted_returns, explained_variance, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.rmsprop import Rmsprop
 from sparring.learn.torch_state import load_module, save_module
@@ -146,8 +146,7 @@ class A3c:
         """One gradient, at the copy that played; one step of what is shared; and the copy follows."""
         assert isinstance(learner, A3cLearner)
         config = learner.config
-        left = 1 - learner.steps / config.anneal_steps if config.anneal_steps else 1.0
-        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.steps, config.anneal_steps)
         total, metrics = loss(learner.net, batch, learner.chosen, config)
         metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
         learner.pull()

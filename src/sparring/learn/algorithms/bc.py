@@ -13,6 +13,7 @@ from sparring.learn.adam import Adam
 from sparring.learn.distributions import Categorical, Gaussian, distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
+from sparring.learn.operators import annealed
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
 from sparring.wire.network import Activation
@@ -114,8 +115,7 @@ class Bc:
         """One step of Adam towards what was recorded."""
         assert isinstance(learner, BcLearner)
         config = learner.config
-        left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
-        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
         total, metrics = loss(learner.net, learner.policy, batch, config)
         metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
         learner.updates += 1

@@ -17,7 +17,7 @@ from sparring.learn.critics import Critics, critic_heads, critic_spec, smaller, 
 from sparring.learn.distributions import Gaussian, Outputs
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import huber
+from sparring.learn.operators import annealed, huber
 from sparring.learn.policies import bounds_of
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
@@ -256,8 +256,7 @@ def _mean(each: Tensor, batch: Batch) -> Tensor:
 def _descended(learner: CqlLearner | BoxLearner, loss: Tensor) -> dict[str, Tensor]:
     """One step of Adam at the rate that this update has; metrics."""
     config = learner.config
-    left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
-    learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+    learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
     learner.updates += 1
     return {"loss": loss, "gradient_norm": learner.optimiser.descend(loss, config.max_gradient_norm)}
 

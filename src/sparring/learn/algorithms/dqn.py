@@ -14,7 +14,7 @@ from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network
-from sparring.learn.operators import huber, quantile_huber
+from sparring.learn.operators import annealed, huber, quantile_huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.quantiles import folded, quantiles_of, spread
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
@@ -156,8 +156,7 @@ class Dqn:
         config = learner.config
         chosen, goal = outcomes(learner.online, learner.target, batch, config)
         losses = loss_of(chosen, goal, config)
-        left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
-        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
         loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
         norm = learner.optimiser.descend(loss, config.max_gradient_norm)
         learner.updates += 1

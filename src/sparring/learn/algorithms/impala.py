@@ -12,16 +12,13 @@ from torch import Tensor
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.adam import Adam
-from sparring.learn.distributions import Distribution, distribution
-from sparring.learn.feeding import network_for, one_seat
-from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import Truncation, explained_variance, next_values, normalised, vtrace
-from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.torch_state import load_module, save_module
+from sparring.learn.actor_critic import ActorCritic
+from sparring.learn.distributions import Distribution
+from sparring.learn.networks import Network
+from sparring.learn.operators import Truncation, annealed, explained_variance, next_values, normalised, vtrace
+from sparring.learn.protocol import Batch, Learner, Update
 from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.wire.network import Activation
-from sparring.wire.tree import pack, rng_state, set_rng_state, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +61,6 @@ class ImpalaConfig:
                 where="[impala]",
                 do="Let correction_clip be positive, and the others not negative",
             )
-
-
-class ImpalaLearner:
-    """Network, optimiser, and the chance that shuffles streams."""
-
-    def __init__(self, game: GameSpec, config: ImpalaConfig, seed: int) -> None:
-        self.config = config
-        seat = one_seat(game, "impala", ("discrete", "box"))
-        heads = default_heads(seat.action)
-        self.network = network_for(
-            game, seat, config, heads, separate_value=config.separate_value, memory=config.memory
-        )
-        self.chosen = distribution(seat.action)
-        self.net = Network(self.network, seed)
-        self.optimiser = Adam(self.net.parameters(), config.learning_rate, epsilon=1e-5)
-        self.rng = np.random.default_rng([seed, 0x193])
-        self.updates = 0
-        self.steps = 0  # learned from so far; what annealing goes by
-
-    def weights(self) -> Weights:
-        return self.net.weights()
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "net": save_module(self.net),
-                "optimiser": self.optimiser.save(),
-                "rng": rng_state(self.rng),
-                "updates": self.updates,
-                "steps": self.steps,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.net, tree["net"])
-        self.optimiser.load(tree["optimiser"])
-        set_rng_state(self.rng, tree["rng"])
-        self.updates, self.steps = tree["updates"], tree["steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +129,14 @@ class Impala:
     policy = "categorical"  # and a Gaussian of boxes
     settings = ImpalaConfig
 
-    def begin(self, game: GameSpec, config: ImpalaConfig, seed: int) -> ImpalaLearner:
-        return ImpalaLearner(game, config, seed)
+    def begin(self, game: GameSpec, config: ImpalaConfig, seed: int) -> ActorCritic:
+        return ActorCritic(game, config, "impala", seed, 0x193)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """One step of Adam, or one for each minibatch of each epoch."""
-        assert isinstance(learner, ImpalaLearner)
+        assert isinstance(learner, ActorCritic)
         config = learner.config
-        left = 1 - learner.steps / config.anneal_steps if config.anneal_steps else 1.0
-        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.steps, config.anneal_steps)
         history: list[dict[str, Tensor]] = []
         for _ in range(config.epochs):
             for part in _parts(learner, batch):
@@ -196,7 +153,7 @@ class Impala:
         return 0.0
 
 
-def _parts(learner: ImpalaLearner, batch: Batch) -> list[Batch]:
+def _parts(learner: ActorCritic, batch: Batch) -> list[Batch]:
     """The batch whole, or by groups of its streams."""
     if not learner.config.minibatch_steps:
         return [batch]

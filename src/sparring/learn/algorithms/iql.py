@@ -15,7 +15,7 @@ from sparring.learn.critics import Critics, critic_heads, critic_spec, smaller, 
 from sparring.learn.distributions import distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import huber
+from sparring.learn.operators import annealed, huber
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
 from sparring.wire.network import Activation
@@ -147,8 +147,7 @@ class Iql:
         """One step of Adam for policy, V and critics; then the targets move a little."""
         assert isinstance(learner, IqlLearner)
         config = learner.config
-        left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
-        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
         total, size, metrics = loss(learner, batch)
         metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
         metrics["td_error"] = size.mean()

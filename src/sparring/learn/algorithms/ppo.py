@@ -14,16 +14,14 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.adam import Adam
-from sparring.learn.distributions import Distribution, Outputs, distribution
-from sparring.learn.feeding import network_for, one_seat
-from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import explained_variance, gae, next_values, normalised
-from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.torch_state import load_module, picked, save_module, tensor, tensors
+from sparring.learn.actor_critic import ActorCritic
+from sparring.learn.distributions import Distribution, Outputs
+from sparring.learn.networks import Network
+from sparring.learn.operators import annealed, explained_variance, gae, next_values, normalised
+from sparring.learn.protocol import Batch, Learner, Update
+from sparring.learn.torch_state import picked, tensor, tensors
 from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.wire.network import Activation
-from sparring.wire.tree import pack, rng_state, set_rng_state, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,45 +60,6 @@ class PpoConfig:
                 where="[ppo]",
                 do="Count from 1, and discount between 0 and 1",
             )
-
-
-class PpoLearner:
-    """Network, optimiser, and the chance that shuffles minibatches."""
-
-    def __init__(self, game: GameSpec, config: PpoConfig, seed: int) -> None:
-        self.config = config
-        seat = one_seat(game, "ppo", ("discrete", "box"))
-        heads = default_heads(seat.action)
-        self.network = network_for(
-            game, seat, config, heads, separate_value=config.separate_value, memory=config.memory
-        )
-        self.chosen = distribution(seat.action)
-        self.net = Network(self.network, seed)
-        self.optimiser = Adam(self.net.parameters(), config.learning_rate, epsilon=1e-5)
-        self.rng = np.random.default_rng([seed, 0x990])
-        self.updates = 0
-        self.steps = 0  # learned from so far; what annealing goes by
-
-    def weights(self) -> Weights:
-        return self.net.weights()
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "net": save_module(self.net),
-                "optimiser": self.optimiser.save(),
-                "rng": rng_state(self.rng),
-                "updates": self.updates,
-                "steps": self.steps,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.net, tree["net"])
-        self.optimiser.load(tree["optimiser"])
-        set_rng_state(self.rng, tree["rng"])
-        self.updates, self.steps = tree["updates"], tree["steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +143,7 @@ def imitation(net: Network, records: Batch, chosen: Distribution, config: PpoCon
     return mean
 
 
-def minibatches(learner: PpoLearner, batch: Batch, samples: Samples) -> Iterator[tuple[Outputs, Samples]]:
+def minibatches(learner: ActorCritic, batch: Batch, samples: Samples) -> Iterator[tuple[Outputs, Samples]]:
     """Every step once, by chance, with the outputs of the network as it is by then.
 
     Without a memory in any order; with one by whole streams, which are gone through from their first step.
@@ -209,15 +168,14 @@ class Ppo:
     policy = "categorical"  # and a Gaussian of boxes
     settings = PpoConfig
 
-    def begin(self, game: GameSpec, config: PpoConfig, seed: int) -> PpoLearner:
-        return PpoLearner(game, config, seed)
+    def begin(self, game: GameSpec, config: PpoConfig, seed: int) -> ActorCritic:
+        return ActorCritic(game, config, "ppo", seed, 0x990)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """Several epochs of minibatches over one rollout."""
-        assert isinstance(learner, PpoLearner)
+        assert isinstance(learner, ActorCritic)
         config, samples = learner.config, judged(learner.net, batch, learner.config)
-        left = 1 - learner.steps / config.anneal_steps if config.anneal_steps else 1.0
-        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.steps, config.anneal_steps)
         history: list[dict[str, Tensor]] = []
         for _ in range(config.epochs):
             for out, part in minibatches(learner, batch, samples):
@@ -236,7 +194,7 @@ class Ppo:
         return 0.0
 
 
-def _descend(learner: PpoLearner, out: Outputs, batch: Samples, records: Batch | None) -> dict[str, Tensor]:
+def _descend(learner: ActorCritic, out: Outputs, batch: Samples, records: Batch | None) -> dict[str, Tensor]:
     """One step of Adam."""
     total, metrics = loss(out, batch, learner.chosen, learner.config)
     if records is not None:

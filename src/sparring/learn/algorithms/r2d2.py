@@ -16,7 +16,7 @@ from sparring.learn.adam import Adam
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.layout import STATE
 from sparring.learn.networks import Network
-from sparring.learn.operators import huber, rescaled, unscaled
+from sparring.learn.operators import annealed, huber, rescaled, unscaled
 from sparring.learn.protocol import Batch, Learner, Update, Weights
 from sparring.learn.torch_state import load_module, save_module, tensor, tensors
 from sparring.replay.walks import Window
@@ -220,8 +220,7 @@ class R2d2:
         delta, there = td_errors(learner.online, learner.target, batch, config)
         counts = there.sum(0)
         losses = huber(delta, config.huber_threshold).sum(0) / counts
-        left = 1 - learner.updates / config.anneal_updates if config.anneal_updates else 1.0
-        learner.optimiser.learning_rate = config.learning_rate * max(left, 0.1)
+        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
         loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
         norm = learner.optimiser.descend(loss, config.max_gradient_norm)
         learner.updates += 1
