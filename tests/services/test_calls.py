@@ -1,0 +1,248 @@
+"""Calls between real processes."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worker_services import Worker
+
+from sparring.errors import Missing, Refused, Unreachable
+from sparring.services.discovery import Local
+from sparring.services.server import Busy
+from sparring.services.solver import CallFailed, Late, Lost, Solver
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def folder():
+    path = Path(tempfile.mkdtemp(prefix="spar"))  # short: a socket's path has a limit
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start(folder):
+    children = []
+
+    def begin(id):
+        child = subprocess.Popen(
+            [sys.executable, str(HERE / "worker_services.py"), str(folder), id], stdout=subprocess.PIPE
+        )
+        children.append(child)
+        assert child.stdout.readline() == b"ready\n"
+        return child
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.fixture
+def solver(folder):
+    with Solver(Local(folder)) as one:
+        yield one
+
+
+def test_a_class_an_instance_or_a_name_is_called_with_plain_data_and_arrays(start, solver):
+    start("a")
+    image = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    for service in (Worker, Worker(), "Worker"):
+        values, named = solver.retrieve(service, "echo", 1, "two", image, [None, 2.5], deep={"x": image[:, ::2]})
+        assert values[:2] == [1, "two"]
+        assert values[3] == [None, 2.5]
+        np.testing.assert_array_equal(values[2], image)
+        np.testing.assert_array_equal(named["deep"]["x"], image[:, ::2])
+        assert values[2].dtype == np.uint8
+    assert solver.proxy(Worker).whoami() == "a"
+
+
+def test_a_task_is_queued_and_answered_at_once_and_done_in_order(start, solver):
+    start("a")
+    begun = time.monotonic()
+    for number in range(3):
+        solver.send(Worker, "work", number)
+    assert time.monotonic() - begun < 0.2  # one alone takes as long
+    assert solver.retrieve(Worker, "worked") == [0, 1, 2]
+
+
+def test_callers_are_served_in_batches_that_are_never_held_long(start, solver):
+    start("a")
+    answers = {}
+
+    def ask(number):
+        answers[number] = solver.retrieve(Worker, "double", np.full(3, number, np.float32))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, answer in answers.items():
+        np.testing.assert_array_equal(answer, np.full(3, 2 * number, np.float32))
+    sizes = solver.retrieve(Worker, "batches")
+    assert sum(sizes) == 16
+    assert max(sizes) <= 8
+    assert len(sizes) < 16
+    begun = time.monotonic()
+    assert solver.retrieve(Worker, "double", np.ones(2)).tolist() == [2, 2]  # another shape, and alone
+    assert time.monotonic() - begun < 3 * 0.05
+    with pytest.raises(CallFailed, match="it answered 1 callers with 2 rows"):
+        try:
+            solver.retrieve(Worker, "uneven", 1.0)
+        except Unreachable as error:
+            raise AssertionError(error) from error
+        except Exception as error:
+            raise CallFailed(str(error), where="test", do="x") from None
+
+
+def test_errors_arrive_typed_with_their_story(start, solver):
+    start("a")
+    with pytest.raises(Missing) as ours:
+        solver.retrieve(Worker, "breaks", "ours")
+    assert str(ours.value) == "larder: there is no cheese. Buy some."
+    with pytest.raises(CallFailed) as theirs:
+        solver.retrieve(Worker, "breaks", "theirs")
+    assert "ZeroDivisionError: by nothing" in str(theirs.value)
+    assert 'raise ZeroDivisionError("by nothing")' in theirs.value.story
+    with pytest.raises(Refused, match="it has no verb 'fly'. Ask for one of batches, breaks"):
+        solver.retrieve(Worker, "fly")
+    with pytest.raises(Exception, match="a object has no place in a call"):
+        solver.retrieve(Worker, "breaks", "object")
+    assert solver.retrieve(Worker, "whoami") == "a"
+
+
+def test_a_full_queue_refuses_or_makes_its_caller_wait(start, solver):
+    start("a")
+    with pytest.raises(Busy):
+        for _ in range(8):
+            solver.send(Worker, "rare", 0.3)
+    begun = time.monotonic()
+    for _ in range(4):
+        solver.send(Worker, "patient", 0.2)
+    assert time.monotonic() - begun > 0.3
+    with pytest.raises(Late):
+        for _ in range(3):
+            solver.within(0.1).send(Worker, "patient", 0.5)
+
+
+def test_every_call_has_a_deadline(start, solver):
+    start("a")
+    begun = time.monotonic()
+    with pytest.raises(Late, match="a did not answer sleep in time"):
+        solver.within(0.3).retrieve(Worker, "sleep", 5)
+    assert 0.25 < time.monotonic() - begun < 1.0
+
+
+def test_nobody_there_is_said_after_the_deadline(solver):
+    with pytest.raises(Unreachable, match="no instance of Worker is there"):
+        solver.within(0.2).retrieve(Worker, "whoami")
+
+
+def test_a_killed_instance_is_gone_and_only_what_is_idempotent_is_asked_again(start, solver):
+    children = {id: start(id) for id in ("a", "b")}
+    seen = {solver.retrieve(Worker, "whoami") for _ in range(40)}
+    assert seen == {"a", "b"}
+    for verb, kind in (("sleep", Lost), ("nap", None)):
+        sticky = solver.sticky(f"of {verb}")
+        held = sticky.retrieve(Worker, "whoami")
+        killer = threading.Timer(0.3, children[held].kill)
+        killer.start()
+        begun = time.monotonic()
+        if kind is None:
+            assert sticky.retrieve(Worker, verb, 1.0) != held
+        else:
+            with pytest.raises(kind):
+                sticky.retrieve(Worker, verb, 20)
+            assert time.monotonic() - begun < 3.0
+        killer.join()
+        children[held].wait()
+        if kind is not None:
+            children[held] = start(held + "2")
+            assert solver.retrieve(Worker, "whoami") in {"a", "b", held + "2"}
+            children = {
+                id: child
+                for id, child in zip(
+                    ("b" if held == "a" else "a", held + "2"),
+                    (children["b" if held == "a" else "a"], children[held]),
+                    strict=True,
+                )
+            }
+
+
+def test_calls_of_one_key_stay_with_one_instance_and_others_are_spread_by_load(start, solver):
+    for id in ("a", "b", "c"):
+        start(id)
+    for key in range(12):
+        sticky = solver.sticky(f"env-{key}")
+        assert len({sticky.retrieve(Worker, "whoami") for _ in range(5)}) == 1
+    asleep = solver.sticky("sleeper").retrieve(Worker, "whoami")
+    busy = threading.Thread(target=lambda: solver.sticky("sleeper").retrieve(Worker, "sleep", 1.0))
+    busy.start()
+    time.sleep(0.1)
+    begun = time.monotonic()
+    others = {solver.retrieve(Worker, "whoami") for _ in range(20)}
+    assert time.monotonic() - begun < 0.8
+    assert others == {"a", "b", "c"} - {asleep}
+    busy.join()
+
+
+def test_calls_in_an_event_loop(start, solver):
+    start("a")
+
+    async def many():
+        try:
+            answers = await asyncio.gather(
+                *(solver.retrieve_async(Worker, "double", np.full(2, n, np.float32)) for n in range(64))
+            )
+            assert [int(answer[0]) for answer in answers] == [2 * n for n in range(64)]
+            with pytest.raises(Missing):
+                await solver.retrieve_async(Worker, "breaks", "ours")
+            with pytest.raises(Late):
+                await solver.within(0.2).retrieve_async(Worker, "sleep", 2)
+            await solver.send_async(Worker, "work", 7)
+            assert await solver.retrieve_async(Worker, "worked") == [7]
+        finally:
+            await solver.close_async()
+
+    asyncio.run(many())
+
+
+def test_a_hundred_services_leave_nothing_behind(folder):
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc").exists() else 0
+    from sparring.services.server import Server
+
+    for _ in range(10):
+        servers = [Server(Worker(str(n)), Local(folder)).start() for n in range(10)]
+        with Solver(Local(folder)) as solver:
+            assert solver.retrieve(Worker, "echo", 1) == [[1], {}]
+        for server in servers:
+            server.close()
+    assert list(folder.iterdir()) == []
+    assert threading.active_count() < 10
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+
+
+def test_sigterm_ends_a_service_cleanly_and_kill_leaves_no_route(start, folder, solver):
+    child = start("a")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(3) == 0
+    assert list(folder.iterdir()) == []
+    killed = start("b")
+    killed.kill()
+    killed.wait()
+    with pytest.raises(Unreachable):
+        solver.within(0.3).retrieve(Worker, "whoami")
+    assert list(folder.iterdir()) == []
