@@ -102,7 +102,7 @@ class Local:
             return True
         finally:
             os.close(handle)
-        for left in (path, Path(instance.address.removeprefix("ipc://"))):
+        for left in (path, path.with_suffix(".sock"), path.with_suffix(".fd")):
             with suppress(FileNotFoundError):
                 left.unlink()
         return False

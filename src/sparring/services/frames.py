@@ -3,18 +3,21 @@
     [head]  msgpack of Head: version, kind, id, verb, seconds left, body
     [array] as it lies in memory, one frame for each array of the body, in order
 
+An array of 64 kB or more that lies in shared memory (arena.py) has no frame: its place says where.
+
 The body is plain data (dicts with text keys, lists, tuples as lists, numbers, text, bytes, None) in which an array
 stands as its dtype, shape and number. Nothing is pickled; what is too large, too many or of another version is refused.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from sparring.errors import WireError
+from sparring.services.arena import LARGE_BYTES, Arena, Mapped
 from sparring.wire.chunk import DTYPES, Array
 
 VERSION = 1
@@ -22,7 +25,7 @@ CALL, TASK, ANSWER, ACCEPTED, ERROR = range(5)  # kinds of message
 MAX_HEAD_BYTES = 4 << 20
 MAX_ARRAYS = 4096
 MAX_BYTES = 1 << 30  # of one message's arrays
-_ARRAY = 1
+_ARRAY, _SHARED = 1, 2
 _DTYPES = {np.dtype(name).str: np.dtype(name) for name in DTYPES}
 
 
@@ -45,16 +48,31 @@ class _Place(msgspec.Struct, array_like=True):
     number: int
 
 
+class _Held(msgspec.Struct, array_like=True):
+    """An array of the body in shared memory."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    arena: int
+    number: int
+    offset: int
+
+
 class Codec:
     """Messages to frames and back. One for each thread: it holds the arrays of the message at hand."""
 
     def __init__(self) -> None:
         self._buffers: list[Any] = []
+        self._arena: Arena | None = None
+        self._to = b""
+        self._mapped: Mapping[int, Mapped] = {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._put)
         self._decoder = msgspec.msgpack.Decoder(Head, ext_hook=self._take)
 
-    def encode(self, head: Head) -> list[Any]:
-        """The frames of a message; arrays are not copied where their memory is in order."""
+    def encode(self, head: Head, arena: Arena | None = None, to: bytes = b"") -> list[Any]:
+        """The frames of a message; arrays are not copied where their memory is in order, except large ones into
+        `arena`, where there is one, for `to`."""
+        self._arena, self._to = arena, to
         frames: list[Any] = []
         self._buffers = frames
         try:
@@ -63,8 +81,10 @@ class Codec:
             raise WireError(str(error), where="call", do="Send plain data and arrays") from None
         return [first, *frames]
 
-    def decode(self, frames: Sequence[Any]) -> Head:
-        """The message in frames (bytes or buffers); its arrays are views of them. WireError where it is none."""
+    def decode(self, frames: Sequence[Any], mapped: Mapping[int, Mapped] | None = None) -> Head:
+        """The message in frames (bytes or buffers); its arrays are views of them, or of `mapped` arenas by their
+        ids. WireError where it is none."""
+        self._mapped = mapped or {}
         if len(frames[0]) > MAX_HEAD_BYTES or len(frames) > MAX_ARRAYS + 1:
             raise _broken(f"{len(frames[0])} bytes of head and {len(frames) - 1} arrays")
         self._buffers = list(frames[1:])
@@ -87,12 +107,21 @@ class Codec:
             return value.item()
         if not isinstance(value, np.ndarray) or value.dtype.str not in _DTYPES:
             raise TypeError(f"a {type(value).__name__} has no place in a call")
-        place = _Place(value.dtype.str, value.shape, len(self._buffers))
         flat = np.ascontiguousarray(value)
+        if self._arena is not None and flat.nbytes >= LARGE_BYTES:
+            block = self._arena.put(flat, self._to)
+            if block is not None:
+                held = _Held(value.dtype.str, value.shape, self._arena.id, block.number, block.offset)
+                return msgspec.msgpack.Ext(_SHARED, _places.encode(held))
+        place = _Place(value.dtype.str, value.shape, len(self._buffers))
         self._buffers.append(flat.data.cast("B") if flat.size else b"")
         return msgspec.msgpack.Ext(_ARRAY, _places.encode(place))
 
     def _take(self, code: int, data: memoryview) -> Array:
+        if code == _SHARED:
+            held = _read_held.decode(data)
+            mapped = self._mapped[held.arena]
+            return mapped.take(held.number, held.offset, _DTYPES[held.dtype], held.shape)
         if code != _ARRAY:
             raise ValueError(f"extension {code} is unknown")
         place = _read_place.decode(data)
@@ -102,6 +131,7 @@ class Codec:
 
 _places = msgspec.msgpack.Encoder()
 _read_place = msgspec.msgpack.Decoder(_Place)
+_read_held = msgspec.msgpack.Decoder(_Held)
 _of_thread = threading.local()
 
 

@@ -15,20 +15,28 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import zmq
 
 from sparring.errors import Refused, SparringError, WireError
 from sparring.services import frames
+from sparring.services.arena import Arena, Mapped
 from sparring.services.batching import joined, parted, shape_of
 from sparring.services.discovery import Discovery, Instance
 from sparring.services.frames import ACCEPTED, ANSWER, CALL, ERROR, TASK, Head, codec
+from sparring.services.handover import Peer, Reception
 from sparring.services.register import Verb, service_name, verbs_of
 
 QUICK_S = 0.0005  # a verb that took no longer in each of its last calls is done without handing over
 QUICK_CALLS = 4
 MAX_AT_ONCE = 256  # messages read before answers are sent
+
+
+def beside(address: str) -> Path:
+    """Where arenas are handed over: beside the socket of the calls."""
+    return Path(address.removeprefix("ipc://")).with_suffix(".fd")
 
 
 class Busy(Refused):
@@ -78,6 +86,10 @@ class Server:
         self._stopping = False
         self.failures: deque[str] = deque(maxlen=20)  # stories of tasks that failed; nobody waited for them
         self._threads: list[threading.Thread] = []
+        self._arena = Arena()
+        self._reception: Reception | None = None
+        self._peers: dict[bytes, Peer] = {}  # callers of this machine, by name
+        self._mapped: dict[int, Mapped] = {}  # their arenas
 
     def start(self) -> Self:
         """Listen, and let others find it."""
@@ -86,6 +98,8 @@ class Server:
         self._inbox.setsockopt(zmq.MAXMSGSIZE, frames.MAX_BYTES)
         self.address = self._discovery.address(self.name, self.id)
         self._inbox.bind(self.address)
+        if self.address.startswith("ipc://"):
+            self._reception = Reception(beside(self.address), self._arena)
         self._woken = self._context.socket(zmq.PULL)
         self._woken.bind("inproc://woken")
         self._threads = [
@@ -110,6 +124,11 @@ class Server:
             thread.join(3.0)
         self._inbox.close()
         self._woken.close()
+        for peer in self._peers.values():
+            peer.close()
+        if self._reception is not None:
+            self._reception.close()
+        self._arena.close()
         self._context.destroy(linger=0)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.address.removeprefix("ipc://"))
@@ -126,11 +145,31 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
+        if self._reception is not None:
+            poller.register(self._reception.fileno(), zmq.POLLIN)
         while not self._stopping:
-            poller.poll(self._patience_ms())
+            ready = dict(poller.poll(self._patience_ms()))
+            for handle in ready:
+                if isinstance(handle, int):
+                    self._greet(handle, poller)
             self._hear()
             self._flush(time.monotonic())
             self._tell()
+
+    def _greet(self, handle: int, poller: zmq.Poller) -> None:
+        """A caller of this machine has come, or gone."""
+        assert self._reception is not None
+        if handle == self._reception.fileno():
+            if (peer := self._reception.admit()) is not None:
+                self._peers[peer.name], self._mapped[peer.arena] = peer, peer.mapped
+                poller.register(peer.line.fileno(), zmq.POLLIN)
+            return
+        for name, peer in list(self._peers.items()):
+            if peer.line.fileno() == handle:
+                poller.unregister(handle)
+                self._arena.forget(name)
+                del self._peers[name], self._mapped[peer.arena]
+                peer.close()
 
     def _patience_ms(self) -> int:
         due = min((line.due for line in self._lines.values() if line.gathered), default=None)
@@ -152,7 +191,7 @@ class Server:
 
     def _take(self, caller: bytes, said: Sequence[Any]) -> None:
         try:
-            head = codec().decode(said)
+            head = codec().decode(said, self._mapped)
             args, named = head.body
         except (WireError, TypeError, ValueError, IndexError):
             return  # it cannot be answered: it has no number
@@ -260,7 +299,8 @@ class Server:
     def _answer(self, asked: _Asked, kind: int, body: Any) -> None:
         if asked.caller:
             try:
-                said = codec().encode(Head(frames.VERSION, kind, asked.id, "", 0.0, body))
+                arena = self._arena if asked.caller in self._peers else None
+                said = codec().encode(Head(frames.VERSION, kind, asked.id, "", 0.0, body), arena, asked.caller)
             except WireError as error:
                 self._fail(asked, error)
                 return

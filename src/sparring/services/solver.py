@@ -10,12 +10,13 @@ elsewhere only where its verb is idempotent.
 
 import asyncio
 import itertools
+import os
 import random
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -25,13 +26,16 @@ import zmq
 from sparring import errors
 from sparring.errors import Refused, SparringError, Unreachable
 from sparring.services import frames
+from sparring.services.arena import Arena
 from sparring.services.asynchronous import Lines
 from sparring.services.discovery import Discovery, Instance, Local
 from sparring.services.frames import CALL, ERROR, TASK, Head, codec
+from sparring.services.handover import Peer, introduce
 from sparring.services.register import service_name
-from sparring.services.server import Busy
+from sparring.services.server import Busy, beside
 
 LOOK_S = 0.25  # how often a caller that waits looks whether its instance still lives
+FRESH_S = 0.05  # after an answer its instance is taken to live for so long without a look
 STICKY_KEYS = 100_000  # the longest unused are forgotten
 
 
@@ -165,7 +169,11 @@ class Solver:
         return found
 
     def _found(self, service: str, refused: set[str]) -> Instance | None:
-        there = [one for one in self._discovery.instances(service) if one.id not in refused]
+        there = [
+            one
+            for one in self._discovery.instances(service)
+            if one.id not in refused and self._shared.lives(one, self._discovery)
+        ]
         return self._shared.choose(there, self._terms.key, service) if there else None
 
     def _give_up(self, service: str, until: float) -> None:
@@ -176,14 +184,17 @@ class Solver:
     def _ask(self, instance: Instance, kind: int, verb: str, body: Any, until: float) -> Any:
         number = next(self._shared.numbers)
         left = until - time.monotonic()
-        said = codec().encode(Head(frames.VERSION, kind, number, verb, left, body))
-        with self._shared.under_way(instance), self._shared.line(instance) as line:
+        with self._shared.under_way(instance), self._shared.line(instance) as (line, peer):
+            arena, name = (None, b"") if peer is None else (self._shared.arena, peer.name)
+            said = codec().encode(Head(frames.VERSION, kind, number, verb, left, body), arena, name)
             line.send_multipart(said, copy=False)
             while True:
                 patience = min(LOOK_S, until - time.monotonic())
                 if line.poll(max(0, int(patience * 1000) + 1)):
-                    answer = codec().decode([frame.buffer for frame in line.recv_multipart(copy=False)])
+                    heard = [frame.buffer for frame in line.recv_multipart(copy=False)]
+                    answer = codec().decode(heard, None if peer is None else {peer.arena: peer.mapped})
                     if answer.id == number:
+                        self._shared.heard[instance.id] = time.monotonic()
                         return _answered(answer)
                 elif not self._discovery.alive(instance):
                     raise _lost(instance, verb)
@@ -198,7 +209,9 @@ class _Shared:
         self.context = zmq.Context()
         self.numbers = itertools.count(1)
         self._of_thread = threading.local()
-        self._all: list[zmq.Socket[bytes]] = []
+        self._all: list[tuple[zmq.Socket[bytes], Peer | None]] = []
+        self.arena = Arena()
+        self.heard: dict[str, float] = {}  # when each instance answered last
         self._lock = threading.Lock()
         self._calls: Counter[str] = Counter()  # under way, by instance
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Lines] = WeakKeyDictionary()
@@ -222,6 +235,10 @@ class _Shared:
                     self._kept.popitem(last=False)
         return chosen
 
+    def lives(self, instance: Instance, discovery: Discovery) -> bool:
+        """Whether it was heard lately, or else is still announced."""
+        return time.monotonic() - self.heard.get(instance.id, 0.0) < FRESH_S or discovery.alive(instance)
+
     @contextmanager
     def under_way(self, instance: Instance) -> Iterator[None]:
         with self._lock:
@@ -233,23 +250,40 @@ class _Shared:
                 self._calls[instance.id] -= 1
 
     @contextmanager
-    def line(self, instance: Instance) -> Iterator["zmq.Socket[bytes]"]:
+    def line(self, instance: Instance) -> Iterator[tuple["zmq.Socket[bytes]", Peer | None]]:
         """This thread's socket to the instance; one on which a call went wrong is not used again."""
         lines = self._of_thread.__dict__
-        line = lines.get(instance.id)
-        if line is None:
-            line = self.context.socket(zmq.DEALER)
-            line.setsockopt(zmq.LINGER, 0)
-            line.connect(instance.address)
-            lines[instance.id] = line
-            with self._lock:
-                self._all.append(line)
+        found: tuple[zmq.Socket[bytes], Peer | None] | None = lines.get(instance.id)
+        if found is None:
+            found = lines[instance.id] = self._connect(instance)
         try:
-            yield line
-        except (Late, Lost):
+            yield found
+        except (Late, Lost) as error:
             del lines[instance.id]
-            line.close()
+            self._close(*found, dead=isinstance(error, Lost))
             raise
+
+    def _connect(self, instance: Instance) -> tuple["zmq.Socket[bytes]", Peer | None]:
+        line, peer = self.context.socket(zmq.DEALER), None
+        line.setsockopt(zmq.LINGER, 0)
+        if instance.address.startswith("ipc://"):
+            name = b"\1" + os.urandom(7)  # ZeroMQ keeps names that begin with 0 for itself
+            line.setsockopt(zmq.IDENTITY, name)
+            with suppress(OSError):  # without it arrays go in frames
+                peer = introduce(beside(instance.address), self.arena, name)
+        line.connect(instance.address)
+        with self._lock:
+            self._all.append((line, peer))
+        return line, peer
+
+    def _close(self, line: "zmq.Socket[bytes]", peer: Peer | None, *, dead: bool) -> None:
+        with self._lock, suppress(ValueError):
+            self._all.remove((line, peer))
+        line.close()
+        if peer is not None:
+            if dead:
+                self.arena.forget(peer.name)
+            peer.close()
 
     def lines(self, discovery: Discovery) -> Lines:
         """The running event loop's sockets."""
@@ -261,9 +295,12 @@ class _Shared:
 
     def close(self) -> None:
         with self._lock:
-            for line in self._all:
+            for line, peer in self._all:
                 line.close()
+                if peer is not None:
+                    peer.close()
             self._all = []
+        self.arena.close()
         self.context.destroy(linger=0)
 
 
