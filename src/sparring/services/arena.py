@@ -12,7 +12,6 @@ import tempfile
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +39,7 @@ class Arena:
 
     def __init__(self, size: int = ARENA_BYTES) -> None:
         self.id = int.from_bytes(os.urandom(7), "little")
-        self.handle = _unnamed(size)
+        self.handle = unnamed(size)
         self._memory = mmap.mmap(self.handle, size)
         self._flags = np.frombuffer(self._memory, np.uint8, BLOCKS)
         self._size, self._end, self._blocks = size, -(-BLOCKS // _ALIGN) * _ALIGN, 0
@@ -110,7 +109,7 @@ class Mapped:
         return whole.reshape(shape)
 
 
-def _unnamed(size: int) -> int:
+def unnamed(size: int) -> int:
     """A descriptor of memory that has no name, gone with whoever holds it."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("sparring", os.MFD_CLOEXEC)
@@ -119,8 +118,3 @@ def _unnamed(size: int) -> int:
         os.unlink(path)
     os.ftruncate(handle, size)
     return handle
-
-
-def total(arrays: Iterable[Array]) -> int:
-    """Bytes of all of them."""
-    return sum(one.nbytes for one in arrays)
