@@ -18,7 +18,9 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "gateway": {"games", "store", "registry", "learn.policies", "dashboard"},
     "store": {"games"},
     "replay": {"games", "store", "learn.protocol"},  # a table answers with the Batch that a learner is fed
-    "learn": {"games", "replay", "store", "registry"},
+    "learn": {"games", "replay", "store", "registry", "services", "hosts"},
+    "services": set(),
+    "hosts": {"services"},
     "registry": set(),
     "dashboard": {"games", "store", "registry"},
 }

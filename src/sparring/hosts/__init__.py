@@ -1,0 +1,1 @@
+"""Where services live: this machine's processes, or a Ray cluster."""

@@ -1,0 +1,109 @@
+"""A host runs services: it starts as many instances as asked, keeps them alive, and hands out ways to call them.
+
+`local://` is this machine's processes (local.py), `ray://auto` and `ray://host:port` a Ray cluster (ray.py). A service
+is a class with @register methods (services/register.py) that can be imported by its name; what its instances are given
+is plain data. The same topology runs on every host, because it knows nothing but what stands here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one instance needs. Ray places by it; this machine's processes only take it as said."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_bytes: int = 0  # 0: not said
+    place: Literal["spread", "pack", "here"] = "spread"  # over nodes, on few, or on the caller's own node
+    restarts: int = -1  # how often a dead one is started again; -1: always
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to an instance."""
+
+    kind: Literal["started", "died", "restarted", "gave up", "stopped"]
+    service: str
+    index: int
+    why: str = ""  # of a death: exit code or signal, and the last lines that it wrote
+    at_s: float = 0.0  # seconds since the epoch
+
+
+class Pending(Protocol):
+    """An answer under way. As an argument of another call it stands for its value, which on Ray then travels from
+    the one instance to the other without passing here."""
+
+    def done(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
+        ...
+
+    def result(self, seconds: float | None = None) -> Any:
+        """The answer; Late, Lost or the callee's error as of a Solver. None: the host's own deadline."""
+        ...
+
+
+class Shared(Protocol):
+    """A large value (weights) put once for each machine; as an argument it stands for the value."""
+
+
+class Handle(Protocol):
+    """One instance. It outlives the process: after a restart it leads to the successor."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def generation(self) -> int:
+        """How often it was started again, as far as is known here."""
+        ...
+
+    def ask(self, verb: str, *args: Any, **named: Any) -> Pending:
+        """Begin a call; never waits. Calls of one caller to one instance begin in their order."""
+        ...
+
+    def tell(self, verb: str, *args: Any, **named: Any) -> None:
+        """Queue a task (response=False); a lost one is not told again."""
+        ...
+
+
+class Host(Protocol):
+    """Closing it, or the end of its process, however it comes, ends all that it started."""
+
+    url: str
+
+    def start(
+        self,
+        service: type,
+        name: str,
+        count: int,
+        needs: Resources,
+        given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    ) -> list[Handle]:
+        """`count` instances of the class, found by others as `name`; `given` are the constructor's arguments, the
+        same for all or one mapping for each. Each instance is also given `index` and `generation` where its
+        constructor has parameters so named."""
+        ...
+
+    def scale(self, name: str, count: int) -> list[Handle]:
+        """So many from now on: the last leave, new ones are given what the first was."""
+        ...
+
+    def share(self, value: Any) -> Shared:
+        """Put a value where every instance can read it; it is given back when this and all uses of it are gone."""
+        ...
+
+    def wait(self, pending: Sequence[Pending], seconds: float) -> list[Pending]:
+        """Those that are done, at the latest after so long; at once where one is."""
+        ...
+
+    def watch(self) -> Iterator[Event]:
+        """What happened since this was last asked; ends where nothing more has."""
+        ...
+
+    def close(self) -> None:
+        """Stop every instance: asked first, killed after 3 s."""
+        ...
