@@ -53,6 +53,14 @@ def test_an_unknown_algorithm_and_key_are_answered_with_the_one_that_was_meant(c
     assert not runs_of(config).exists()
 
 
+def test_records_and_a_memory_are_refused_before_a_run_begins(config):
+    wrong = Wish("cartpole", source="mix", settings=("memory=gru:32",))
+    assert sentence(ConfigError, lambda: train(wrong, Orders(), config, lambda progress: None)) == (
+        "[ppo] memory: steps of the store say nothing of what a memory held. Leave out memory, or --from mix."
+    )
+    assert not runs_of(config).exists()
+
+
 def test_a_game_whose_spaces_an_algorithm_cannot_take_is_refused_before_a_run_begins(config):
     pytest.importorskip("gymnasium")
     assert sentence(ConfigError, wished(config, "gym:Pendulum-v1", "dqn")) == (

@@ -21,6 +21,7 @@ from sparring.learn import policies
 from sparring.learn.forward import Forward
 from sparring.learn.layout import STATE
 from sparring.learn.modelfile import read_weights
+from sparring.learn.onnx_forward import without_torch
 from sparring.wire.chunk import Array
 from sparring.wire.model import Model
 
@@ -203,7 +204,7 @@ def _acting(spec: GameSpec, game_id: str, player: Player) -> _Acts:
             where=f"model {player.id[:12]}",
             do=f"Choose a model of {game_id}",
         )
-    return _Network(Forward(player.card.network, read_weights(player)), spec)
+    return _Network(without_torch(player.card.network, read_weights(player)), spec)
 
 
 def _drawn(chance: Array, legal: Array | None, rows: Array, choices: int) -> Array:

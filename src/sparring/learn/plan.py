@@ -92,6 +92,12 @@ def plan(wish: Wish, config: Config) -> Plan:
     spec = _spec(wish.game, source, config)
     settings = settings_of(algorithm, dict(preset.settings), assignments(wish.settings))
     _check_source(algorithm, source, wish.game)
+    if source == "mix" and getattr(settings, "memory", "") and algorithm.feeds == "trajectories":
+        raise ConfigError(
+            "steps of the store say nothing of what a memory held",
+            where=f"[{algorithm.name}] memory",
+            do="Leave out memory, or --from mix",
+        )
     topology = _topology(wish, algorithm, source)
     if source == "mix":
         check_share(config.replay.store_share)

@@ -198,12 +198,6 @@ def _descend(learner: ActorCritic, out: Outputs, batch: Samples, records: Batch 
     """One step of Adam."""
     total, metrics = loss(out, batch, learner.chosen, learner.config)
     if records is not None:
-        if learner.network.memory is not None:
-            raise ConfigError(
-                "steps of the store say nothing of what a memory held",
-                where="[ppo] memory",
-                do="Leave out memory, or --from mix",
-            )
         imitated = imitation(learner.net, records, learner.chosen, learner.config)
         total = total + learner.config.records_coefficient * imitated
         metrics["imitation_loss"] = imitated.detach()
