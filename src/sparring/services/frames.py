@@ -10,7 +10,7 @@ stands as its dtype, shape and number. Nothing is pickled; what is too large, to
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,8 +25,10 @@ CALL, TASK, ANSWER, ACCEPTED, ERROR = range(5)  # kinds of message
 MAX_HEAD_BYTES = 4 << 20
 MAX_ARRAYS = 4096
 MAX_BYTES = 1 << 30  # of one message's arrays
-_ARRAY, _SHARED = 1, 2
+_ARRAY, _SHARED, KEPT = 1, 2, 3
 _DTYPES = {np.dtype(name).str: np.dtype(name) for name in DTYPES}
+# What else may stand in a body, by its code: objects with __place__() → (code, bytes), read by these (see kept.py).
+EXTENSIONS: dict[int, Callable[[memoryview], Any]] = {}
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -106,6 +108,8 @@ class Codec:
         if isinstance(value, np.generic):
             return value.item()
         if not isinstance(value, np.ndarray) or value.dtype.str not in _DTYPES:
+            if hasattr(value, "__place__"):
+                return msgspec.msgpack.Ext(*value.__place__())
             raise TypeError(f"a {type(value).__name__} has no place in a call")
         flat = np.ascontiguousarray(value)
         if self._arena is not None and flat.nbytes >= LARGE_BYTES:
@@ -117,11 +121,13 @@ class Codec:
         self._buffers.append(flat.data.cast("B") if flat.size else b"")
         return msgspec.msgpack.Ext(_ARRAY, _places.encode(place))
 
-    def _take(self, code: int, data: memoryview) -> Array:
+    def _take(self, code: int, data: memoryview) -> Any:
         if code == _SHARED:
             held = _read_held.decode(data)
             mapped = self._mapped[held.arena]
             return mapped.take(held.number, held.offset, _DTYPES[held.dtype], held.shape)
+        if code in EXTENSIONS:
+            return EXTENSIONS[code](data)
         if code != _ARRAY:
             raise ValueError(f"extension {code} is unknown")
         place = _read_place.decode(data)
