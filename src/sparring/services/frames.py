@@ -18,7 +18,7 @@ import numpy as np
 
 from sparring.errors import WireError
 from sparring.services.arena import LARGE_BYTES, Arena, Mapped
-from sparring.wire.chunk import DTYPES, Array
+from sparring.wire.chunk import DTYPES
 
 VERSION = 1
 CALL, TASK, ANSWER, ACCEPTED, ERROR = range(5)  # kinds of message
