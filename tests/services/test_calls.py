@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from worker_services import Worker
 
-from sparring.errors import Missing, Refused, Unreachable
+from sparring.errors import Missing, Refused, Unreachable, WireError
 from sparring.services.discovery import Local
-from sparring.services.server import Busy
+from sparring.services.server import Busy, Server
 from sparring.services.solver import CallFailed, Late, Lost, Solver
 
 HERE = Path(__file__).parent
@@ -98,13 +98,8 @@ def test_callers_are_served_in_batches_that_are_never_held_long(start, solver):
     begun = time.monotonic()
     assert solver.retrieve(Worker, "double", np.ones(2)).tolist() == [2, 2]  # another shape, and alone
     assert time.monotonic() - begun < 3 * 0.05
-    with pytest.raises(CallFailed, match="it answered 1 callers with 2 rows"):
-        try:
-            solver.retrieve(Worker, "uneven", 1.0)
-        except Unreachable as error:
-            raise AssertionError(error) from error
-        except Exception as error:
-            raise CallFailed(str(error), where="test", do="x") from None
+    with pytest.raises(WireError, match="it answered 1 callers with 2 rows"):
+        solver.retrieve(Worker, "uneven", 1.0)
 
 
 def test_errors_arrive_typed_with_their_story(start, solver):
@@ -116,25 +111,28 @@ def test_errors_arrive_typed_with_their_story(start, solver):
         solver.retrieve(Worker, "breaks", "theirs")
     assert "ZeroDivisionError: by nothing" in str(theirs.value)
     assert 'raise ZeroDivisionError("by nothing")' in theirs.value.story
-    with pytest.raises(Refused, match="it has no verb 'fly'. Ask for one of batches, breaks"):
+    with pytest.raises(Refused, match=r"it has no verb 'fly'\. Ask for one of batches, breaks"):
         solver.retrieve(Worker, "fly")
     with pytest.raises(Exception, match="a object has no place in a call"):
         solver.retrieve(Worker, "breaks", "object")
     assert solver.retrieve(Worker, "whoami") == "a"
 
 
+def send_often(solver, times, verb, *args):
+    for _ in range(times):
+        solver.send(Worker, verb, *args)
+
+
 def test_a_full_queue_refuses_or_makes_its_caller_wait(start, solver):
     start("a")
     with pytest.raises(Busy):
-        for _ in range(8):
-            solver.send(Worker, "rare", 0.3)
+        send_often(solver, 8, "rare", 0.3)
     begun = time.monotonic()
     for _ in range(4):
         solver.send(Worker, "patient", 0.2)
     assert time.monotonic() - begun > 0.3
     with pytest.raises(Late):
-        for _ in range(3):
-            solver.within(0.1).send(Worker, "patient", 0.5)
+        send_often(solver.within(0.1), 3, "patient", 0.5)
 
 
 def test_every_call_has_a_deadline(start, solver):
@@ -151,34 +149,23 @@ def test_nobody_there_is_said_after_the_deadline(solver):
 
 
 def test_a_killed_instance_is_gone_and_only_what_is_idempotent_is_asked_again(start, solver):
-    children = {id: start(id) for id in ("a", "b")}
-    seen = {solver.retrieve(Worker, "whoami") for _ in range(40)}
-    assert seen == {"a", "b"}
-    for verb, kind in (("sleep", Lost), ("nap", None)):
+    children = {id: start(id) for id in ("a", "b", "c")}
+    assert {solver.retrieve(Worker, "whoami") for _ in range(40)} == set(children)
+    for verb in ("sleep", "nap"):
         sticky = solver.sticky(f"of {verb}")
         held = sticky.retrieve(Worker, "whoami")
         killer = threading.Timer(0.3, children[held].kill)
         killer.start()
         begun = time.monotonic()
-        if kind is None:
-            assert sticky.retrieve(Worker, verb, 1.0) != held
+        if verb == "nap":
+            assert sticky.retrieve(Worker, "nap", 1.0) != held
         else:
-            with pytest.raises(kind):
-                sticky.retrieve(Worker, verb, 20)
-            assert time.monotonic() - begun < 3.0
+            with pytest.raises(Lost):
+                sticky.retrieve(Worker, "sleep", 20)
+            assert time.monotonic() - begun < 9.0  # far below what it was to take
         killer.join()
-        children[held].wait()
-        if kind is not None:
-            children[held] = start(held + "2")
-            assert solver.retrieve(Worker, "whoami") in {"a", "b", held + "2"}
-            children = {
-                id: child
-                for id, child in zip(
-                    ("b" if held == "a" else "a", held + "2"),
-                    (children["b" if held == "a" else "a"], children[held]),
-                    strict=True,
-                )
-            }
+        children.pop(held).wait()
+        assert {solver.retrieve(Worker, "whoami") for _ in range(40)} == set(children)
 
 
 def test_calls_of_one_key_stay_with_one_instance_and_others_are_spread_by_load(start, solver):
@@ -220,19 +207,20 @@ def test_calls_in_an_event_loop(start, solver):
 
 
 def test_a_hundred_services_leave_nothing_behind(folder):
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc").exists() else 0
-    from sparring.services.server import Server
-
-    for _ in range(10):
+    def ten():
         servers = [Server(Worker(str(n)), Local(folder)).start() for n in range(10)]
         with Solver(Local(folder)) as solver:
-            assert solver.retrieve(Worker, "echo", 1) == [[1], {}]
+            assert solver.retrieve(Worker, "echo", np.zeros(100_000))[0][0].sum() == 0
         for server in servers:
             server.close()
+
+    ten()
+    handles, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(10):
+        ten()
     assert list(folder.iterdir()) == []
-    assert threading.active_count() < 10
-    if before:
-        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= handles
 
 
 def test_sigterm_ends_a_service_cleanly_and_kill_leaves_no_route(start, folder, solver):

@@ -51,13 +51,13 @@ class Arena:
         """Copy a contiguous array into a block for `to`; None where none is free."""
         wanted = max(_ALIGN, 1 << (flat.nbytes - 1).bit_length())
         with self._lock:
-            block = self._free(wanted)
+            block = self._free(wanted) if self.handle >= 0 else None
             if block is None:
                 return None
             self._flags[block.number] = 1
             self._to[block.number] = to
             self._lent[wanted].append(block)
-        place = np.frombuffer(self._memory, np.uint8, flat.nbytes, block.offset)
+            place = np.frombuffer(self._memory, np.uint8, flat.nbytes, block.offset)
         np.copyto(place, flat.reshape(-1).view(np.uint8))
         return block
 
@@ -70,9 +70,11 @@ class Arena:
 
     def close(self) -> None:
         """Give the memory back; whoever still looks at a block keeps it until they no longer do."""
-        if self.handle >= 0:
-            os.close(self.handle)
-            self.handle = -1
+        with self._lock:
+            if self.handle >= 0:
+                os.close(self.handle)
+                self.handle = -1
+                self._flags, self._memory = np.zeros(BLOCKS, np.uint8), mmap.mmap(-1, _ALIGN)  # a mapping has a handle
 
     def _free(self, wanted: int) -> Block | None:
         lent = self._lent[wanted]

@@ -81,6 +81,8 @@ class Codec:
             first = self._encoder.encode(head)
         except (TypeError, ValueError, OverflowError) as error:
             raise WireError(str(error), where="call", do="Send plain data and arrays") from None
+        finally:
+            self._arena = None
         return [first, *frames]
 
     def decode(self, frames: Sequence[Any], mapped: Mapping[int, Mapped] | None = None) -> Head:
@@ -95,7 +97,7 @@ class Codec:
         except (msgspec.DecodeError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise _broken(str(error)) from None
         finally:
-            self._buffers = []
+            self._buffers, self._mapped = [], {}
         if head.version != VERSION:
             raise WireError(
                 f"it speaks version {head.version}, and {VERSION} is spoken here",

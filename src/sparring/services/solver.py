@@ -300,6 +300,7 @@ class _Shared:
                 if peer is not None:
                     peer.close()
             self._all = []
+        self._of_thread = threading.local()  # each thread's lines hold the memory of the other side
         self.arena.close()
         self.context.destroy(linger=0)
 
