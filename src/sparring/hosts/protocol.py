@@ -23,10 +23,13 @@ class Resources:
     restarts: int = -1  # how often a dead one is started again; -1: always
 
 
+Kind = Literal["started", "died", "restarted", "gave up", "stopped"]
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to an instance."""
 
-    kind: Literal["started", "died", "restarted", "gave up", "stopped"]
+    kind: Kind
     service: str
     index: int
     why: str = ""  # of a death: exit code or signal, and the last lines that it wrote
@@ -34,20 +37,22 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pending(Protocol):
-    """An answer under way. As an argument of another call it stands for its value, which on Ray then travels from
-    the one instance to the other without passing here."""
+    """An answer under way. As an argument of another call (itself, not inside of one) it stands for its value, which
+    on Ray then travels from the one instance to the other without passing here. Where it failed, so does that call."""
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, at once."""
         ...
 
     def result(self, seconds: float | None = None) -> Any:
-        """The answer; Late, Lost or the callee's error as of a Solver. None: the host's own deadline."""
+        """The answer; Late, Lost or the callee's error as of a Solver. None: the host's own deadline. After Late it
+        is still under way, and may be asked for again."""
         ...
 
 
 class Shared(Protocol):
-    """A large value (weights) put once for each machine; as an argument it stands for the value."""
+    """A large value (weights) put once for each machine; as an argument (itself, not inside of one) it stands
+    for the value, whose arrays are read-only."""
 
 
 class Handle(Protocol):
@@ -62,11 +67,13 @@ class Handle(Protocol):
         ...
 
     def ask(self, verb: str, *args: Any, **named: Any) -> Pending:
-        """Begin a call; never waits. Calls of one caller to one instance begin in their order."""
+        """Begin a call; never waits. Calls of one caller to one instance begin in their order. What it is given may
+        be changed afterwards. Of a response=False verb the answer is None, once the task is queued."""
         ...
 
     def tell(self, verb: str, *args: Any, **named: Any) -> None:
-        """Queue a task (response=False); a lost one is not told again."""
+        """Queue a task (response=False), and wait until it is queued (Busy, Late, Lost); a lost one is not told again.
+        To wait later, `ask`."""
         ...
 
 
