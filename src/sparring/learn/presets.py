@@ -75,6 +75,21 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         },
         replay={"samples_per_insert": 24.0},
     ),
+    ("cartpole", "apex"): Preset(
+        steps=100_000,
+        settings={
+            "learning_rate": 1e-3,
+            "anneal_updates": 18_000,
+            "discount": 0.98,
+            "n_steps": 3,  # half of the steps are of a bold actor: over more, returns are those of its whims
+            "target_every_updates": 100,
+            "dueling": False,
+            "huber_threshold": 20.0,
+            "hidden_units": [64, 64],
+            "activation": "tanh",
+        },
+        replay={"sampler": "prioritised", "samples_per_insert": 24.0},
+    ),
     ("gym:Pendulum-v1", "sac"): Preset(
         steps=10_000,
         envs=4,
@@ -236,6 +251,26 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "epsilon_steps": 250_000,
         },
         replay={"capacity_steps": 200_000, "min_steps": 20_000, "samples_per_insert": 8.0},  # 1.4 GB of frames
+    ),
+    # For an hour on two cores: the small network of Mnih et al. 2013, which costs a third of the larger one.
+    ("atari:Pong", "apex"): Preset(
+        steps=10_000_000,
+        envs=4,
+        reward_clip=1.0,
+        settings={
+            "image_layers": ["16x8/4", "32x4/2"],
+            "hidden_units": [256],
+            "activation": "relu",
+            "learning_rate": 2.5e-4,
+            "batch_steps": 32,
+            "target_every_updates": 1_000,
+        },
+        replay={
+            "sampler": "prioritised",
+            "capacity_steps": 100_000,  # 0.7 GB of frames
+            "min_steps": 5_000,
+            "samples_per_insert": 8.0,
+        },
     ),
 }
 
