@@ -42,7 +42,7 @@ class _Line:
         self._instance, self._discovery = instance, discovery
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(instance.address)
+        discovery.connect(self._socket, instance)
         self._waiting: dict[int, asyncio.Future[Head | None]] = {}
         self.closed = False
         self._reading = asyncio.create_task(self._read())

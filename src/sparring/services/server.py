@@ -96,8 +96,8 @@ class Server:
         self._inbox = self._context.socket(zmq.ROUTER)
         self._inbox.setsockopt(zmq.LINGER, 0)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, frames.MAX_BYTES)
-        self.address = self._discovery.address(self.name, self.id)
-        self._inbox.bind(self.address)
+        self._door = self._discovery.listen(self._inbox, self.name, self.id)
+        self.address = self._door.address
         if self.address.startswith("ipc://"):
             self._reception = Reception(beside(self.address), self._arena)
         self._woken = self._context.socket(zmq.PULL)
@@ -129,9 +129,8 @@ class Server:
         if self._reception is not None:
             self._reception.close()
         self._arena.close()
+        self._door.close()
         self._context.destroy(linger=0)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.address.removeprefix("ipc://"))
 
     def __enter__(self) -> Self:
         return self.start()

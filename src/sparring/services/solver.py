@@ -28,7 +28,7 @@ from sparring.errors import Refused, SparringError, Unreachable
 from sparring.services import frames
 from sparring.services.arena import Arena
 from sparring.services.asynchronous import Lines
-from sparring.services.discovery import Discovery, Instance, Local
+from sparring.services.discovery import Discovery, Instance, open_discovery
 from sparring.services.frames import CALL, ERROR, TASK, Head, codec
 from sparring.services.handover import Peer, introduce
 from sparring.services.register import service_name
@@ -65,9 +65,10 @@ class Solver:
     """Threads may share one; each has its own sockets."""
 
     def __init__(self, discovery: Discovery | None = None, terms: Terms | None = None) -> None:
-        self._discovery = Local() if discovery is None else discovery
+        self._discovery = open_discovery() if discovery is None else discovery
+        self._owned = discovery is None
         self._terms = terms or Terms()
-        self._shared = _Shared()
+        self._shared = _Shared(self._discovery)
 
     def within(self, deadline_s: float) -> "Solver":
         """The same, with another deadline."""
@@ -100,6 +101,8 @@ class Solver:
     def close(self) -> None:
         """Close every socket; in an event loop `await close_async()` first."""
         self._shared.close()
+        if self._owned:
+            self._discovery.close()
 
     async def close_async(self) -> None:
         """Close this event loop's sockets."""
@@ -113,7 +116,7 @@ class Solver:
 
     def _with(self, terms: Terms) -> "Solver":
         other = Solver.__new__(Solver)
-        other._discovery, other._terms, other._shared = self._discovery, terms, self._shared
+        other._discovery, other._terms, other._shared, other._owned = self._discovery, terms, self._shared, False
         return other
 
     def _call(self, kind: int, service: str, verb: str, body: Any) -> Any:
@@ -205,8 +208,9 @@ class Solver:
 class _Shared:
     """What solvers of different terms have in common."""
 
-    def __init__(self) -> None:
+    def __init__(self, discovery: Discovery) -> None:
         self.context = zmq.Context()
+        self._discovery = discovery
         self.numbers = itertools.count(1)
         self._of_thread = threading.local()
         self._all: list[tuple[zmq.Socket[bytes], Peer | None]] = []
@@ -271,7 +275,7 @@ class _Shared:
             line.setsockopt(zmq.IDENTITY, name)
             with suppress(OSError):  # without it arrays go in frames
                 peer = introduce(beside(instance.address), self.arena, name)
-        line.connect(instance.address)
+        self._discovery.connect(line, instance)
         with self._lock:
             self._all.append((line, peer))
         return line, peer
