@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from sparring.errors import ConfigError
 from sparring.hosts.protocol import Host
 
-HOSTS = {"local": "sparring.hosts.local:LocalHost", "ray": "sparring.hosts.ray:RayHost"}
+HOSTS = {"local": "sparring.hosts.local:LocalHost", "ray": "sparring.hosts.ray_cluster:open_ray"}
 
 
 def open_host(url: str, logs: Path | None = None) -> Host:

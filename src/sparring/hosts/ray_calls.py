@@ -1,0 +1,82 @@
+"""Calls to a Ray actor that holds a service: Ray's own, with our errors."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
+
+from sparring.errors import SparringError
+from sparring.hosts.desk import Failure, plain
+from sparring.hosts.failure import error_of, late, lost
+from sparring.services.solver import CallFailed
+
+DEADLINE_S = 30.0
+
+
+class Callee(Protocol):
+    """Whom to ask: its Ray actor, its verbs that may be asked twice, and how it is called in errors."""
+
+    @property
+    def who(self) -> str: ...
+
+    @property
+    def actor(self) -> Any: ...
+
+    @property
+    def idempotent(self) -> frozenset[str]: ...
+
+    def why_late(self) -> str:
+        """What is known of one that does not answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RayShared:
+    """A value in Ray's object store."""
+
+    ref: Any
+
+
+class RayPending:
+    """An answer under way."""
+
+    __slots__ = ("_callee", "_verb", "ref")
+
+    def __init__(self, callee: Callee, verb: str, ref: Any) -> None:
+        self._callee, self._verb, self.ref = callee, verb, ref
+
+    def done(self) -> bool:
+        return bool(ray.wait([self.ref], timeout=0)[0])
+
+    def result(self, seconds: float | None = None) -> Any:
+        patience = DEADLINE_S if seconds is None else seconds
+        try:
+            found = ray.get(self.ref, timeout=patience)
+        except RayError as error:
+            raise _ours(error, self._callee, self._verb, patience) from None
+        if isinstance(found, Failure):
+            raise error_of(found.told)
+        return found
+
+
+def ask(callee: Callee, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> RayPending:
+    """Begin a call; answers under way and shared values go as their references."""
+    again = verb in callee.idempotent
+    method = callee.actor.call_again if again else callee.actor.call
+    values = [_given(one) for one in (*args, *named.values())]
+    return RayPending(callee, verb, method.remote(verb, list(named), *values))
+
+
+def _given(argument: Any) -> Any:
+    return argument.ref if isinstance(argument, RayPending | RayShared) else plain(argument)
+
+
+def _ours(error: RayError, callee: Callee, verb: str, patience: float) -> SparringError:
+    if isinstance(error, GetTimeoutError):
+        return late(callee.who, verb, patience, callee.why_late())
+    if isinstance(error, RayActorError | ObjectLostError):
+        return lost(callee.who, verb, str(error).strip().splitlines()[0])
+    failed = CallFailed(str(error).strip().splitlines()[-1], where=callee.who, do="Look at its story")
+    failed.story = str(error)
+    return failed

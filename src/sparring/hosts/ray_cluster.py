@@ -1,0 +1,131 @@
+"""Joining a Ray cluster, or starting one on this machine alone.
+
+ray://auto        the cluster that `ray start` runs here, else one of our own on 127.0.0.1, ended with the host
+ray://HOST:PORT   a running cluster by the address that its head says (port 6379), from one of its nodes
+ray://HOST:10001  the same from a machine that is no node of it, through Ray's client server
+"""
+
+import importlib
+import logging
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sparring.errors import ConfigError, Unreachable
+from sparring.hosts.protocol import Host
+
+# Ray reads these when it is imported: it reports nothing, prints no log of its workers, and looks no further than
+# loopback when it is us who start it.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray's own ports are bound to 127.0.0.1, on every system
+
+GCS_PORT, CLIENT_PORT = 6379, 10001
+REACH_S = 10.0
+LEAST_CPUS = 32  # on a machine alone instances share its cores, as local processes do
+STORE_BYTES = 1 << 30
+
+
+class Cluster:
+    """This process's way to a cluster. `discovery` is the URL by which services of this host find each other."""
+
+    def __init__(self, url: str, store_bytes: int = STORE_BYTES) -> None:
+        self.namespace = f"sparring-{os.urandom(4).hex()}"
+        self.discovery = f"ray://auto/{self.namespace}"
+        os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+        address = _address(url)
+        self._ours = join(address, store_bytes)
+        self.remote = address.startswith("ray://")  # through Ray's client: the driver is no node
+
+    def close(self) -> None:
+        """Leave it, if it was this that joined."""
+        if self._ours:
+            import ray
+
+            ray.shutdown()
+            self._ours = False
+
+
+def open_ray(url: str, logs: Path | None = None) -> Host:
+    """The host behind a URL; `logs` are Ray's own affair."""
+    cluster = Cluster(url)
+    opened: Host = importlib.import_module("sparring.hosts.ray").RayHost(url, cluster)  # after Ray's settings are made
+    return opened
+
+
+def join(address: str, store_bytes: int) -> bool:
+    """Let this process be a driver at `address` ("" or "auto": whatever is here); False where it is one already."""
+    try:
+        if address == "auto" and not _running_here():
+            os.environ.setdefault(_LOOPBACK, "0")
+        import ray
+    except ImportError:
+        do = "Install it: pip install 'sparring[ray]'"
+        raise ConfigError("Ray is not installed", where="--on ray://", do=do) from None
+    if ray.is_initialized():
+        return False
+    words = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    if address != "auto":
+        _reachable(address)
+        ray.init(address, **words)
+    elif (here := _running_here()) is not None:
+        ray.init(here, **words)
+    else:
+        ray.init(
+            "local",
+            num_cpus=max(LEAST_CPUS, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=store_bytes,
+            _node_ip_address="127.0.0.1",
+            _system_config={"prestart_worker_first_driver": False},
+            **words,
+        )
+    return True
+
+
+def _address(url: str) -> str:
+    """What Ray calls it: "auto", "host:port", or "ray://host:port" for its client server."""
+    place = urlsplit(url)
+    try:
+        port = place.port
+    except ValueError:
+        port = -1
+    if place.scheme != "ray" or not place.hostname or port == -1:
+        raise ConfigError(f"{url!r} is no Ray cluster", where="--on", do="Say ray://auto or ray://HOST:PORT")
+    if place.hostname == "auto":
+        return "auto"
+    address = f"{place.hostname}:{port or GCS_PORT}"
+    return f"ray://{address}" if port == CLIENT_PORT else address
+
+
+def _reachable(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except OSError as error:
+        raise Unreachable(
+            f"no Ray cluster answers: {error}", where=f"ray://{host}:{port}", do="Start it, or look at its address"
+        ) from None
+
+
+def _running_here() -> str | None:
+    """The address of the cluster that was started on this machine, where it still answers."""
+    found = os.environ.get("RAY_ADDRESS", "")
+    if not found:
+        with (
+            suppress(OSError),
+            open(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray/ray_current_cluster")) as file,
+        ):
+            found = file.read().strip()
+    if not found:
+        return None
+    host, _, port = found.removeprefix("ray://").rpartition(":")
+    with suppress(OSError, ValueError):
+        socket.create_connection((host, int(port)), 1.0).close()
+        return found
+    return None

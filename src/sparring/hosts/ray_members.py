@@ -1,0 +1,137 @@
+"""The instances of a host on Ray: where each is placed, and what becomes of it."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event as Flag
+from threading import Thread
+from typing import Any
+
+import ray
+from ray._private import state
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from sparring.hosts.protocol import Event, Kind, Resources
+from sparring.hosts.ray_actor import Actor
+from sparring.hosts.revival import Revival
+
+LOOK_S = 0.5
+MAX_EVENTS = 1000
+MAX_AT_ONCE = 1000  # callers of one instance that Ray lets in
+_GONE = ("DEAD",)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One instance."""
+
+    service: str
+    index: int
+    actor: Any
+    idempotent: frozenset[str]
+    revival: Revival
+    group: "Group"
+    generation: int = 0
+    state: str = ""
+    started_s: float = 0.0
+    leaving: bool = False
+    why: str = ""  # it is gone for good
+
+    @property
+    def who(self) -> str:
+        return f"{self.service}/{self.index}"
+
+    def why_late(self) -> str:
+        waiting = self.state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY", "")
+        return "it has no place in the cluster yet (see `ray status`)" if waiting else ""
+
+
+class Group:
+    """Instances that are placed together; the place is given back when the last has left."""
+
+    def __init__(self, needs: Resources, count: int) -> None:
+        self._needs, self.count = needs, count
+        bundle = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": float(needs.memory_bytes)}
+        self._bundle = {name: amount for name, amount in bundle.items() if amount > 0}
+        self._placed: PlacementGroup | None = None
+        if self._bundle and needs.place != "here":
+            self._placed = placement_group([self._bundle] * count, strategy=needs.place.upper())
+
+    def options(self, number: int) -> dict[str, Any]:
+        """How Ray is to start the instance of that number among these."""
+        needs = self._needs
+        strategy: Any = "SPREAD" if needs.place == "spread" else "DEFAULT"
+        if needs.place == "here":
+            strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        elif self._placed is not None:
+            strategy = PlacementGroupSchedulingStrategy(self._placed, number)
+        found = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "scheduling_strategy": strategy}
+        return found | ({"memory": needs.memory_bytes} if needs.memory_bytes else {})
+
+    def left(self) -> None:
+        """One of them has."""
+        self.count -= 1
+        if self.count == 0 and self._placed is not None:
+            remove_placement_group(self._placed)
+            self._placed = None
+
+
+class Watch:
+    """Looks at the instances' states, and ends those that keep dying young, which Ray would start again for ever."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._members: list[Member] = []
+        self._over = Flag()
+        self._thread: Thread | None = None
+
+    def add(self, member: Member) -> None:
+        self._members = [*self._members, member]
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="ray-watch", daemon=True)
+            self._thread.start()
+
+    def remove(self, member: Member, kind: Kind, why: str) -> None:
+        self._members = [one for one in self._members if one is not member]
+        member.why = why
+        self._happened(member, kind, why)
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            for member in self._members:
+                if not member.leaving:
+                    self._look(member, time.monotonic())
+
+    def _look(self, member: Member, now: float) -> None:
+        found = state.actors(member.actor._actor_id.hex())
+        if not found:
+            return
+        was, member.state, restarts = member.state, found["State"], int(found["NumRestarts"])
+        if member.state == "ALIVE" and (was != "ALIVE" or restarts > member.generation):
+            member.started_s = member.started_s or now
+        for _ in range(restarts - member.generation):
+            member.generation += 1
+            self._happened(member, "died", "its process ended")
+            if member.revival.died(now, member.started_s or now) is None:
+                ray.kill(member.actor, no_restart=True)
+                self.remove(member, "gave up", f"it ended {member.revival.deaths} times")
+                return
+            member.started_s = 0.0
+        if member.state == "ALIVE" and was != "ALIVE":
+            member.started_s = now
+            self._happened(member, "restarted" if member.generation else "started", "")
+        if member.state == "DEAD":
+            why = str(found.get("DeathCause", "")).strip() or "Ray ended it"
+            self._happened(member, "died", why)
+            self.remove(member, "gave up", why)
+
+    def _happened(self, member: Member, kind: Kind, why: str) -> None:
+        event = Event(kind=kind, service=member.service, index=member.index, why=why, at_s=time.time())
+        self.events.append(event)
