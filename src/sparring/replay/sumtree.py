@@ -12,7 +12,8 @@ from sparring.replay.powers import raised
 from sparring.replay.rows import large
 from sparring.wire.chunk import Array
 
-CHILDREN = 4  # written out in _down; why four: docs/decisions/0080-wide-sum-tree.md
+CHILDREN = 4  # written out in _down and _sum_up; why four: docs/decisions/0080-wide-sum-tree.md
+_BELOW = 1.0 - 2.0**-53  # times any number: the greatest float64 below it
 
 
 class SumTree:
@@ -83,57 +84,56 @@ class SumTree:
 
 @compiled
 def _set(nodes: Array, starts: Array, rows: Array, values: Array) -> None:
-    count, leaves = len(rows), starts[-2]
-    touched = np.empty(count, np.int64)
-    for i in range(count):
-        nodes[leaves + rows[i]] = values[i]
-        touched[i] = rows[i]
-    for level in range(len(starts) - 3, -1, -1):
-        families = (starts[level + 2] - starts[level + 1]) // CHILDREN
-        if families <= count:  # the whole level costs no more
-            count = families
-            for i in range(count):
-                touched[i] = i
-        else:
-            kept, previous = 0, -1
-            for i in range(count):
-                parent = touched[i] // CHILDREN
-                if parent != previous:  # neighbours came together
-                    touched[kept] = parent
-                    kept += 1
-                    previous = parent
-            count = kept
-        for i in range(count):
-            first = starts[level + 1] + touched[i] * CHILDREN
-            total = 0.0
-            for child in range(CHILDREN):
-                total += nodes[first + child]
-            nodes[starts[level] + touched[i]] = total
+    leaves = np.uint64(starts[-2])
+    for i in range(len(rows)):
+        nodes[leaves + np.uint64(rows[i])] = values[i]
+    _sum_up(nodes, starts, rows)
 
 
 @compiled
 def _set_all(nodes: Array, starts: Array, rows: Array, value: float) -> None:
-    _set(nodes, starts, rows, np.full(len(rows), value))
+    leaves = np.uint64(starts[-2])
+    for i in range(len(rows)):
+        nodes[leaves + np.uint64(rows[i])] = value
+    _sum_up(nodes, starts, rows)
+
+
+@compiled
+def _sum_up(nodes: Array, starts: Array, rows: Array) -> None:
+    """Sum every node above `rows` anew, from the parents of leaves to the root."""
+    shift = np.uint64(0)
+    for level in range(len(starts) - 3, -1, -1):
+        shift += np.uint64(2)  # of 4 children
+        above, below = np.uint64(starts[level]), np.uint64(starts[level + 1])
+        families = (starts[level + 2] - starts[level + 1]) // CHILDREN
+        whole = families <= len(rows)  # costs no more than those above `rows`
+        for i in range(families if whole else len(rows)):
+            # Of rows that share a parent each sums it: to find that out would cost more.
+            parent = np.uint64(i) if whole else np.uint64(rows[i]) >> shift
+            first = below + (parent << np.uint64(2))
+            half = nodes[first] + nodes[first + np.uint64(1)]
+            nodes[above + parent] = half + (nodes[first + np.uint64(2)] + nodes[first + np.uint64(3)])
 
 
 @compiled
 def _clear(nodes: Array, starts: Array, rows: Array) -> int:
-    live, leaves = 0, starts[-2]
+    live, leaves = 0, np.uint64(starts[-2])
     for i in range(len(rows)):
-        if nodes[leaves + rows[i]] > 0.0:
+        leaf = leaves + np.uint64(rows[i])
+        if nodes[leaf] > 0.0:
             live += 1
-            nodes[leaves + rows[i]] = 0.0  # at once: a row that comes twice counts once
+            nodes[leaf] = 0.0  # at once: a row that comes twice counts once
     if live:
-        _set(nodes, starts, rows, np.zeros(len(rows), np.float64))
+        _sum_up(nodes, starts, rows)
     return live
 
 
 @compiled
 def _replace(nodes: Array, starts: Array, rows: Array, values: Array, least: float, exponent: float) -> float:
-    leaves, largest = starts[-2], 0.0
+    leaves, largest = np.uint64(starts[-2]), 0.0
     lifted = np.empty(len(rows), np.float64)
     for i in range(len(rows)):
-        lifted[i] = values[i] + least if nodes[leaves + rows[i]] > 0.0 else 0.0
+        lifted[i] = values[i] + least if nodes[leaves + np.uint64(rows[i])] > 0.0 else 0.0
     lifted = raised(lifted, exponent)
     for i in range(len(rows)):
         largest = max(largest, lifted[i])
@@ -143,31 +143,48 @@ def _replace(nodes: Array, starts: Array, rows: Array, values: Array, least: flo
 
 @compiled
 def _draw_weighted(nodes: Array, starts: Array, points: Array, exponent: float, rows: Array, weight: Array) -> None:
-    count, leaves, least = len(points), starts[-2], np.inf
-    # The points ascend, so the upper levels are not descended: one walk along a level of as many nodes finds all.
-    level = 0
-    while level + 2 < len(starts) and starts[level + 2] - starts[level + 1] <= count:
-        level += 1
-    place, passed, last = starts[level], 0.0, starts[level + 1] - 1
-    while nodes[last] <= 0.0 and last > place:
-        last -= 1
-    for i in range(count):
-        goal = (i + points[i]) / count * nodes[0]
-        while place < last and passed + nodes[place] <= goal:
-            passed += nodes[place]
-            place += 1
-        rows[i] = place - starts[level]
-        points[i] = goal - passed
+    count, leaves, least = len(points), np.uint64(starts[-2]), np.inf
+    level = _place(nodes, starts, points, rows)
     _down(nodes, starts, level + 1, points, rows)
     shares = np.empty(count, np.float64)
     for i in range(count):
-        shares[i] = nodes[leaves + rows[i]]
+        shares[i] = nodes[leaves + np.uint64(rows[i])]
         least = min(least, shares[i])
     for i in range(count):
         shares[i] = least / shares[i]
     shares = raised(shares, exponent)
     for i in range(count):
         weight[i] = shares[i]
+
+
+@compiled
+def _place(nodes: Array, starts: Array, points: Array, rows: Array) -> int:
+    """The lowest level of no more nodes than points: which of them each point lies in, and how far. The level.
+
+    The points ascend, so no level above it is descended. Nor are its nodes and the points walked along in turns, which
+    no processor foresees: each node's end is in the part of one known point, and so either before or after it.
+    """
+    count, level = len(points), 0
+    while level + 2 < len(starts) and starts[level + 2] - starts[level + 1] <= count:
+        level += 1
+    first, size = np.uint64(starts[level]), starts[level + 1] - starts[level]
+    ends, begun, passed = np.empty(size + 1, np.float64), np.zeros(count + 1, np.int64), 0.0
+    ends[0] = 0.0
+    for node in range(size):
+        passed += nodes[first + np.uint64(node)]
+        ends[node + 1] = passed
+    scale = passed / count
+    for i in range(count):
+        points[i] = min((i + points[i]) * scale, passed * _BELOW)
+    for node in range(size):
+        point = min(int(ends[node + 1] / scale), count - 1)
+        begun[point + int(points[point] < ends[node + 1])] += 1  # the nodes that this point is the first beyond
+    node = 0
+    for i in range(count):
+        node += begun[i]
+        rows[i] = min(node, size - 1)
+        points[i] = max(0.0, points[i] - ends[rows[i]])
+    return level
 
 
 @compiled
@@ -185,18 +202,15 @@ def _down(nodes: Array, starts: Array, first_level: int, left: Array, rows: Arra
     # All descents go down together, a level at a time: their reads do not wait for one another. The four children
     # are written out and indexes are unsigned, so that a step down has neither a loop nor a branch.
     for level in range(first_level, len(starts) - 1):
+        start = np.uint64(starts[level])
         for i in range(len(rows)):
-            first = np.uint64(starts[level] + rows[i] * 4)
-            goal = left[i]
+            first = start + np.uint64(rows[i] * 4)
             one = np.float64(nodes[first])
             two = one + nodes[first + np.uint64(1)]
             three = two + nodes[first + np.uint64(2)]
             four = three + nodes[first + np.uint64(3)]
+            goal = min(left[i], four * _BELOW)  # where rounding put it past the end: the last child of any width
             chosen = int(one <= goal) + int(two <= goal) + int(three <= goal)
             passed = three if three <= goal else (two if two <= goal else (one if one <= goal else 0.0))
-            if four <= goal:  # rounding put the goal past the end: the last child of any width
-                while nodes[first + np.uint64(chosen)] <= 0.0 and chosen > 0:
-                    chosen -= 1
-                passed = goal
             rows[i] = rows[i] * 4 + chosen
             left[i] = goal - passed
