@@ -1,0 +1,120 @@
+"""CURVE keys: who may call over a network, and whom callers believe.
+
+    FOLDER/key        this side's pair, public and secret, readable by its owner alone
+    FOLDER/trusted    public keys of others, one in a line, with any words behind it
+
+The simplest safe way is one folder for all machines of a cluster: made once, copied to each. Where machines should not
+share a secret, each has a pair of its own and the others' public keys in `trusted`. What goes over tcp is always
+encrypted; whoever has no trusted key is not let in, and nothing is sent to a service whose key is not trusted.
+"""
+
+import os
+import re
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from sparring.errors import ConfigError, Missing
+
+KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # 32 bytes as Z85
+_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a caller may come in
+
+
+class Keys:
+    """The keys in a folder. `trusted` is read again when it changes: a removed key no longer opens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / "key"
+        try:
+            mode, words = path.stat().st_mode, path.read_text().split()
+        except FileNotFoundError:
+            raise Missing(
+                "there is no key", where=str(folder), do="Make it with `spar services keys create`, or copy yours here"
+            ) from None
+        if mode & 0o077:
+            raise ConfigError("others can read the secret key", where=str(path), do=f"Run chmod 600 {path}")
+        if len(words) != 2 or not all(KEY.fullmatch(word) for word in words):
+            raise ConfigError("it holds no pair of keys", where=str(path), do="Make it anew, or copy it again")
+        self.public, self._secret = words
+        self._read: tuple[int, frozenset[bytes]] = (-1, frozenset())
+
+    def trusts(self, key: bytes) -> bool:
+        """Whether it is our own public key, or one that we were told to trust."""
+        return key == self.public.encode() or key in self._others()
+
+    def serve(self, socket: "zmq.Socket[bytes]") -> "Guard":
+        """Let only trusted callers in where the socket is bound from now on."""
+        guard = Guard(socket.context, self)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"sparring")
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without its guard nobody comes in
+        return guard
+
+    def call(self, socket: "zmq.Socket[Any]", key: str) -> None:
+        """Speak only to who holds the secret of `key`."""
+        if not self.trusts(key.encode()):
+            raise ConfigError(
+                f"the key {key[:8]}… is not trusted", where=str(self.folder), do="Add it to the file `trusted` there"
+            )
+        socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
+
+    def _others(self) -> frozenset[bytes]:
+        path = self.folder / "trusted"
+        try:
+            changed = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return frozenset()
+        if self._read[0] != changed:
+            firsts = (line.split()[0] for line in path.read_text().splitlines() if line.strip())
+            self._read = (changed, frozenset(word.encode() for word in firsts if KEY.fullmatch(word)))
+        return self._read[1]
+
+
+def create_keys(folder: Path) -> Keys:
+    """A new pair in `folder`, unless there is one."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    public, secret = zmq.curve_keypair()
+    fresh = folder / f".key-{os.urandom(4).hex()}"
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(public + b"\n" + secret + b"\n")
+    with suppress(FileExistsError):  # somebody was faster, or it is there
+        os.link(fresh, folder / "key")
+    fresh.unlink()
+    return Keys(folder)
+
+
+class Guard:
+    """Answers ZeroMQ's question whether a caller may come in. One for each context that has sockets with keys."""
+
+    def __init__(self, context: "zmq.Context[Any]", keys: Keys) -> None:
+        self._context, self._keys = context, keys
+        self._asked = context.socket(zmq.REP)
+        self._asked.setsockopt(zmq.LINGER, 0)
+        self._asked.bind(_ZAP)
+        self._thread = threading.Thread(target=self._answer, name="guard", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        with self._context.socket(zmq.REQ) as end:
+            end.setsockopt(zmq.LINGER, 0)
+            end.connect(_ZAP)
+            end.send(b"")
+            self._thread.join(3.0)
+
+    def _answer(self) -> None:
+        with self._asked as asked:
+            while len(question := asked.recv_multipart()) > 1:
+                version, number, _, _, _, mechanism, *proof = question
+                welcome = mechanism == b"CURVE" and len(proof) == 1 and self._keys.trusts(z85.encode(proof[0]))
+                said = (b"200", b"OK") if welcome else (b"400", b"this key is not trusted")
+                asked.send_multipart([version, number, *said, b"", b""])
