@@ -20,6 +20,7 @@ COMMANDS = {  # in the order of `spar --help`; a command's file is imported only
     "init": "a first spar.toml and game spec",
     "backup": "the data folder, whole, into one file",
     "restore": "a backup into an empty data folder",
+    "cluster": "yaml · up · submit · down · leftovers: Ray on EC2, and what still costs money",
     "doctor": "what is there, what is missing, and the command that fixes it",
     "bench": "every claim in the docs, as a command",
 }
@@ -50,7 +51,11 @@ def _run(name: str, words: list[str]) -> int:
     parser = argparse.ArgumentParser(f"spar {name}", description=command.__doc__, allow_abbrev=False)
     command.arguments(parser)
     _common(parser)
+    rest: list[str] = []
+    if getattr(command, "REST", False) and "--" in words:  # what follows is another command's
+        words, rest = words[: words.index("--")], words[words.index("--") + 1 :]
     args = parser.parse_args(words)
+    args.rest = rest
     output = Output(json=args.json)
     try:
         overrides = (*args.set, *([f"data={args.data}"] if args.data else []))

@@ -26,6 +26,10 @@ EXTRA_OF = {  # a package that is missing → the extra that brings it
     "pyspiel": "games",
     "ale_py": "games",
     "pyarrow": "export",
+    "boto3": "aws",
+    "botocore": "aws",
+    "ray": "ray",
+    "yaml": "ray",
     "minari": "export",
 }
 
