@@ -78,6 +78,7 @@ class ReplayConfig:
     samples_per_insert: float = 8.0  # steps learned from per step inserted
     slack_samples: float = 10_000.0  # how far the two may drift before one side waits
     store_share: float = 0.25  # of each batch from the store, with --from mix
+    shards: int = 0  # services that hold replay, in apex; 0: the learner's own process does
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class TrainConfig:
 
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # processes that play, in topologies that have any beside the learner
+    on: str = "local://"  # where actors run: local://, ray://auto or ray://HOST:PORT
+    cpus_per_actor: float = 0.5  # that a cluster sets aside for each actor and each shard of replay
     reward_clip: float = 0.0  # rewards beyond ± this are learned as this; returns are told as earned; 0: no limit
     policy: str = ""  # a policy of your own, as module:name (docs/training.md); "": the algorithm's
     checkpoint_every_s: float = 30.0  # a killed run loses at most this

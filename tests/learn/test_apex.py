@@ -75,7 +75,7 @@ def test_cartpole_is_learned_and_the_ratio_of_samples_to_inserts_is_kept(config)
             assert wiring.gate.inserted < 500 + 64 or abs(wiring.gate.owed()) <= wiring.gate.slack_samples
         assert np.mean(returns[-20:]) > 60
         assert turn.batch is None or turn.batch.weight is not None
-        assert wiring.table.sampler._expected is not None  # its actors gave priorities
+        assert wiring.replay.table.sampler._expected is not None  # its actors gave priorities
         assert wiring.episodes == len(returns)
         assert sum(wiring.sources().steps.values()) <= wiring.env_steps
     finally:
@@ -86,9 +86,9 @@ def test_an_actor_that_is_killed_is_replaced_and_nothing_is_joined_to_its_games(
     wiring = wire(planned(config), None)
     try:
         turns_until(wiring, lambda: wiring.learner.updates > 10)
-        pid = wiring.crew.pid(1)
+        pid = wiring.players.pid(1)
         os.kill(pid, signal.SIGKILL)
-        turns_until(wiring, lambda: wiring.crew.restarts == 1 and wiring.crew.pid(1) not in (None, pid))
+        turns_until(wiring, lambda: wiring.players.restarts == 1 and wiring.players.pid(1) not in (None, pid))
         before = wiring.learner.updates
         learned = turns_until(wiring, lambda: wiring.learner.updates > before + 50)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in learned)

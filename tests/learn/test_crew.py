@@ -35,7 +35,7 @@ wish = Wish("cartpole", topology="async", actors=2, envs=8, settings=("rollout_t
 wiring = wire(plan(wish, load()), None)
 while True:
     if wiring.turn().update is not None:
-        print(*(wiring.crew.pid(actor) for actor in range(2)), flush=True)
+        print(*(wiring.players.pid(actor) for actor in range(2)), flush=True)
 """
 
 
@@ -77,7 +77,7 @@ def test_an_actors_process_never_imports_torch(config):
     assert asked.stdout.strip() == "False"
     with wired(config, "async", "connect-four", actors=1) as wiring:
         learn(wiring, 1)
-        maps = Path(f"/proc/{wiring.crew.pid(0)}/maps")
+        maps = Path(f"/proc/{wiring.players.pid(0)}/maps")
         if maps.exists():
             assert "libtorch" not in maps.read_text()
 
@@ -85,16 +85,16 @@ def test_an_actors_process_never_imports_torch(config):
 def test_a_killed_actor_is_replaced_and_what_it_had_not_handed_over_is_not_counted(config):
     with wired(config, "async") as wiring:
         learn(wiring, 6)
-        first = [wiring.crew.pid(actor) for actor in range(2)]
+        first = [wiring.players.pid(actor) for actor in range(2)]
         os.kill(first[0], signal.SIGKILL)
         psutil.wait_procs([psutil.Process(first[0])], timeout=5)
         learn(wiring, 3)
         until = time.monotonic() + 30
-        while wiring.crew.pid(0) in (first[0], None) and time.monotonic() < until:
+        while wiring.players.pid(0) in (first[0], None) and time.monotonic() < until:
             wiring.turn()
-        assert wiring.crew.pid(0) != first[0]
-        assert wiring.crew.pid(1) == first[1]
-        assert wiring.crew.restarts == 1
+        assert wiring.players.pid(0) != first[0]
+        assert wiring.players.pid(1) == first[1]
+        assert wiring.players.restarts == 1
         turns = learn(wiring, 40)
         refused = int(turns[-1].metrics["rollouts_refused"])
         assert wiring.env_steps == (wiring.learner.updates + refused) * 16 * 8
@@ -104,9 +104,9 @@ def test_a_killed_actor_is_replaced_and_what_it_had_not_handed_over_is_not_count
 def test_a_killed_actor_of_a_crew_in_step_is_replaced_too(config):
     with wired(config, "sync") as wiring:
         learn(wiring, 3)
-        os.kill(wiring.crew.pid(1), signal.SIGKILL)
+        os.kill(wiring.players.pid(1), signal.SIGKILL)
         turns = learn(wiring, 3)
-        assert wiring.crew.restarts == 1
+        assert wiring.players.restarts == 1
         assert wiring.env_steps == wiring.learner.updates * 2 * 16 * 8
         assert {turn.metrics["staleness_updates"] for turn in turns if turn.update} == {0}
 
@@ -115,22 +115,22 @@ def test_in_step_a_frozen_actor_is_replaced(config, monkeypatch):
     monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_TIMES", 2.0)  # the first rollout waits for a start
     with wired(config, "sync", actors=1) as wiring:
         learn(wiring, 2)
-        frozen = wiring.crew.pid(0)
+        frozen = wiring.players.pid(0)
         monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_S", 1.0)
         os.kill(frozen, signal.SIGSTOP)
         learn(wiring, 3)
-        assert wiring.crew.restarts >= 1
+        assert wiring.players.restarts >= 1
         assert wiring.env_steps == wiring.learner.updates * 16 * 8
 
 
 def test_a_frozen_actor_stops_nobody_and_is_gone_when_the_run_ends(config):
     with wired(config, "async") as wiring:
         learn(wiring, 4)
-        frozen = wiring.crew.pid(0)
+        frozen = wiring.players.pid(0)
         os.kill(frozen, signal.SIGSTOP)
         turns = learn(wiring, 12)
         assert max(turn.metrics.get("staleness_updates", 0) for turn in turns) <= wiring.stalest
-        assert wiring.crew.pid(0) == frozen
+        assert wiring.players.pid(0) == frozen
         begun = time.monotonic()
     assert time.monotonic() - begun < 6.0  # 2 on an idle machine
     assert not psutil.pid_exists(frozen)
@@ -217,7 +217,7 @@ def test_without_steps_a_resumed_run_goes_on_where_it_stood(config):
         turns = learn(again, 3)
         assert again.env_steps == stood[0] + 3 * 16 * 8
         assert all(turn.metrics["staleness_updates"] <= again.stalest for turn in turns if turn.update)
-        assert again.crew.generation > 1  # their chance is not that of those before them
+        assert again.players.generation > 1  # their chance is not that of those before them
 
 
 def test_a_topology_that_cannot_feed_an_algorithm_is_refused_with_one_that_can(config):

@@ -64,6 +64,7 @@ class Draw:
     """What one update is fed from a replay table."""
 
     steps: int  # that it learns from, as the ratio gate counts them
+    count: int  # of transitions or sequences
     sample: Callable[[Table, Generator], tuple[Batch, Array]]  # a batch, and its rows for `Table.learned`
 
 
@@ -73,9 +74,10 @@ def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
         windows: SequenceFeed = settings
         window = Window(windows.sequence_steps, windows.burn_in_steps, windows.overlap_steps)
         count = windows.batch_sequences
-        return Draw(count * window.length, lambda table, rng: table.sample_windows(count, rng, window))
+        return Draw(count * window.length, count, lambda table, rng: table.sample_windows(count, rng, window))
     feed: TransitionFeed = settings
     return Draw(
+        feed.batch_steps,
         feed.batch_steps,
         lambda table, rng: table.sample(feed.batch_steps, rng, n_steps=feed.n_steps, discount=feed.discount),
     )

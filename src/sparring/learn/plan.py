@@ -18,6 +18,8 @@ from sparring.replay.feeder import check_share
 Source = Literal["sim", "store", "mix"]
 
 SUITS = {"impala": "async", "a3c": "hogwild", "apex": "apex"}  # by --algo; every other plays in the learner's process
+AWAY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}  # what suits on a cluster otherwise
+ON_HOSTS = ("sync", "async", "apex", "central")  # the topologies whose actors are services where they are far away
 TAKES = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
@@ -49,6 +51,8 @@ class Plan:
     opponent_share: float
     script_share: float
     replay: ReplayConfig
+    on: str = "local://"  # the host that actors run on
+    cpus_per_actor: float = 0.5  # there
 
     def record(self) -> dict[str, Any]:
         """As plain data, from which `from_record` makes the same plan."""
@@ -66,6 +70,8 @@ class Plan:
             "opponent_share": self.opponent_share,
             "script_share": self.script_share,
             "replay": asdict(self.replay),
+            "on": self.on,
+            "cpus_per_actor": self.cpus_per_actor,
         }
 
 
@@ -82,6 +88,7 @@ class Wish:
     envs: int | None = None
     settings: tuple[str, ...] = ()  # "key=value"
     actors: int | None = None
+    on: str | None = None  # a host's URL
 
 
 def plan(wish: Wish, config: Config) -> Plan:
@@ -92,13 +99,14 @@ def plan(wish: Wish, config: Config) -> Plan:
     spec = _spec(wish.game, source, config)
     settings = settings_of(algorithm, dict(preset.settings), assignments(wish.settings))
     _check_source(algorithm, source, wish.game)
-    if source == "mix" and getattr(settings, "memory", "") and algorithm.feeds == "trajectories":
+    if source == "mix" and getattr(settings, "memory", "") != "" and algorithm.feeds == "trajectories":
         raise ConfigError(
             "steps of the store say nothing of what a memory held",
             where=f"[{algorithm.name}] memory",
             do="Leave out memory, or --from mix",
         )
-    topology = _topology(wish, algorithm, source)
+    on = wish.on or config.train.on
+    topology = _topology(replace(wish, on=on), algorithm, source)
     if source == "mix":
         check_share(config.replay.store_share)
     envs = wish.envs or (preset.envs if config.train.envs == type(config.train)().envs else config.train.envs)
@@ -124,6 +132,8 @@ def plan(wish: Wish, config: Config) -> Plan:
         opponent_share=config.train.opponent_share,
         script_share=config.train.script_share,
         replay=_replay(config.replay, preset),
+        on=on,
+        cpus_per_actor=config.train.cpus_per_actor,
     )
 
 
@@ -150,6 +160,8 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
         opponent_share=record["opponent_share"],
         script_share=record.get("script_share", 0.0),  # runs from before scripts were met
         replay=read(ReplayConfig, record["replay"], "run.json [replay]"),
+        on=record.get("on", "local://"),  # runs from before there were hosts
+        cpus_per_actor=record.get("cpus_per_actor", 0.5),
     )
 
 
@@ -187,7 +199,7 @@ def _source(text: str) -> Source:
 def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
     from sparring.learn.topologies import TOPOLOGIES
 
-    wanted = "offline" if source == "store" else _suiting(wish.algo, algorithm)
+    wanted = "offline" if source == "store" else _suiting(wish, algorithm)
     name = wish.topology or wanted
     if name not in TOPOLOGIES:
         near = difflib.get_close_matches(name, TOPOLOGIES, n=1)
@@ -196,6 +208,12 @@ def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
     leave = f"Leave it out: {wanted} suits"
     if (name == "offline") != (source == "store"):
         raise ConfigError(f"--topology {name} does not go with --from {source}", where="--topology", do=leave)
+    if _away(wish) and name not in ON_HOSTS:
+        raise ConfigError(
+            f"{name} runs on one machine, and --on is {wish.on}",
+            where="--topology",
+            do=f"Use one of {', '.join(ON_HOSTS)}, or leave --on out",
+        )
     if algorithm.feeds not in TAKES.get(name, (algorithm.feeds,)):
         raise ConfigError(
             f"{name} carries {' and '.join(TAKES[name])}, and {algorithm.name} is fed with {algorithm.feeds}",
@@ -205,9 +223,16 @@ def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
     return name
 
 
-def _suiting(named: str, algorithm: Algorithm) -> str:
+def _suiting(wish: Wish, algorithm: Algorithm) -> str:
     """By the name that was asked for, then by the algorithm's; processes of their own need what POSIX has."""
-    return SUITS.get(named, SUITS.get(algorithm.name, "single")) if os.name == "posix" else "single"
+    suits = SUITS.get(wish.algo, SUITS.get(algorithm.name, "single")) if os.name == "posix" else "single"
+    if _away(wish) and suits not in ON_HOSTS:
+        return AWAY.get(algorithm.feeds, suits)
+    return suits
+
+
+def _away(wish: Wish) -> bool:
+    return wish.on is not None and not wish.on.startswith("local:")
 
 
 def _policy(name: str, algorithm: Algorithm, spec: GameSpec) -> str:

@@ -1,8 +1,7 @@
 """Which steps of a table a learner sees next. A sampler is told what arrives and what was learned."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator
@@ -13,8 +12,7 @@ from sparring.wire.tree import Tree
 LEAST_PRIORITY = 1e-6  # added to every error, so that nothing that was learned once is out of reach
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Rows of the table, and the importance of each; None says that all weigh the same."""
 
     rows: Array  # int64 [count]
@@ -175,6 +173,15 @@ class Prioritised:
         if len(rows):  # what went since then stays away
             errors = np.ascontiguousarray(priorities, np.float32)
             self._largest = max(self._largest, self._tree.replace(rows, errors, LEAST_PRIORITY, self._alpha))
+
+    @property
+    def total(self) -> float:
+        """Σ p^α of the rows that are ready."""
+        return float(self._tree.total)
+
+    def chance(self, rows: Array) -> Array:
+        """P of each of these rows, as it stands."""
+        return np.asarray(self._tree[rows] / self.total)
 
     def priorities(self) -> Array:
         """p^α of every row, 0 where it is not ready."""

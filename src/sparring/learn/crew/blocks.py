@@ -3,7 +3,7 @@
 Each tick's steps stay together, as `Actor.step` gave them (single frames, at most one step of each stream).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,7 +95,7 @@ class Blocks:
         head = dict(zip(_HEAD, columns["head"].tolist(), strict=True))
         rows, finals = (np.concatenate(([0], np.cumsum(counts))).tolist() for counts in columns["counts"])
         steps = [
-            self._tick(columns, head, slice(*rows[tick : tick + 2]), slice(*finals[tick : tick + 2]))
+            _tick(columns, self.shape.seat, head, slice(*rows[tick : tick + 2]), slice(*finals[tick : tick + 2]))
             for tick in range(head["ticks"])
         ]
         ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
@@ -103,35 +103,53 @@ class Blocks:
 
     def take_joined(self) -> Block:
         """As `take`, with the steps of all ticks as one."""
+        return joined(self.ring.to_read(), self.shape.seat)
+
+    def take_columns(self) -> dict[str, Array]:
+        """The oldest block that waits as `joined` reads it, in arrays of its own and no longer than need be."""
         columns = self.ring.to_read()
         head = dict(zip(_HEAD, columns["head"].tolist(), strict=True))
-        rows, finals = columns["counts"][:, : head["ticks"]]
-        steps = self._tick(columns, head, slice(0, int(rows.sum())), slice(0, int(finals.sum())))
-        first = np.cumsum(rows) - rows  # of each tick
-        steps = replace(steps, final=steps.final + np.repeat(first, finals))
-        ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
-        return Block([steps], ended, head["env_steps"], head["games"], head["version"])
+        rows, finals = columns["counts"][:, : head["ticks"]].sum(axis=1).tolist()
+        taken = {name: columns[name].copy() for name in ("head", "counts")}
+        for name, column in columns.items():
+            if name in ("returns", "against"):
+                taken[name] = column[: head["ended"]].copy()
+            elif name not in taken and head.get(name, 1):
+                taken[name] = column[: finals if name.startswith("final") else rows].copy()
+        return taken
 
-    def _tick(self, columns: dict[str, Array], head: dict[str, int], rows: slice, finals: slice) -> Steps:
-        seen = [leaf.name for leaf in self.shape.seat.observation]
 
-        def optional(name: str) -> Array | None:
-            return columns[name][finals if name.startswith("final") else rows] if head[name] else None
+def joined(columns: Mapping[str, Array], seat: SeatSpec) -> Block:
+    """A block in a slot's columns, the steps of all ticks as one."""
+    head = dict(zip(_HEAD, columns["head"].tolist(), strict=True))
+    rows, finals = columns["counts"][:, : head["ticks"]]
+    steps = _tick(columns, seat, head, slice(0, int(rows.sum())), slice(0, int(finals.sum())))
+    first = np.cumsum(rows) - rows  # of each tick
+    steps = replace(steps, final=steps.final + np.repeat(first, finals))
+    ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
+    return Block([steps], ended, head["env_steps"], head["games"], head["version"])
 
-        return Steps(
-            stream=columns["stream"][rows],
-            observation={name: columns[name][rows] for name in seen},
-            action=columns["action"][rows],
-            reward=columns["reward"][rows],
-            ending=columns["ending"][rows],
-            legal=optional("legal"),
-            behaviour_logp=optional("behaviour_logp"),
-            value=optional("value"),
-            final=columns["final"][finals],
-            final_observation={name: columns[_FINAL + name][finals] for name in seen},
-            final_legal=optional("final_legal"),
-            final_state=optional("final_state"),
-            state=optional("state"),
-            priority=optional("priority"),
-            version=head["version"],
-        )
+
+def _tick(columns: Mapping[str, Array], seat: SeatSpec, head: dict[str, int], rows: slice, finals: slice) -> Steps:
+    seen = [leaf.name for leaf in seat.observation]
+
+    def optional(name: str) -> Array | None:
+        return columns[name][finals if name.startswith("final") else rows] if head[name] else None
+
+    return Steps(
+        stream=columns["stream"][rows],
+        observation={name: columns[name][rows] for name in seen},
+        action=columns["action"][rows],
+        reward=columns["reward"][rows],
+        ending=columns["ending"][rows],
+        legal=optional("legal"),
+        behaviour_logp=optional("behaviour_logp"),
+        value=optional("value"),
+        final=columns["final"][finals],
+        final_observation={name: columns[_FINAL + name][finals] for name in seen},
+        final_legal=optional("final_legal"),
+        final_state=optional("final_state"),
+        state=optional("state"),
+        priority=optional("priority"),
+        version=head["version"],
+    )

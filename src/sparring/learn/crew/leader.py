@@ -1,5 +1,7 @@
 """What a learner shows its crew: the newest weights, how much to explore, and past selves to play against."""
 
+from typing import Protocol
+
 import numpy as np
 
 from sparring.learn.crew.part import Part
@@ -12,18 +14,37 @@ PAST_EVERY_STEPS = 100_000  # ticks of all games between two past selves
 _CHANCE = 4  # of the streams of chance that a seed has
 
 
-class Leader:
-    """The writer's side of a board. `part` is what all actors have in common."""
+class Showing(Protocol):
+    """Where weights are shown to actors: a board in shared memory (weights.py), or editions on a host (hosted.py)."""
 
-    def __init__(self, plan: Plan, part: Part) -> None:
-        self._plan, self.board = plan, part.open_board()
+    past: int  # places for past selves
+
+    @property
+    def version(self) -> int: ...
+
+    def wants(self, version: int) -> bool:
+        """Whether that version is worth showing now."""
+        ...
+
+    def publish(self, weights: Weights, version: int, epsilon: float = 0.0) -> None: ...
+
+    def remember(self, place: int, weights: Weights, version: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Leader:
+    """The writer's side of a board."""
+
+    def __init__(self, plan: Plan, board: Showing) -> None:
+        self._plan, self.board = plan, board
         self._rng = np.random.default_rng([plan.seed, _CHANCE])
         self._past: list[Weights] = []
         self._past_kept = 0  # how often a past self was kept
 
     def publish(self, learner: Learner, env_steps: int) -> None:
         """Show what was learned; now and then that is kept to be played against later. Nothing new, nothing done."""
-        if self.board.version == learner.updates:
+        if not self.board.wants(learner.updates):
             return
         weights = learner.weights()
         if self.board.past and self.board.version != NONE and env_steps // PAST_EVERY_STEPS > self._past_kept:

@@ -11,10 +11,12 @@ from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.games.spec import GameSpec
 from sparring.learn.actor import Actor
 from sparring.learn.crew import blocks, rollouts
+from sparring.learn.crew.estimates import Estimates
 from sparring.learn.crew.weights import Board
 from sparring.learn.layout import state_width
 from sparring.learn.onnx_forward import without_torch
 from sparring.learn.opponents import Partners
+from sparring.learn.own_policy import open_policy
 from sparring.learn.policies import Policy
 from sparring.learn.protocol import Weights
 from sparring.wire.network import NetworkSpec
@@ -89,6 +91,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         forward = without_torch(self.network, weights)
         game = open_game(self.game, self.envs)
         return Actor(game, forward, policy or self.policy, self.chance(), partners, self.reward_clip), partners
+
+    def open_estimates(self) -> Estimates | None:
+        """What estimates first priorities, where that is asked for."""
+        if not self.n_steps:
+            return None
+        return Estimates(open_policy(self.policy, self.spec.seats[0].action), self.streams)
 
     def told(self) -> bytes:
         """As JSON."""

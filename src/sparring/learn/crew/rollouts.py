@@ -4,6 +4,7 @@ The slots of all lanes lie side by side along the stream axis: lane k writes str
 so that what n actors played in step is one batch without a copy.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,11 +88,15 @@ class Rollouts:
 
     def take(self, lane: int = 0) -> Played:
         """The oldest rollout of one lane that waits."""
-        return self._played(self._lane(self.ring.to_read(lane), lane, keep_axis=True))
+        return played(self._lane(self.ring.to_read(lane), lane, keep_axis=True), self.shape.seat)
+
+    def take_columns(self) -> dict[str, Array]:
+        """The oldest rollout that waits in a ring of one lane, as `played` reads it, in arrays of its own."""
+        return {name: column.copy() for name, column in self.ring.to_read().items()}
 
     def take_all(self) -> Played:
         """The oldest rollouts of all lanes, which must all have one, as one batch along the stream axis."""
-        return self._played(self.ring.to_read())
+        return played(self.ring.to_read(), self.shape.seat)
 
     def waiting_version(self, lane: int = 0) -> int:
         """With which weights the oldest waiting rollout of a lane was played."""
@@ -112,37 +117,48 @@ class Rollouts:
                 mine[name] = column[:, streams]
         return mine
 
-    def _played(self, columns: dict[str, Array]) -> Played:
-        head = {name: columns["head"][:, i] for i, name in enumerate(_HEAD)}
-        length = columns["length"]
-        most = max(1, int(length.max()))
-        lanes = range(len(columns["head"]))
-        returns = [columns["returns"][lane, : head["ended"][lane]] for lane in lanes]
-        against = [columns["against"][lane, : head["ended"][lane]] for lane in lanes]
-        seen = [leaf.name for leaf in self.shape.seat.observation]
-        full = int(length.min()) == most  # every stream has every step: nobody needs to look for padding
-        batch = Batch(
-            observation={name: columns[name][:most] for name in seen},
-            action=columns["action"][:most],
-            reward=columns["reward"][:most],
-            ending=columns["ending"][:most],
-            next_observation={name: columns[_NEXT + name] for name in seen},
-            legal=columns["legal"][:most] if head["masks"].all() else None,
-            behaviour_logp=columns["behaviour_logp"][:most],
-            value=columns["value"][:most],
-            truncation_value=columns["truncation_value"][:most],
-            mask=np.ones((most, len(length)), bool) if full else np.arange(most)[:, None] < length,
-            state=columns.get("state"),
-            next_state=columns.get("next_state"),
-            version=np.repeat(head["version"], len(length) // len(lanes)),
-        )
-        return Played(
-            batch,
-            Episodes(np.concatenate(returns), np.concatenate(against)),
-            int(head["env_steps"].sum()),
-            int(head["games"].sum()),
-            int(head["version"].min()),
-        )
+
+def played(columns: Mapping[str, Array], seat: SeatSpec) -> Played:
+    """What the columns of a slot hold, all lanes side by side."""
+    head = {name: columns["head"][:, i] for i, name in enumerate(_HEAD)}
+    length = columns["length"]
+    most = max(1, int(length.max()))
+    lanes = range(len(columns["head"]))
+    returns = [columns["returns"][lane, : head["ended"][lane]] for lane in lanes]
+    against = [columns["against"][lane, : head["ended"][lane]] for lane in lanes]
+    seen = [leaf.name for leaf in seat.observation]
+    full = int(length.min()) == most  # every stream has every step: nobody needs to look for padding
+    batch = Batch(
+        observation={name: columns[name][:most] for name in seen},
+        action=columns["action"][:most],
+        reward=columns["reward"][:most],
+        ending=columns["ending"][:most],
+        next_observation={name: columns[_NEXT + name] for name in seen},
+        legal=columns["legal"][:most] if head["masks"].all() else None,
+        behaviour_logp=columns["behaviour_logp"][:most],
+        value=columns["value"][:most],
+        truncation_value=columns["truncation_value"][:most],
+        mask=np.ones((most, len(length)), bool) if full else np.arange(most)[:, None] < length,
+        state=columns.get("state"),
+        next_state=columns.get("next_state"),
+        version=np.repeat(head["version"], len(length) // len(lanes)),
+    )
+    return Played(
+        batch,
+        Episodes(np.concatenate(returns), np.concatenate(against)),
+        int(head["env_steps"].sum()),
+        int(head["games"].sum()),
+        int(head["version"].min()),
+    )
+
+
+def side_by_side(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Slots of one lane each as one slot of as many lanes."""
+    whole: dict[str, Array] = {}
+    for name in parts[0]:
+        by_row = name in _BY_LANE or name in _BY_STREAM or name.startswith(_NEXT)
+        whole[name] = np.concatenate([part[name] for part in parts], axis=0 if by_row else 1)
+    return whole
 
 
 def _is_rollout(name: str) -> bool:

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparring.learn.crew.leader import Leader
-from sparring.learn.crew.part import Part
-from sparring.learn.crew.process import Crew
+from sparring.learn.crew.protocol import Crewed
 from sparring.learn.crew.rollouts import Played
 from sparring.learn.feeding import TrajectoryFeed
 from sparring.learn.plan import Plan
@@ -54,14 +52,12 @@ class Records:
 
 
 class CrewLearning:
-    """A learner, the crew that plays for it (from the first turn on), and where the run stands."""
+    """A learner, those who play for it (from the first turn on), and where the run stands."""
 
-    def __init__(self, plan: Plan, learner: Learner, part: Part, store: Store | None) -> None:
-        self.plan, self.learner, self.part = plan, learner, part
-        self.leader = Leader(plan, part)
+    def __init__(self, plan: Plan, learner: Learner, players: Crewed, store: Store | None) -> None:
+        self.plan, self.learner, self._crew = plan, learner, players
         self.records = None if store is None else Records(plan, store)
-        self.crew: Crew | None = None
-        self.generation = 0  # of the actors that are started first
+        self.begun = False
         self.env_steps = 0  # that were handed over: what a dead actor did not hand over was never counted
         self.episodes = 0
         self.selfplay = 0  # steps learned from
@@ -70,6 +66,12 @@ class CrewLearning:
     def position(self) -> int:
         return self.env_steps
 
+    def begin(self) -> None:
+        """Before the first turn: who plays is started."""
+        if not self.begun:
+            self._crew.publish(self.learner, self.env_steps)
+            self.begun = True
+
     def learned(self, played: Played) -> Turn:
         """One update with what was played, and its weights for everyone."""
         batch = played.batch if self.records is None else self.records.beside(played.batch)
@@ -77,9 +79,7 @@ class CrewLearning:
         update = self.plan.algorithm.update(self.learner, batch)
         self.learner = update.learner
         self.selfplay += int(batch.reward.size if batch.mask is None else batch.mask.sum())
-        self.leader.publish(self.learner, self.env_steps)
-        assert self.crew is not None
-        self.crew.ring_all()
+        self._crew.publish(self.learner, self.env_steps)
         return Turn(update, batch, played.episodes, self.flow() | {"staleness_updates": stale})
 
     def count(self, played: Played) -> None:
@@ -89,7 +89,7 @@ class CrewLearning:
 
     def flow(self) -> dict[str, float]:
         """How the crew stands."""
-        return {"actor_restarts": 0 if self.crew is None else self.crew.restarts}
+        return {"actor_restarts": self._crew.restarts}
 
     def sources(self) -> Sources:
         steps = Counter({"selfplay": self.selfplay})
@@ -98,18 +98,14 @@ class CrewLearning:
         return Sources(dict(steps + self.records.feeder.steps), self.records.feeder.until_ms)
 
     def close(self) -> None:
-        """Stop the crew and give its memory back."""
-        if self.crew is not None:
-            self.crew.close()
-            self.crew = None
-        self.leader.close()
+        """Stop who plays and give the memory back."""
+        self._crew.close()
 
     def save(self) -> Tree:
         return {
             "learner": self.learner.save(),
-            "leader": self.leader.save(),
+            "players": self._crew.save(),
             "records": None if self.records is None else self.records.save(),
-            "generation": self.generation if self.crew is None else self.crew.generation,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "selfplay": self.selfplay,
@@ -117,8 +113,8 @@ class CrewLearning:
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
-        self.leader.load(state["leader"])
+        self._crew.load(state["players"])
         if self.records is not None:
             self.records.load(state["records"])
-        self.generation, self.selfplay = state["generation"], state["selfplay"]
+        self.selfplay = state["selfplay"]
         self.env_steps, self.episodes = state["env_steps"], state["episodes"]

@@ -57,6 +57,10 @@ class Board:
         """The newest that was published; NONE before the first."""
         return int(self._newest[1]) if self._newest[0] else NONE
 
+    def wants(self, version: int) -> bool:
+        """Whether that version would be news: showing one costs no more than a copy."""
+        return version != self.version
+
     def publish(self, weights: Weights, version: int, epsilon: float = 0.0) -> None:
         """Show these weights to all. Versions only grow; one writer alone may call this."""
         count = int(self._newest[0]) + 1

@@ -10,17 +10,15 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from sparring.learn.actor import Actor
 from sparring.learn.crew.bell import Bell
-from sparring.learn.crew.estimates import Estimates, Said, with_priorities
+from sparring.learn.crew.blocking import Blocking
 from sparring.learn.crew.part import Part, read_part
 from sparring.learn.crew.weights import NONE, Board, Edition
 from sparring.learn.onnx_forward import without_torch
 from sparring.learn.opponents import Partners
-from sparring.learn.own_policy import open_policy
-from sparring.replay.steps import Steps
 from sparring.wire.tree import pack, unpack
 
 PATIENCE_S = 3600.0  # of one sleep; the bell and the tether end it, not the clock
@@ -56,9 +54,7 @@ class Player:
         self._known: dict[int, int] = {}  # past selves: place → stamp
         self.version = NONE
         self.epsilon = 0.0
-        self.estimates: Estimates | None = None
-        if part.n_steps:
-            self.estimates = Estimates(open_policy(part.policy, part.spec.seats[0].action), part.streams)
+        self.estimates = part.open_estimates()
 
     def follow(self) -> Actor:
         """The actor with the newest weights; the first are waited for."""
@@ -112,29 +108,13 @@ def play_rollouts(part: Part, player: Player, kept: Kept) -> None:
 
 
 def play_steps(part: Part, player: Player) -> None:
-    """One block of steps after another, each with the newest weights.
-
-    Where priorities are estimated one tick is held back: what the network says at it values the steps before it.
-    """
-    out = part.open_blocks(part.ring)
-    held: list[Steps] = []
-    said: list[Said] = []
+    """One block of steps after another, each with the newest weights."""
+    out, playing = part.open_blocks(part.ring), Blocking(part, player.estimates)
     while not player.bell.gone:
         if not out.ring.wait_for_room(player.bell, PATIENCE_S):
             continue
-        actor, version = player.follow(), player.version
-        before, games = actor.env_steps, actor.episodes
-        while len(held) < part.ticks + (player.estimates is not None):
-            held.append(actor.step(player.epsilon))
-            if player.estimates is not None:
-                said.append(player.estimates.last())
-        ticks: Sequence[Steps] = held[: part.ticks]
-        if player.estimates is not None:
-            ticks = with_priorities(ticks, said, part.n_steps, part.discount)
-        held, said = held[part.ticks :], said[part.ticks :]
-        out.write(
-            ticks, actor.ended(), version=version, env_steps=actor.env_steps - before, games=actor.episodes - games
-        )
+        actor = player.follow()
+        playing.play(actor, out, player.epsilon, player.version)
         player.bell.ring()
 
 

@@ -1,0 +1,282 @@
+"""Replay in shards: services that hold a table each, fed by actors, drawn from in proportion to their priorities.
+
+    actor i ─ block ─► shard i mod k          on a cluster the block does not pass the learner
+    learner ─ sample(count of its share) ─► every shard, AHEAD batches before they are needed
+            ─ learned(rows, priorities) ──► the shard that they came from
+
+Of a batch each draw goes to shard j with probability M_j / M, M_j being the sum of its priorities as last told, and
+there to row i with p_i / M_j: together p_i / M. Where the sums are a little old, the weights are those of what was
+drawn all the same. A shard that died begins empty; where less than half of `min_steps` is left, sampling waits until
+all of them are there again.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sparring.errors import ConfigError, Unreachable
+from sparring.hosts.opening import open_host
+from sparring.hosts.protocol import Handle, Host, Pending, Resources
+from sparring.learn.actor import Episodes
+from sparring.learn.crew.part import Part
+from sparring.learn.crew.protocol import Arrived, Players
+from sparring.learn.crew.shard import ReplayShard
+from sparring.learn.feeding import draw_for
+from sparring.learn.layout import state_width
+from sparring.learn.plan import Plan
+from sparring.replay.batch import Batch
+from sparring.replay.feeder import Feeder
+from sparring.replay.opening import capacity
+from sparring.replay.rows import row_layout
+from sparring.wire.chunk import Array
+from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+SERVICE = "replay"
+AHEAD = 2  # batches under way
+INSERTS = 8  # blocks under way to one shard
+ANSWER_S = 30.0
+SNAPSHOT_BYTES = 256 << 20  # of all tables together; larger ones are not part of a checkpoint, and fill again
+_BY_TIME = ("observation", "action", "reward", "ending", "legal", "behaviour_logp", "mask")  # of windows: [time, n]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A shard's part of a batch under way."""
+
+    shard: int
+    share: float  # of the draws that go there
+    asked: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Where the rows of a batch are."""
+
+    shards: tuple[int, ...]
+    rows: tuple[Array, ...]
+    counts: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+class Shards:
+    """k tables elsewhere."""
+
+    feeder: Feeder | None = None
+
+    def __init__(self, plan: Plan, part: Part, host: Host | None) -> None:
+        k = plan.replay.shards
+        if k > plan.actors:
+            raise ConfigError(
+                f"{k} shards for {plan.actors} actors", where="[replay]", do="Give every shard an actor that feeds it"
+            )
+        self._plan, self._part = plan, part
+        self._draw = draw_for(plan.algorithm, plan.settings)
+        self._own_host = open_host(plan.on) if host is None else None
+        self._host: Host = host or self._own_host  # type: ignore[assignment]
+        self._handles: list[Handle] = []
+        self._standing: list[dict[str, Any]] = [{"size": 0, "mass": 0.0, "generation": 0} for _ in range(k)]
+        self._inserting: deque[tuple[int, Pending, Players[Any]]] = deque()
+        self._batches: deque[list[_Part]] = deque()
+        self._rng = np.random.default_rng([plan.seed, 2])
+        self._emptied, self._restarts = False, 0
+        self._states: Tree = None
+
+    def insert(self, players: Players[Any], actor: int) -> None:
+        handle = self._started()[actor % len(self._handles)]
+        self._inserting.append((actor, handle.ask("insert", players.hand_over(actor)), players))
+
+    def arrived(self) -> list[Arrived]:
+        arrived: list[Arrived] = []
+        for _ in range(len(self._inserting)):
+            actor, asked, players = self._inserting.popleft()
+            if not asked.done():
+                self._inserting.append((actor, asked, players))
+                continue
+            try:
+                said = asked.result(ANSWER_S)
+            except Unreachable:  # the actor or the shard died: the block is lost, and was never counted
+                players.lost(actor)
+                continue
+            self._note(actor % len(self._handles), said)
+            ended = Episodes(np.asarray(said["returns"]), np.asarray(said["against"]))
+            arrived.append(Arrived(ended, said["env_steps"], said["games"], said["steps"]))
+        return arrived
+
+    def under_way(self) -> int:
+        """Blocks that are being taken in."""
+        return len(self._inserting)
+
+    def break_off(self, actor: int) -> None:
+        """A shard sees by a block's number that it does not follow the last."""
+
+    def ready(self) -> bool:
+        least = self._plan.replay.min_steps
+        return (
+            int(sum(one["size"] for one in self._standing)) >= min(least, self._capacity() * len(self._standing)) // 2
+        )
+
+    def sample(self) -> tuple[Batch, Which] | None:
+        """The oldest batch asked for, once it is there; then as many more are asked for as may be under way."""
+        self._ask_ahead()
+        if not self._batches or not all(part.asked.done() for part in self._batches[0]):
+            return None
+        parts, answers = self._batches.popleft(), []
+        for part in parts:
+            try:
+                answers.append(part.asked.result(ANSWER_S))
+            except Unreachable:
+                self._look_again()
+                return None
+        self._ask_ahead()
+        for part, said in zip(parts, answers, strict=True):
+            if said is None:  # begun anew, and empty
+                self._look_again()
+                return None
+            self._note(part.shard, said)
+        return self._joined(parts, answers)
+
+    def learned(self, which: Which, priorities: Array | None) -> None:
+        if priorities is None:
+            return
+        ends = np.cumsum(which.counts)[:-1]
+        for shard, rows, said, generation in zip(
+            which.shards, which.rows, np.split(priorities, ends), which.generations, strict=True
+        ):
+            self._handles[shard].ask("learned", rows, np.ascontiguousarray(said), generation)
+
+    def emptied(self) -> bool:
+        emptied, self._emptied = self._emptied, False
+        return emptied and not self.ready()
+
+    def pending(self) -> list[Pending]:
+        """All that is under way, for whoever waits for any of it."""
+        return [asked for _, asked, _ in self._inserting] + [one.asked for parts in self._batches for one in parts]
+
+    def flow(self) -> dict[str, float]:
+        sizes = [one["size"] for one in self._standing]
+        return {"replay_steps": float(sum(sizes)), "shard_restarts": float(self._restarts)}
+
+    def save(self) -> Tree:
+        states: Tree = None
+        if self._handles and self._bytes() <= SNAPSHOT_BYTES:
+            asked = [handle.ask("save") for handle in self._handles]
+            try:
+                states = [one.result(ANSWER_S) for one in asked]
+            except Unreachable:  # one is just being replaced: the next checkpoint has them
+                states = None
+        return {"shards": states, "rng": rng_state(self._rng)}
+
+    def load(self, state: Tree) -> None:
+        set_rng_state(self._rng, state["rng"])
+        self._states = state["shards"]
+        self._emptied = self._states is None
+        if self._states is not None:
+            asked = [one.ask("load", state) for one, state in zip(self._started(), self._states, strict=True)]
+            for shard, one in enumerate(asked):
+                self._note(shard, one.result(ANSWER_S))
+
+    def close(self) -> None:
+        self._inserting.clear()
+        self._batches.clear()
+        if self._own_host is not None:
+            self._own_host.close()
+
+    def _started(self) -> list[Handle]:
+        if not self._handles:
+            k, part = self._plan.replay.shards, self._part
+            feeds = self._plan.algorithm.feeds
+            config = replace(self._plan.replay, capacity_steps=self._capacity(), capacity_bytes=0)
+            settings = self._plan.settings
+            names = ("n_steps", "discount", "sequence_steps", "burn_in_steps", "overlap_steps")
+            draw = {name: getattr(settings, name, 0) for name in names} | {"actors": self._plan.actors}
+            given = {
+                "spec": msgspec.json.encode(part.spec),
+                "replay": _plain(asdict(config)),
+                "draw": draw,
+                "streams": part.streams,
+                "state_numbers": state_width(part.network) if feeds == "sequences" else 0,
+                "seed": self._plan.seed,
+            }
+            needs = Resources(cpus=self._plan.cpus_per_actor, place="spread")
+            self._handles = self._host.start(ReplayShard, SERVICE, k, needs, given)
+        return self._handles
+
+    def _capacity(self) -> int:
+        """Of one shard."""
+        seat, config = self._plan.spec.seats[0], self._plan.replay
+        return max(2, capacity(seat, config, masks=seat.action.masks > 0) // config.shards)
+
+    def _bytes(self) -> int:
+        seat = self._plan.spec.seats[0]
+        row: int = row_layout(seat, masks=seat.action.masks > 0, state_numbers=0).itemsize
+        return row * int(sum(one["size"] for one in self._standing))
+
+    def _note(self, shard: int, said: dict[str, Any]) -> None:
+        before = self._standing[shard]
+        if said["generation"] != before["generation"] and "exponent" in before:
+            self._emptied = True
+            self._restarts += 1
+        self._standing[shard] = {name: said[name] for name in ("generation", "size", "mass", "exponent", "prioritised")}
+
+    def _look_again(self) -> None:
+        """Something was lost: what is there is asked for anew, and nothing that is under way is waited for."""
+        self._batches.clear()
+        for shard, handle in enumerate(self._handles):
+            try:
+                self._note(shard, handle.ask("standing").result(1.0))
+            except Unreachable:
+                self._standing[shard] |= {"size": 0, "mass": 0.0}
+                self._emptied = True
+
+    def _ask_ahead(self) -> None:
+        mass = np.array([one["mass"] for one in self._standing])
+        if not mass.sum() > 0 or not self._handles:
+            return
+        shares = mass / mass.sum()
+        count = self._draw.count
+        while len(self._batches) < AHEAD:
+            counts = self._rng.multinomial(count, shares)
+            self._batches.append(
+                [
+                    _Part(shard, float(shares[shard]), self._handles[shard].ask("sample", int(each)))
+                    for shard, each in enumerate(counts)
+                    if each
+                ]
+            )
+
+    def _joined(self, parts: Sequence[_Part], answers: Sequence[dict[str, Any]]) -> tuple[Batch, Which]:
+        windows = self._plan.algorithm.feeds == "sequences"
+        columns: dict[str, Any] = {}
+        for name in answers[0]["batch"]:
+            each = [said["batch"][name] for said in answers]
+            axis = 1 if windows and name in _BY_TIME else 0
+            if isinstance(each[0], dict):
+                columns[name] = {leaf: np.concatenate([one[leaf] for one in each], axis) for leaf in each[0]}
+            else:
+                columns[name] = np.concatenate(each, axis)
+        chance = np.concatenate(
+            [part.share * np.asarray(said["chance"]) for part, said in zip(parts, answers, strict=True)]
+        )
+        if answers[0]["prioritised"]:
+            columns["weight"] = weights_of(chance, answers[0]["exponent"])
+        which = Which(
+            tuple(part.shard for part in parts),
+            tuple(np.asarray(said["rows"]) for said in answers),
+            tuple(len(said["chance"]) for said in answers),
+            tuple(said["generation"] for said in answers),
+        )
+        return Batch(**columns), which
+
+
+def weights_of(chance: Array, exponent: float) -> Array:
+    """(n P(i))^-β over the largest of the batch: n is the same for all, so only the chances count."""
+    return np.asarray((chance / chance.min()) ** -exponent, np.float32)
+
+
+def _plain(table: dict[str, Any]) -> dict[str, Any]:
+    """As TOML has it: `read` makes the same of it."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in table.items()}

@@ -1,0 +1,189 @@
+"""Actors of this machine: processes that inherit a board of weights and rings, so that nothing is copied or sent."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from msgspec.structs import replace
+
+from sparring.learn.crew.blocks import Block, Blocks
+from sparring.learn.crew.leader import Leader
+from sparring.learn.crew.part import Part
+from sparring.learn.crew.process import Call, Crew, Launch
+from sparring.learn.crew.rollouts import Played, Rollouts
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Learner
+from sparring.wire.chunk import Array
+from sparring.wire.tree import Tree
+
+What = TypeVar("What", Played, Block)
+
+
+class _Shared:
+    """A crew around a board, started with the first version."""
+
+    def __init__(self, plan: Plan, part: Part) -> None:
+        self._plan, self._part = plan, part
+        self._board = part.open_board()
+        self._leader = Leader(plan, self._board)
+        self.crew: Crew | None = None
+        self._generation = 0  # of those who are started first
+
+    @property
+    def restarts(self) -> int:
+        return 0 if self.crew is None else self.crew.restarts
+
+    @property
+    def generation(self) -> int:
+        return self._generation if self.crew is None else self.crew.generation
+
+    def publish(self, learner: Learner, env_steps: int) -> None:
+        self._leader.publish(learner, env_steps)
+        if self.crew is None:
+            self.crew = Crew(self._plan.actors, self._launch, self._generation)
+        elif self._part.feeds == "rollouts":
+            self.crew.ring_all()  # whoever plays blocks looks before each
+
+    def tend(self) -> None:
+        if self.crew is not None:
+            self.crew.tend()
+
+    def wait(self, timeout_s: float) -> None:
+        assert self.crew is not None
+        self.crew.wait(timeout_s)
+
+    def replace(self, actor: int) -> None:
+        assert self.crew is not None
+        self.crew.replace(actor)
+
+    def pid(self, actor: int) -> int | None:
+        """Of its process; None between two lives."""
+        return None if self.crew is None else self.crew.pid(actor)
+
+    def save(self) -> Tree:
+        return {"leader": self._leader.save(), "generation": self.generation}
+
+    def load(self, state: Tree) -> None:
+        self._leader.load(state["leader"])
+        self._generation = state["generation"]
+
+    def close(self) -> None:
+        if self.crew is not None:
+            self.crew.close()
+            self.crew = None
+        self._leader.close()
+
+    def _launch(self, call: Call) -> Launch:
+        raise NotImplementedError
+
+    def _launched(self, call: Call, ring: int, part: Part) -> Launch:
+        board = self._board.block.descriptor
+        told = replace(part, actor=call.actor, generation=call.generation, board=board, ring=ring, bell=call.bell)
+        return Launch(told.told(), (board, ring))
+
+
+class Rings(_Shared, Generic[What]):
+    """Players with a ring for each: full means wait. `boldness` gives each actor an ε of its own."""
+
+    def __init__(self, plan: Plan, part: Part, boldness: Callable[[int], float] | None = None) -> None:
+        super().__init__(plan, part)
+        self._boldness = boldness
+        self._rings: dict[int, Rollouts | Blocks] = {}
+        self._broken_off: list[int] = []
+        self._taken: set[int] = set()  # whose oldest is looked at
+        self._handed: dict[int, tuple[int, int]] = {}  # the life of each actor, and how many of it were handed over
+
+    def waiting(self, actor: int) -> int:
+        ring = self._rings.get(actor)
+        return 0 if ring is None else ring.ring.ready()
+
+    def version(self, actor: int) -> int:
+        return int(self._rings[actor].ring.to_read()["head"].reshape(-1)[0])
+
+    def take(self, actor: int) -> What:
+        ring = self._rings[actor]
+        self._taken.add(actor)
+        taken: What = ring.take() if isinstance(ring, Rollouts) else ring.take_joined()  # type: ignore[assignment]
+        return taken
+
+    def hand_over(self, actor: int) -> dict[str, int | dict[str, Array]]:
+        columns = self._rings[actor].take_columns()
+        self._taken.add(actor)
+        self.release(actor)
+        life, number = self._handed[actor]
+        self._handed[actor] = (life, number + 1)
+        return {"actor": actor, "life": life, "number": number + 1, "columns": columns}
+
+    def lost(self, actor: int) -> None:
+        """What it hands over is there: it cannot be lost on its way."""
+
+    def release(self, actor: int) -> None:
+        if actor in self._taken and self.crew is not None:
+            self._taken.remove(actor)
+            self._rings[actor].ring.release()
+            self.crew.ring(actor)
+
+    def broken_off(self) -> list[int]:
+        found, self._broken_off = self._broken_off, []
+        return found
+
+    def close(self) -> None:
+        super().close()
+        for ring in self._rings.values():
+            ring.ring.close()
+        self._rings, self._taken = {}, set()
+
+    def _launch(self, call: Call) -> Launch:
+        """A fresh ring for whoever is started: what a dead one left is lost, and was never counted."""
+        if (old := self._rings.pop(call.actor, None)) is not None:
+            old.ring.close()
+        self._taken.discard(call.actor)
+        self._broken_off.append(call.actor)
+        self._handed[call.actor] = (call.generation, 0)
+        opened = self._part.open_rollouts() if self._part.feeds == "rollouts" else self._part.open_blocks()
+        ring = self._rings[call.actor] = opened
+        own = None if self._boldness is None else self._boldness(call.actor)
+        return self._launched(call, ring.ring.block.descriptor, replace(self._part, epsilon=own))
+
+
+class Lanes(_Shared):
+    """Players in step, who share one ring, each with streams of its own: joining them costs nothing."""
+
+    def __init__(self, plan: Plan, part: Part) -> None:
+        super().__init__(plan, part)
+        self._rollouts = part.open_rollouts()
+        self._states: list[bytes] = [b""] * plan.actors  # of actors that are not started yet
+
+    def publish(self, learner: Learner, env_steps: int) -> None:
+        first = self.crew is None
+        super().publish(learner, env_steps)
+        if first:
+            self._states = [b""] * self._plan.actors
+
+    def missing(self) -> list[int]:
+        return [lane for lane in range(self._plan.actors) if not self._rollouts.ring.ready(lane)]
+
+    def take_all(self) -> Played:
+        return self._rollouts.take_all()
+
+    def release_all(self) -> None:
+        for lane in range(self._plan.actors):
+            self._rollouts.ring.release(lane)
+
+    def save(self) -> Tree:
+        states = self._states if self.crew is None else self.crew.ask(self._board.version)
+        return super().save() | {"actors": states}
+
+    def load(self, state: Tree) -> None:
+        super().load(state)
+        self._states = list(state["actors"])
+
+    def close(self) -> None:
+        super().close()
+        self._rollouts.ring.close()
+
+    def _launch(self, call: Call) -> Launch:
+        """The same lane again: whoever wrote it is dead, and what it left there is forgotten."""
+        ring = self._rollouts.ring
+        ring.rewind(call.actor)
+        part = replace(self._part, lane=call.actor, state=self._states[call.actor])
+        return self._launched(call, ring.block.descriptor, part)

@@ -1,0 +1,98 @@
+"""Replay in the learner's own process: one table, read and written in place."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sparring.learn.actor import Episodes
+from sparring.learn.crew.part import Part
+from sparring.learn.crew.protocol import Arrived, Players
+from sparring.learn.feeding import Draw, draw_for
+from sparring.learn.layout import state_width
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Batch
+from sparring.replay.feeder import Feeder
+from sparring.replay.opening import open_table
+from sparring.replay.table import Table
+from sparring.store.protocol import Store
+from sparring.wire.chunk import Array
+from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+
+class Within:
+    """A table, and a feeder where the store is mixed in."""
+
+    def __init__(self, plan: Plan, part: Part, store: Store | None) -> None:
+        self._plan, self._part = plan, part
+        self.table = table_for(plan, part, plan.replay.capacity_steps)
+        streams, feeding = plan.actors * part.streams, np.random.default_rng([plan.seed, 3])
+        self.feeder = None if store is None else Feeder(store, plan.spec, self.table, streams, feeding)
+        self._draw: Draw = draw_for(plan.algorithm, plan.settings)
+        self._rng = np.random.default_rng([plan.seed, 2])
+        self._arrived: list[Arrived] = []
+
+    def under_way(self) -> int:
+        return 0
+
+    def insert(self, players: Players[Any], actor: int) -> None:
+        block = players.take(actor)
+        (steps,) = block.steps
+        first = actor * self._part.streams
+        self.table.insert(replace(steps, stream=steps.stream + first), lent=True)
+        fed = 0 if self.feeder is None else self.feeder.keep_pace(len(steps), self._plan.replay.store_share)
+        ended = Episodes(block.episodes.returns.copy(), block.episodes.against_others.copy())
+        self._arrived.append(Arrived(ended, block.env_steps, block.games, len(steps), fed))
+        players.release(actor)
+
+    def arrived(self) -> list[Arrived]:
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def break_off(self, actor: int) -> None:
+        for stream in range(actor * self._part.streams, (actor + 1) * self._part.streams):
+            self.table.break_off(stream)
+
+    def ready(self) -> bool:
+        return self.table.ready
+
+    def sample(self) -> tuple[Batch, Array]:
+        return self._draw.sample(self.table, self._rng)
+
+    def learned(self, which: Array, priorities: Array | None) -> None:
+        self.table.learned(which, priorities)
+
+    def emptied(self) -> bool:
+        return False
+
+    def flow(self) -> dict[str, float]:
+        return {}
+
+    def save(self) -> Tree:
+        return {
+            "table": self.table.save(),
+            "feeder": None if self.feeder is None else self.feeder.save(),
+            "rng": rng_state(self._rng),
+        }
+
+    def load(self, state: Tree) -> None:
+        self.table.load(state["table"])
+        if self.feeder is not None:
+            self.feeder.load(state["feeder"])
+        set_rng_state(self._rng, state["rng"])
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def table_for(plan: Plan, part: Part, capacity_steps: int) -> Table:
+    """A table that takes in what the plan's actors play, and one stream more for the store."""
+    seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
+    return open_table(
+        seat,
+        replace(plan.replay, capacity_steps=capacity_steps),
+        streams=plan.actors * part.streams + 1,
+        masks=seat.action.masks > 0,
+        frame_stack=plan.spec.frame_stack,
+        state_numbers=state_width(part.network) if plan.algorithm.feeds == "sequences" else 0,
+    )
