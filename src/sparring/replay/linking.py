@@ -53,7 +53,9 @@ def forget(words: Array, flags: Array, tail: Array, rows: Array, frames: int) ->
 
 @compiled
 def link(  # noqa: PLR0913  (a table's memory, and what came)
-    memory: tuple[Array, Array, Array],
+    words: Array,
+    floats: Array,
+    flags: Array,
     tail: Array,
     rows: Array,
     finals: Array,
@@ -62,7 +64,7 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
     ending: Array,
     logp: Array,
     given: Array,
-    about: Array,
+    about: tuple[int, int, int, int, int],
     frames: int,
 ) -> tuple[Array, int]:
     """Join the steps in `rows`, in their order. Answers which rows can be drawn now, and how many episodes began.
@@ -71,12 +73,11 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
     positions) may be empty. `about`: the first free number of an episode, the episode of all or NONE, uploader,
     version, source.
     """
-    words, floats, flags = memory
     ready, count, begun = np.empty(2 * len(rows), np.int64), 0, 0
     for i in range(len(rows)):
         row, here = rows[i], stream[i]
         before = tail[here]
-        position, episode = 0, about[0] + begun
+        position, episode = 0, np.int64(about[0] + begun)
         if before == NONE:
             begun += 1
         else:
@@ -104,7 +105,15 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
 
 
 @compiled
-def _write(words: Array, flags: Array, row: int, before: int, position: int, episode: int, about: Array) -> None:
+def _write(
+    words: Array,
+    flags: Array,
+    row: int,
+    before: int,
+    position: int,
+    episode: int,
+    about: tuple[int, int, int, int, int],
+) -> None:
     """What a step is, beside what was seen and done."""
     words[row, EPISODE] = np.int32(episode & 0xFFFFFFFF)
     words[row, EPISODE + 1] = np.int32(episode >> 32)

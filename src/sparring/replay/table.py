@@ -6,9 +6,13 @@ the next step's row, a *final* row that holds nothing but the view at which an e
 a true end. When a row goes, the one before it has no successor any more and can be sampled no longer.
 """
 
+import importlib
 import threading
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,24 +35,27 @@ from sparring.wire.tree import Tree
 if TYPE_CHECKING:
     from sparring.replay.taking import Taking
 
+_NEXT = "next/"  # before the name of a column: as it was after the transition
 PENDING = 64  # inserts that wait for whoever holds the lock; the next one waits itself
 
 
 class _Held:
     """A table's lock: what others inserted meanwhile is taken in when it is acquired, and again when it is released."""
 
-    __slots__ = ("_table",)
+    __slots__ = ("_lock", "_pending", "_table")
 
     def __init__(self, table: "Table") -> None:
-        self._table = table
+        self._table, self._lock, self._pending = table, table._lock, table._pending
 
     def __enter__(self) -> None:
-        self._table._lock.acquire()
-        self._table.take_in()
+        self._lock.acquire()
+        if self._pending:
+            self._table.take_in()
 
     def __exit__(self, *error: object) -> None:
-        self._table._lock.release()
-        self._table.work_off()
+        self._lock.release()
+        if self._pending:
+            self._table.work_off()
 
 
 class Table:
@@ -72,6 +79,7 @@ class Table:
         self.remover: Remover = Fifo(capacity_steps) if remover is None else remover
         self._seat, self._frames, self._uploader_share = seat, frame_stack, uploader_share
         self._leaves = tuple(leaf.name for leaf in seat.observation)
+        self._next_leaves = tuple((leaf, _NEXT + leaf) for leaf in self._leaves)
         self._rows = Rows(capacity_steps, row_layout(seat, masks=masks, state_numbers=state_numbers))
         self._columns = self._rows.columns
         self._taking: Taking | None = None  # compiles: made when it is first asked for
@@ -81,8 +89,8 @@ class Table:
         self._episodes = 0  # ever begun by streams that do not number them
         self._tail = np.full(streams, NONE, np.int64)  # row of the step that waits for its successor
         self._lock = threading.RLock()
-        self._held = _Held(self)
         self._pending: deque[Steps] = deque()  # of who found the lock taken; PENDING of them at most
+        self._held = _Held(self)
         self._saving = threading.Lock()  # one snapshot at a time
         self._snapshot: Snapshot | None = None
 
@@ -154,23 +162,20 @@ class Table:
         """
         with self._held:
             drawn = self._draw(count, rng)
-            columns, reward, walked, version = self._takes().take(drawn.rows, n_steps, discount)
-        action, ending, logp, *others = columns
-        leaves = len(self._leaves)
-        more = iter(others[2 * leaves :])
+            taken = self._takes().take(drawn.rows, n_steps, discount)
         batch = Batch(
-            observation=dict(zip(self._leaves, others, strict=False)),
-            action=action,
-            reward=reward,
-            ending=ending,
-            next_observation=dict(zip(self._leaves, others[leaves:], strict=False)),
-            legal=next(more) if self._masks else None,
-            next_legal=next(more) if self._masks else None,
-            behaviour_logp=logp,
-            n_steps=walked,
+            observation={leaf: taken[leaf] for leaf in self._leaves},
+            action=taken["action"],
+            reward=taken["reward"],
+            ending=taken["ending"],
+            next_observation={leaf: taken[key] for leaf, key in self._next_leaves},
+            legal=taken["legal"] if self._masks else None,
+            next_legal=taken[_NEXT + "legal"] if self._masks else None,
+            behaviour_logp=taken["behaviour_logp"],
+            n_steps=taken["n_steps"],
             weight=drawn.weight,
-            state=next(more) if self._states else None,
-            version=version,
+            state=taken["state"] if self._states else None,
+            version=taken["version"],
         )
         return batch, drawn.rows
 
@@ -270,10 +275,8 @@ class Table:
         if self._snapshot is not None:
             self._snapshot.about_to_change(self._touched(rows, streams))
         if full:
-            from sparring.replay.linking import forget  # compiles: whoever inserts nothing need not wait
-
             held = self._rows
-            gone = forget(held.words, held.bytes, self._tail, rows, self._frames)
+            gone = _linking().forget(held.words, held.bytes, self._tail, rows, self._frames)
             self.sampler.gone(gone if len(gone) == len(rows) else np.unique(gone))
         return rows
 
@@ -317,15 +320,15 @@ class Table:
 
     def _link(self, steps: Steps, rows: Array, cut: Array, final_rows: Array) -> None:
         """Join each step to the one before it of the same stream, where that still is in the table."""
-        from sparring.replay.linking import link
-
-        finals = _NO_ROWS
+        finals, held = _NO_ROWS, self._rows
         if len(cut):
             finals = np.full(len(rows), NONE, np.int64)
             finals[cut] = final_rows
         episode = NONE if steps.episode is None else steps.episode
-        ready, begun = link(
-            (self._rows.words, self._rows.floats, self._rows.bytes),
+        ready, begun = _linking().link(
+            held.words,
+            held.floats,
+            held.bytes,
             self._tail,
             rows,
             finals,
@@ -334,7 +337,7 @@ class Table:
             np.ascontiguousarray(steps.ending, np.uint8),
             _NO_NUMBERS if steps.behaviour_logp is None else np.ascontiguousarray(steps.behaviour_logp, np.float32),
             _NO_ROWS if steps.position is None else np.ascontiguousarray(steps.position, np.int64),
-            np.array([self._episodes, episode, steps.uploader, steps.version, steps.source], np.int64),
+            (self._episodes, episode, steps.uploader, steps.version, steps.source),
             self._frames,
         )
         self._episodes += begun
@@ -343,7 +346,7 @@ class Table:
             self.sampler.ready(ready, None if by is None else self._columns[by][ready])
 
     def _draw(self, count: int, rng: Generator) -> Drawn:
-        if not self.ready:
+        if not len(self.sampler):
             raise TrainingStopped("no step of it can be sampled yet", where="replay table", do="Insert more steps")
         drawn = self.sampler.draw(count, rng)
         if self._uploader_share >= 1.0:
@@ -356,11 +359,11 @@ class Table:
 
             def wanted(name: str, moment: int) -> Wanted:
                 kind = self._rows.layout[name]
-                return Wanted(name, moment, kind.shape, kind.base)
+                return Wanted(_NEXT + name if moment == THEN else name, name, moment, kind.shape, kind.base)
 
             def views(moment: int) -> list[Wanted]:
                 return [
-                    Wanted(leaf.name, moment, leaf.stacked(self._frames), np.dtype(leaf.dtype), self._frames > 1)
+                    replace(wanted(leaf.name, moment), shape=leaf.stacked(self._frames), stacked=self._frames > 1)
                     for leaf in self._seat.observation
                 ]
 
@@ -380,6 +383,12 @@ class Table:
             leaf.name: self._columns[leaf.name][found].reshape(len(rows), *leaf.stacked(self._frames))
             for leaf in self._seat.observation
         }
+
+
+@cache
+def _linking() -> ModuleType:
+    """Compiled when it is first asked for: whoever inserts nothing need not wait."""
+    return importlib.import_module("sparring.replay.linking")
 
 
 _NO_ROWS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.float32)

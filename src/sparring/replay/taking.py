@@ -11,14 +11,15 @@ from sparring.replay.compiled import compiled
 from sparring.replay.rows import COMPLETE, ENDING, NEXT, NONE, PREVIOUS, REWARD, VERSION, Rows
 from sparring.wire.chunk import Array
 
-_Place = tuple[tuple[int, ...], np.dtype[Any], int]  # shape, kind, where it begins
+_LINE = 64  # bytes of a line of the cache, on which every column begins
 NOW, END, THEN = 0, 1, 2  # the row that was drawn; the last that its transition walks over; what was seen after it
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A column of the batch: where it comes from, and as what it is given."""
+    """A column of the batch: its name there, where it comes from, and as what it is given."""
 
+    name: str
     column: str
     moment: int
     shape: tuple[int, ...]  # of one step, in stacks where stacked
@@ -31,31 +32,31 @@ class Taking:
 
     def __init__(self, rows: Rows, wanted: Sequence[Wanted], frames: int) -> None:
         self._rows, self._wanted, self._frames = rows, wanted, frames
-        self._sizes = [int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in wanted]
-        self._plans: dict[int, tuple[int, list[_Place], Array]] = {}  # by the size of the batch
+        self._plans: dict[int, tuple[np.dtype[Any], Array, Array]] = {}  # by the size of the batch
 
-    def take(self, rows: Array, n_steps: int, discount: float) -> tuple[list[Array], Array, Array, Array]:
-        """The wanted columns, then reward, how many steps it covers, and version of each transition from `rows`."""
+    def take(self, rows: Array, n_steps: int, discount: float) -> Array:
+        """The transitions from `rows`: one record of the wanted columns and `reward`, `n_steps` and `version`."""
         count, held = len(rows), self._rows
         if count not in self._plans:
             self._plans[count] = self._plan(count)
-        total, places, plan = self._plans[count]
-        out = np.empty(total, np.uint8)
-        reward, walked, version = np.empty(count, np.float32), np.empty(count, np.int32), np.empty(count, np.int64)
-        _take(held.words, held.floats, held.bytes, rows, plan, out, (n_steps, discount), reward, walked, version)
-        columns = [np.ndarray(shape, dtype, out, start) for shape, dtype, start in places]
-        return columns, reward, walked, version
+        layout, made, copied = self._plans[count]
+        out = np.empty(layout.itemsize, np.uint8)
+        _take(held.words, held.floats, held.bytes, rows, made, copied, out, n_steps, discount)
+        return np.ndarray((), layout, out)
 
-    def _plan(self, count: int) -> tuple[int, list[_Place], Array]:
-        """Bytes of a batch, where each column stands in it, and the same for `_take`."""
-        places: list[_Place] = []
-        total, lines = 0, []
-        for one, size in zip(self._wanted, self._sizes, strict=True):
-            places.append(((count, *one.shape), one.dtype, total))
+    def _plan(self, count: int) -> tuple[np.dtype[Any], Array, Array]:
+        """A batch in memory; for `_take` where the columns that it makes begin, and what it copies where."""
+        made = [("reward", np.dtype(np.float32)), ("n_steps", np.dtype(np.int32)), ("version", np.dtype(np.int64))]
+        formats = [(dtype, (count,)) for _, dtype in made] + [(one.dtype, (count, *one.shape)) for one in self._wanted]
+        sizes = [np.dtype(one).itemsize for one in formats]
+        *starts, total = np.concatenate([[0], np.cumsum([-(-size // _LINE) * _LINE for size in sizes])]).tolist()
+        names = [name for name, _ in made] + [one.name for one in self._wanted]
+        layout = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": total})
+        copied = []
+        for one, start, size in zip(self._wanted, starts[len(made) :], sizes[len(made) :], strict=True):
             frames = self._frames if one.stacked else 1
-            lines.append((one.moment, self._rows.offset(one.column), size // frames, total, frames))
-            total += -(-size * count // 64) * 64
-        return total, places, np.array(lines, np.int64).reshape(-1, 5)
+            copied.append((one.moment, self._rows.offset(one.column), size // count // frames, start, frames))
+        return layout, np.array(starts[: len(made)]), np.array(copied, np.int64).reshape(-1, 5)
 
 
 @compiled
@@ -64,16 +65,17 @@ def _take(  # noqa: PLR0913  (a table's memory, what is asked, and where the ans
     floats: Array,
     flags: Array,
     rows: Array,
-    plan: Array,
+    made: Array,
+    copied: Array,
     out: Array,
-    spans: tuple[int, float],
-    reward: Array,
-    walked: Array,
-    version: Array,
+    n_steps: int,
+    discount: float,
 ) -> None:
-    n_steps, discount = spans
-    where = np.empty((3, len(rows)), np.int64)
-    for i in range(len(rows)):
+    count = len(rows)
+    reward, walked = out[made[0] :].view(np.float32)[:count], out[made[1] :].view(np.int32)[:count]
+    version = out[made[2] :].view(np.int64)[:count]
+    where = np.empty((3, count), np.int64)
+    for i in range(count):
         row = rows[i]
         total, scale, steps = floats[row, REWARD], discount, 1
         version[i] = words[row, VERSION]
@@ -91,8 +93,8 @@ def _take(  # noqa: PLR0913  (a table's memory, what is asked, and where the ans
         where[THEN, i] = last if after == NONE else after  # after a true end nobody asks what was seen
         reward[i], walked[i] = total, steps
     out_words = out.view(np.int32)
-    for line in range(len(plan)):
-        moment, offset, size, start, frames = plan[line]
+    for line in range(len(copied)):
+        moment, offset, size, start, frames = copied[line]
         if (size | offset) & 3:
             _copy(flags, words, where[moment], offset, size, out[start:], frames)
         else:
