@@ -1,15 +1,14 @@
-"""Services that the tests call, each in a process of its own: python worker_services.py FOLDER ID CLASS."""
+"""Services that the tests call, each in a process of its own: python worker_services.py FOLDER-OR-URL ID."""
 
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 
 from sparring.errors import Missing
-from sparring.services.discovery import Local
+from sparring.services.discovery import open_discovery
 from sparring.services.register import register
 from sparring.services.server import Server
 
@@ -77,12 +76,14 @@ class Worker:
 
 
 def main() -> None:
-    folder, id = Path(sys.argv[1]), sys.argv[2]
+    where, id = sys.argv[1:3]
+    discovery = open_discovery(where if "://" in where else f"local://{where}")
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    with Server(Worker(id), Local(folder), id=id):
+    with Server(Worker(id), discovery, id=id):
         print("ready", flush=True)  # noqa: T201  (whoever started it waits for this)
         over.wait(120)
+    discovery.close()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ ANSWER_S = 2.0
 
 
 class Agent:
-    """One connection, for one thread; any thread may close it."""
+    """One connection, for one thread; any other may end what it waits for."""
 
     def __init__(self, host: str, port: int, token: str = "") -> None:
         self._where = f"Consul at {host}:{port}"
@@ -40,6 +40,12 @@ class Agent:
         return index, json.loads(text)
 
     def close(self) -> None:
+        """By the thread that uses it."""
+        self._closed = True
+        self._line.close()
+
+    def end(self) -> None:
+        """By another thread: whoever waits for an answer gets Unreachable."""
         self._closed = True
         line = self._line.sock
         if line is not None:
@@ -48,6 +54,8 @@ class Agent:
 
     def _ask(self, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, int, str]:
         for again in (True, False):  # a connection that was kept may have ended meanwhile
+            if self._closed:
+                break
             kept = self._line.sock is not None
             try:
                 self._line.timeout = timeout_s
@@ -59,7 +67,7 @@ class Agent:
                 return answer.status, int(answer.headers.get("X-Consul-Index") or 0), text
             except (OSError, http.client.HTTPException) as error:
                 self._line.close()
-                if not (kept and again) or self._closed or isinstance(error, TimeoutError):
+                if not (kept and again) or isinstance(error, TimeoutError):
                     break
         raise Unreachable("it does not answer", where=self._where, do="Start its agent, or mend services.discovery")
 

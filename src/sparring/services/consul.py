@@ -56,22 +56,19 @@ class Consul:
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Door:
         near = self._local.listen(socket, service, id)  # before there are keys: this machine's files are guard enough
         guard = self._place.keys.serve(socket)
-        try:
-            socket.bind(f"tcp://{_bracketed(self._place.bind)}:*")
-        except zmq.ZMQError as error:
-            guard.close()
-            near.close()
-            raise ConfigError(
-                f"cannot listen at {self._place.bind}: {error}",
-                where="services.bind",
-                do="Name an address of this machine (`ip addr` shows them)",
-            ) from None
+        socket.setsockopt(zmq.IPV6, int(":" in self._place.bind))
+        socket.bind(f"tcp://{_bracketed(self._place.bind)}:*")
         self._ports[near.address] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return _TwoDoors(near, guard)
 
     def connect(self, socket: "zmq.Socket[Any]", instance: Instance) -> None:
         if not instance.address.startswith("ipc://"):
-            self._place.keys.call(socket, instance.key)
+            try:
+                self._place.keys.call(socket, instance.key)
+            except ConfigError:  # it was trusted a moment ago
+                socket.close()
+                raise
+            socket.setsockopt(zmq.IPV6, int("[" in instance.address))
         socket.connect(instance.address)
 
     def announce(self, instance: Instance) -> Announced:
@@ -164,7 +161,7 @@ class _Table:
 
     def close(self) -> None:
         self._closed.set()
-        self._agent.close()
+        self._agent.end()
         self._thread.join(3.0)
 
     def _watch(self) -> None:
@@ -174,7 +171,7 @@ class _Table:
                 seen, rows = self._agent.get(path, POLL_S, passing=1, index=index)
                 found = {one.id: one for one in self._read(rows)}
             except (Unreachable, ValueError, LookupError) as error:
-                if self.current:
+                if self.current and not self._closed.is_set():
                     log.warning("%s; calls go on with what was known of %s", error, self.service)
                 self.current, index = False, 0
                 self.begun.set()
@@ -266,7 +263,7 @@ def open_consul(url: str) -> Consul:
     return Consul(Place(host, port, token, bind, keys), local)
 
 
-def _keys(folder: Path, bind: str, *, given: bool) -> Keys:
+def _address(bind: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         address = ipaddress.ip_address(bind)
     except ValueError:
@@ -274,15 +271,24 @@ def _keys(folder: Path, bind: str, *, given: bool) -> Keys:
     if address.is_unspecified:
         do = "Name the one address of this machine that the others use"
         raise ConfigError(f"{bind} is every address, and others must be told one", where="services.bind", do=do)
+    return address
+
+
+def _keys(folder: Path, bind: str, *, given: bool) -> Keys:
+    """The keys that calls need; made where only this machine can call, else they must be there."""
+    address = _address(bind)
     if address.is_loopback and not given:
         return create_keys(folder)
     try:
-        return Keys(folder)
+        keys = Keys(folder)
     except Missing:
-        raise ConfigError(
-            f"{bind} can be reached from other machines, and there are no keys"
-            if not address.is_loopback
-            else f"there are no keys in {folder}",
-            where="services.keys",
-            do="Run `spar services keys create`, copy its folder to every machine, and name it in services.keys",
-        ) from None
+        near = f"there are no keys in {folder}"
+        far = f"{bind} can be reached from other machines, and there are no keys"
+        do = "Run `spar services keys create`, copy its folder to every machine, and name it in services.keys"
+        raise ConfigError(near if address.is_loopback else far, where="services.keys", do=do) from None
+    try:
+        sockets.create_server((bind, 0), family=sockets.AF_INET if address.version == 4 else sockets.AF_INET6).close()
+    except OSError as error:
+        do = "Name an address of this machine (`ip addr` shows them)"
+        raise ConfigError(f"cannot listen at {bind}: {error.strerror}", where="services.bind", do=do) from None
+    return keys
