@@ -29,7 +29,7 @@ from sparring.wire.tree import Tree
 
 SERVICE = "actor"
 AHEAD = 2  # calls under way for each actor
-SHOW_EVERY_S = 0.1  # between two editions, where nobody waits for each version
+SHOW_EVERY_S = 0.1  # between two editions, where updates are many for each block
 AGAIN_S = 0.25  # before a lost call is made again
 ANSWER_S = 30.0
 
@@ -167,7 +167,7 @@ class Calls(_Hosted, Generic[What]):
     def __init__(
         self, plan: Plan, part: Part, boldness: Callable[[int], float] | None = None, *, passing: bool = False
     ) -> None:
-        super().__init__(plan, part, SHOW_EVERY_S, AHEAD)
+        super().__init__(plan, part, SHOW_EVERY_S if part.feeds == "steps" else 0.0, AHEAD)
         self._boldness, self._passing = boldness, passing
         self._answers: list[deque[Any]] = [deque() for _ in range(plan.actors)]  # read, not yet taken
 

@@ -122,7 +122,15 @@ class Replay(Protocol):
     feeder: Feeder | None
 
     def under_way(self) -> int:
-        """What was asked of others and has not been answered yet."""
+        """Blocks that have not arrived yet."""
+        ...
+
+    def has_room(self) -> bool:
+        """Whether one more may be under way."""
+        ...
+
+    def rest(self, seconds: float) -> bool:
+        """Sleep until one of those who hold replay answers; False at once where nobody is to."""
         ...
 
     def insert(self, players: Players[Any], actor: int) -> None:

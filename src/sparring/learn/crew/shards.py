@@ -152,9 +152,16 @@ class Shards:
         emptied, self._emptied = self._emptied, False
         return emptied and not self.ready()
 
-    def pending(self) -> list[Pending]:
-        """All that is under way, for whoever waits for any of it."""
-        return [asked for _, asked, _ in self._inserting] + [one.asked for parts in self._batches for one in parts]
+    def has_room(self) -> bool:
+        return len(self._inserting) < INSERTS * len(self._standing)
+
+    def rest(self, seconds: float) -> bool:
+        pending = [asked for _, asked, _ in self._inserting]
+        pending += [part.asked for parts in list(self._batches)[:1] for part in parts]
+        pending = [asked for asked in pending if not asked.done()]
+        if pending:
+            self._host.wait(pending, seconds)
+        return bool(pending)
 
     def flow(self) -> dict[str, float]:
         sizes = [one["size"] for one in self._standing]

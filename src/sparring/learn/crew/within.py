@@ -35,6 +35,12 @@ class Within:
     def under_way(self) -> int:
         return 0
 
+    def has_room(self) -> bool:
+        return True
+
+    def rest(self, seconds: float) -> bool:
+        return False
+
     def insert(self, players: Players[Any], actor: int) -> None:
         block = players.take(actor)
         (steps,) = block.steps

@@ -18,6 +18,7 @@ from sparring.wire.tree import Tree
 TOPOLOGIES = {
     "single": "sparring.learn.topologies.single:wire",
     "sync": "sparring.learn.topologies.sync:wire",
+    "ring": "sparring.learn.topologies.ring:wire",
     "async": "sparring.learn.topologies.async_:wire",
     "apex": "sparring.learn.topologies.apex:wire",
     "hogwild": "sparring.learn.topologies.hogwild:wire",

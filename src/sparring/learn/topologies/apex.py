@@ -148,7 +148,10 @@ class _Apex:
 
     def _room(self) -> bool:
         """Whether the gate lets one more block in, those under way counted."""
-        return self.gate.may_insert(self._block_steps * (1 + self.replay.under_way()))
+        coming = self._block_steps * self.replay.under_way()
+        if coming and self.gate.inserted < self.gate.min_steps <= self.gate.inserted + coming:
+            return False  # enough to begin with is under way: the gate decides when it is there
+        return self.replay.has_room() and self.gate.may_insert(self._block_steps + coming)
 
     def _count(self, arrived: list[Arrived]) -> list[Episodes]:
         """What was taken in, block by block, for the gate must know before the next one."""
@@ -164,8 +167,9 @@ class _Apex:
         return self._room() and any(map(self.players.waiting, range(self.plan.actors)))
 
     def _rest(self) -> None:
-        """Until something comes: a block, or where replay is elsewhere its answer."""
-        self.players.wait(WAIT_S if not self.replay.under_way() else 0.001)
+        """Until something comes: where replay is elsewhere its answer, otherwise a block."""
+        if not self.replay.rest(WAIT_S):
+            self.players.wait(WAIT_S)
 
     def flow(self) -> dict[str, float]:
         """Where the gate stands, and how the actors do."""
