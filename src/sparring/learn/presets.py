@@ -149,24 +149,28 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "entropy_coefficient": 0.0,
         },
     ),
-    ("cartpole", "bc"): Preset(steps=1_280_000, settings={"learning_rate": 1e-3, "anneal_updates": 5000}),
+    ("cartpole", "bc"): Preset(
+        steps=1_280_000, settings={"hidden_units": [64, 64], "learning_rate": 1e-3, "anneal_updates": 5000}
+    ),
     ("cartpole", "cql"): Preset(
         steps=1_280_000,
         settings={
+            "hidden_units": [64, 64],
             "learning_rate": 1e-3,
             "anneal_updates": 5000,
             "reward_scale": 0.1,  # returns of 100 become 10
             "conservatism": 0.05,
-            "target_every_updates": 25,  # a fall is felt a hundred steps before it, one step with each copy
+            "target_every_updates": 100,  # at 25 values chased their own errors, and play became worse with time
         },
     ),
     ("cartpole", "iql"): Preset(
         steps=1_280_000,
         settings={
+            "hidden_units": [64, 64],
             "learning_rate": 1e-3,
             "anneal_updates": 5000,
             "reward_scale": 0.1,
-            "target_rate": 0.05,
+            "target_rate": 0.01,  # at 0.05 values chased their own errors, and play became worse with time
             "expectile": 0.8,
             "temperature": 10.0,  # falls are rare and spread advantages: ordinary steps would weigh all the same
         },
