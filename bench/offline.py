@@ -1,7 +1,7 @@
 """Learning from records: what bc, cql and iql make of mixed players, and whether records rank models rightly.
 
     python -m bench.offline            2,000 episodes of each game, medians of 5 seeds
-    python -m bench.offline --quick    600 episodes, 2 seeds, a third of the updates
+    python -m bench.offline --quick    2 seeds, a quarter of the updates, three models to rank
     python -m bench.offline --game cartpole --seeds 1 2
 
 A third of the episodes is played by chance, a third by a script, a third by a half-trained policy that samples.
@@ -18,20 +18,22 @@ given as scores, (1 + return) / 2, so that a ratio means something.
 Ranking: the estimator is named here, before any run: fqe, discount 0.995 in CartPole and 1 in Connect Four. Five models
 are put aside by their true return while ppo learns, before anything is estimated; fqe ranks them from the same records.
 
-Seeds are drawn from the commit's hash unless given; settings were tuned on records of seed 1000. Records and every run
-are kept in bench/results/quick/offline/ for the commit, so that an interrupted benchmark goes on; the games run side
-by side, each in a process.
+Seeds are drawn from the commit's hash unless given; settings were tuned on records and learners of seeds 1000 to 1010,
+which are never drawn. Records and every run are kept in bench/results/quick/offline/ for as long as the files that
+decide them stay the same, so that an interrupted benchmark goes on with the same --seeds. Two processes share the work.
 """
 
 import argparse
+import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ from sparring.games.scripts import script
 from sparring.learn import policies
 from sparring.learn.evaluate import evaluate
 from sparring.learn.forward import Forward
+from sparring.learn.off_policy.fitting import FitConfig
 from sparring.learn.off_policy.judge import judge
 from sparring.learn.off_policy.records import read_records
 from sparring.learn.plan import Wish, plan
@@ -65,9 +68,30 @@ ALGORITHMS = ("bc", "cql", "iql")
 ESTIMATOR = "fqe"
 LEAST_SPEARMAN = 0.9
 BEATS = 1.01  # a tie, such as two models at the most that can be earned, beats nobody
-EPISODES, SEEN_SEED = 1000, 77  # of every final figure
+SEEN_SEED = 77  # of every final figure's episodes
 LOOK_EPISODES = 100
+PROCESSES = 2
 FOLDER = ledger.ROOT / "bench" / "results" / "quick" / "offline"
+LEARN = ledger.ROOT / "src" / "sparring" / "learn"
+DECIDING = (
+    "presets.py", "critics.py", "algorithms/bc.py", "algorithms/cql.py", "algorithms/iql.py", "algorithms/ppo.py",
+    "topologies/offline.py", "off_policy/*.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything."""
+
+    episodes: int  # recorded of each game
+    share: float  # of the preset's updates
+    models: int  # that are ranked
+    judging: int  # greedy episodes of every final figure
+    fit: FitConfig
+
+
+FULL = Size(2000, 1.0, 5, 1000, FitConfig())
+QUICK = Size(2000, 0.25, 3, 300, FitConfig(updates=1500, behaviour_updates=300))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +110,7 @@ class Task:
 
 TASKS = {
     "cartpole": Task(
-        "cartpole", None, (150.0, 300.0), (20.0, 100.0, 200.0, 330.0, 480.0), 0.995, 2_000, 100_000,
+        "cartpole", None, (150.0, 300.0), (20.0, 100.0, 200.0, 330.0, 480.0), 0.995, 1_000, 100_000,
         ("learning_rate=0.001", "epochs=10"),
     ),
     "connect-four": Task(
@@ -119,7 +143,7 @@ class Sampling:
         return policies.sample(self._forward(observation)["logits"], mask, rng).action
 
 
-def truth(task: Task, forward: Forward, episodes: int = EPISODES) -> float:
+def truth(task: Task, forward: Forward, episodes: int) -> float:
     """Mean return of the network at its best, or its score against the rival."""
     played = evaluate(task.game, forward, episodes=episodes, seed=SEEN_SEED, against=task.rival)
     return played.mean if played.score is None else played.score
@@ -134,13 +158,13 @@ class Look:
     earned: float
 
 
-def ladder(task: Task, seed: int) -> tuple[Look, list[Look]]:
+def ladder(task: Task, ranks: Sequence[float], seed: int) -> tuple[Look, list[Look]]:
     """The half-trained policy of a ppo run, and one policy for each rank: whatever came nearest to it."""
     wiring = wire(
         plan(Wish(task.game, "ppo", topology="single", seed=seed, settings=task.slowly), load(None, ())), None
     )
     looks: list[Look] = []
-    while len(looks) <= len(task.ranks) or (looks[-1].earned < task.ranks[-1] and wiring.position < task.most_steps):
+    while len(looks) <= len(ranks) or (looks[-1].earned < ranks[-1] and wiring.position < task.most_steps):
         if looks:
             wiring.turn()
         if wiring.position >= len(looks) * task.look_every:
@@ -152,15 +176,15 @@ def ladder(task: Task, seed: int) -> tuple[Look, list[Look]]:
     fit = [one for one in looks if low <= one.earned <= high]
     half = fit[0] if fit else min(looks, key=lambda one: abs(one.earned - (low + high) / 2))
     models: list[Look] = []
-    for rank in task.ranks:
+    for rank in ranks:
         left = [one for one in looks if one not in models]
         models.append(min(left, key=lambda one: abs(one.earned - rank)))
     return half, models
 
 
-def record(task: Task, episodes: int, folder: Path, seed: int) -> dict[str, Any]:
+def record(task: Task, size: Size, folder: Path, seed: int) -> dict[str, Any]:
     """Mixed players into a store, a third each; what each earned, and the models' true returns."""
-    half, models = ladder(task, seed)
+    half, models = ladder(task, task.ranks[: size.models], seed)
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted attempt left would count twice
     folder.mkdir(parents=True)
     scripted = Leaning() if task.game == "cartpole" else script(task.game, "tactical")
@@ -168,7 +192,7 @@ def record(task: Task, episodes: int, folder: Path, seed: int) -> dict[str, Any]
     rng, earned = np.random.default_rng([seed, 1]), {}
     with open_store(_url(folder)) as store:
         for name, player in players.items():
-            earned[name] = _play(task, player, episodes // 3, store, rng)
+            earned[name] = _play(task, player, -(-size.episodes // 3), store, rng)
     for i, model in enumerate(models):
         np.savez(folder / f"model-{i}.npz", **model.weights)  # type: ignore[arg-type]
     said = {name: _shown(task, statistics.fmean(returns)) for name, returns in earned.items()}
@@ -176,8 +200,8 @@ def record(task: Task, episodes: int, folder: Path, seed: int) -> dict[str, Any]
     return {
         "mean": mean,
         "players": said,
-        "half_greedy": truth(task, half.forward),
-        "true": [truth(task, one.forward) for one in models],
+        "half_greedy": truth(task, half.forward, size.judging),
+        "true": [truth(task, one.forward, size.judging) for one in models],
     }
 
 
@@ -199,18 +223,18 @@ def _play(task: Task, player: Any, episodes: int, store: Store, rng: np.random.G
     return returns
 
 
-def learned(task: Task, algo: str, folder: Path, seed: int, share: float) -> float:
+def learned(task: Task, size: Size, algo: str, folder: Path, seed: int) -> float:
     """What the model earns that the algorithm makes of the records."""
     agreed = plan(Wish(task.game, algo, "store", seed=seed), load(None, ()))
     with open_store(_url(folder)) as store:
         wiring = wire(agreed, store)
-        while wiring.position < agreed.steps * share:
+        while wiring.position < agreed.steps * size.share:
             wiring.turn()
         wiring.close()
-    return truth(task, Forward(wiring.learner.network, wiring.learner.weights()))
+    return truth(task, Forward(wiring.learner.network, wiring.learner.weights()), size.judging)
 
 
-def estimated(task: Task, folder: Path, seed: int) -> dict[str, list[float]]:
+def estimated(task: Task, size: Size, folder: Path, seed: int) -> dict[str, list[float]]:
     """What each estimator says of the models that were put aside."""
     spec = spec_of(task.game)
     network = plan(Wish(task.game, "ppo", settings=task.slowly), load(None, ()))
@@ -218,39 +242,62 @@ def estimated(task: Task, folder: Path, seed: int) -> dict[str, list[float]]:
     with open_store(_url(folder)) as store:
         records = read_records(store, spec)
     told: dict[str, list[float]] = {"wis": [], "fqe": [], "dr": []}
-    for i in range(len(task.ranks)):
+    for i in range(size.models):
         with np.load(folder / f"model-{i}.npz") as weights:
             forward = Forward(shape, {name: weights[name] for name in weights.files})
-        said = judge(records, forward, spec, discount=task.discount, seed=seed)
+        said = judge(records, forward, spec, discount=task.discount, seed=seed, fit=size.fit)
         for name, values in told.items():
             values.append(said.of(name).value)
     return told
 
 
-def remembered(key: str, work: Callable[[], Any]) -> Any:
-    """What this commit's earlier attempt found under that name, else the work's answer, kept."""
-    path = FOLDER / _commit() / f"{key}.json"
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One piece of work: "record", "rank" or the name of an algorithm, on the records of one seed."""
+
+    folder: Path  # where all that belongs together is kept
+    game: str
+    size: Size
+    records: int  # their seed
+    what: str
+    seed: int  # of the learner
+
+    def done(self) -> Any:
+        """What an earlier attempt found with the same files and settings, else this one's answer, kept."""
+        name = f"{self.game}-{self.size.models}-{self.records}"
+        return _kept(self.folder / f"{name}-{self.what}-{self.seed}.json", lambda: self._work(f"{name}-data"))
+
+    def _work(self, data: str) -> Any:
+        task, records = TASKS[self.game], self.folder / data
+        if self.what == "record":
+            return record(task, self.size, records, self.seed)
+        if self.what == "rank":
+            return estimated(task, self.size, records, self.seed)
+        return learned(task, self.size, self.what, records, self.seed)
+
+
+def _kept(path: Path, work: Callable[[], Any]) -> Any:
     if path.exists():
         return json.loads(path.read_text())
     found = work()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".part").write_text(json.dumps(found))
     path.with_suffix(".part").rename(path)
-    print(f"offline: {key}: {json.dumps(found)[:200]}", file=sys.stderr, flush=True)
+    print(f"offline: {path.stem}: {json.dumps(found)[:200]}", file=sys.stderr, flush=True)
     return found
 
 
-def measured(task: Task, episodes: int, seeds: Sequence[int], share: float) -> list[dict[str, Any]]:
-    """The cases of one game: cql and iql beside bc and the records' mean, and the ranking."""
-    made = f"{task.game}-{episodes}-{seeds[0]}"
-    folder = FOLDER / _commit() / f"{made}-data"
-    data = remembered(made, lambda: record(task, episodes, folder, seeds[0]))
-    runs: dict[str, list[float]] = {algo: [] for algo in ALGORITHMS}
-    for seed in seeds:
-        for algo in ALGORITHMS:
-            work = lambda algo=algo, seed=seed: learned(task, algo, folder, seed, share)  # noqa: E731
-            runs[algo].append(remembered(f"{made}-{algo}-{seed}", work))
-    told = remembered(f"{made}-ranking", lambda: estimated(task, folder, seeds[0]))
+def do(job: Job) -> Any:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    return job.done()
+
+
+def measured(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The cases of that job's game, once all are done: cql and iql beside bc and the records' mean, and the ranking."""
+    task = TASKS[job.game]
+    data, told = (replace(job, what=what).done() for what in ("record", "rank"))
+    runs = {algo: [replace(job, what=algo, seed=seed).done() for seed in seeds] for algo in ALGORITHMS}
     return [*(beside(task, algo, data, runs, seeds) for algo in ("cql", "iql")), ranking(task, data, told, seeds)]
 
 
@@ -299,45 +346,38 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Every case; with --quick fewer episodes, seeds and updates."""
+    """Every case; with --quick less of everything."""
     torch.set_num_threads(1)
     quick = getattr(args, "quick", False)
-    seeds = tuple(getattr(args, "seeds", ()) or ()) or drawn(_commit(), 2 if quick else 5)
-    games = getattr(args, "game", None) or list(TASKS)
-    if len(games) > 1:
-        _side_by_side(games, seeds, quick)
-    episodes, share = (600, 1 / 3) if quick else (2000, 1.0)
-    cases = [case for game in games for case in measured(TASKS[game], episodes, seeds, share)]
-    return ledger.result("offline", cases, episodes=episodes)
-
-
-def _side_by_side(games: Sequence[str], seeds: Sequence[int], quick: bool) -> None:
-    """Each game in a process of its own; what they find is kept, and told here. One that fails is tried again here."""
-    words = [sys.executable, "-m", "bench.offline", "--seeds", *map(str, seeds), *(["--quick"] if quick else [])]
-    started = [subprocess.Popen([*words, "--game", game], cwd=ledger.ROOT, stdout=subprocess.DEVNULL) for game in games]
-    try:
-        for one in started:
-            one.wait()
-    finally:
-        for one in started:
-            if one.poll() is None:
-                one.terminate()
-                one.wait()
+    size = QUICK if quick else FULL
+    seeds = tuple(getattr(args, "seeds", ()) or ()) or drawn(ledger.commit().rstrip("+"), 2 if quick else 5)
+    games = [game for game in TASKS if game in (getattr(args, "game", None) or TASKS)]
+    folder = FOLDER / _version()  # once: somebody may edit meanwhile
+    recording = [Job(folder, game, size, seeds[0], "record", seeds[0]) for game in reversed(games)]  # the longest first
+    ranked = [replace(job, what="rank") for job in recording]
+    trained = [
+        replace(job, what=algo, seed=seed) for job in recording for algo in reversed(ALGORITHMS) for seed in seeds
+    ]
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        for jobs in (recording, ranked + trained):
+            list(pool.map(do, jobs))
+    cases = [case for job in reversed(recording) for case in measured(job, seeds)]
+    return ledger.result("offline", cases, episodes=size.episodes)
 
 
 def _url(folder: Path) -> str:
     return load(None, (f"data={folder}",)).store_url
 
 
-def _commit() -> str:
-    return ledger.commit().rstrip("+")
+def _version() -> str:
+    """Of the files that decide what a run finds."""
+    paths = [Path(__file__), *(path for name in DECIDING for path in sorted(LEARN.glob(name)))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer records, seeds and updates; the figures are rougher"
-    )
+    parser.add_argument("--quick", action="store_true", help="fewer seeds, updates and models; the figures are rougher")
     parser.add_argument("--game", action="append", choices=list(TASKS), help="may be repeated; both by default")
     parser.add_argument("--seeds", type=int, nargs="+")
     args = parser.parse_args()
