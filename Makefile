@@ -1,4 +1,4 @@
-# Seven verbs. `make demo` and `make test` do all the set-up that a fresh machine needs.
+# Eight verbs. `make demo` and `make test` do all the set-up that a fresh machine needs.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ UV_PIN := uv==0.13.7
 TORCH ?=
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo test check bench bench-peers docs clean constraints fuzz
+.PHONY: setup demo test check servers bench bench-peers docs clean constraints fuzz
 
 setup: $(VENV)/.ready  ## .venv with pinned dependencies
 
@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup  ## everything on this machine, games in the browser
 	@$(BIN)/spar demo
 
-test: setup  ## all that runs without external servers; under 10 minutes on 2 cores
+test: setup  ## all that runs here; what needs a server that is not there is skipped, and said; under 10 minutes on 2 cores
 	$(BIN)/pytest -q -n 2 --dist loadfile
 
 check: setup  ## format, lint, types, shape; under a minute
@@ -33,6 +33,9 @@ check: setup  ## format, lint, types, shape; under a minute
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/shape
+
+servers: setup  ## real servers for the tests, under $$SPARRING_SERVERS or ~/.cache/sparring/servers; once, some 8 minutes of CPU
+	@$(BIN)/python tests/servers/install.py
 
 bench-peers: setup  ## the peers of the benchmarks, each in its own environment under ~/.cache/sparring/peers
 	$(BIN)/python -m bench.peers.environments

@@ -131,7 +131,7 @@ def alone() -> Iterator[None]:
         yield
 
 
-def say(words: str, to: TextIO = sys.stdout) -> None:
+def say(words: str, to: TextIO | None = None) -> None:
     """At once, also into a file."""
     print(words, file=to, flush=True)
 

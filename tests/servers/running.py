@@ -54,9 +54,10 @@ class ConsulAgent:
             self._process = subprocess.Popen([*words, *ports, *closed], stdout=log, stderr=log)
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
-            with suppress(OSError), urllib.request.urlopen(
-                f"http://127.0.0.1:{self.port}/v1/status/leader", timeout=1
-            ) as answer:
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/status/leader", timeout=1) as answer,
+            ):
                 if len(answer.read()) > 3:
                     return self
             time.sleep(0.05)

@@ -25,8 +25,11 @@ EXTRAS = {  # extra → (a package that it brings, what cannot be done without i
     "train": ("torch", "training"),
     "games": ("gymnasium", "gym:, pz: and spiel: games"),
     "export": ("pyarrow", "spar data export and import"),
+    "services": ("zmq", "services: calls between processes and machines"),
+    "ray": ("ray", "services on a Ray cluster"),
 }
 PROGRAMS = {"chromium": "browser tests", "strace": "fault-injection tests"}
+SERVERS = {"consul": "tests of consul://", "redis-server": "tests of Redis"}
 LOW_DISK_BYTES = 1 << 30
 
 
@@ -67,10 +70,20 @@ def examine(config: Config) -> Iterator[Finding]:
     for program, purpose in PROGRAMS.items():
         path = shutil.which(program)
         yield Finding(program, path is not None, path or purpose, f"apt-get install {program}")
+    for program, purpose in SERVERS.items():
+        made = _servers() / "bin" / program
+        server = shutil.which(program) or (str(made) if made.exists() else None)
+        yield Finding(program, server is not None, server or purpose, "make servers")
     yield _folder(Path(config.data))
     yield _store(config)
     yield _registry(config)
     yield _port(config)
+
+
+def _servers() -> Path:
+    """Where `make servers` puts them."""
+    said = os.environ.get("SPARRING_SERVERS")
+    return Path(said).expanduser() if said else Path.home() / ".cache" / "sparring" / "servers"
 
 
 def _folder(folder: Path) -> Finding:

@@ -1,0 +1,90 @@
+"""Servers are installed once, said when they are missing, and required where that is asked."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from servers.install import RECIPES, alone, folder, main
+from servers.running import free_ports, program
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.servers
+def test_what_is_there_is_not_made_again(capsys):
+    for recipe in RECIPES.values():
+        program(recipe.program)
+    begun = time.monotonic()
+    assert main([]) == 0
+    assert time.monotonic() - begun < 5
+    said = capsys.readouterr().out
+    assert all(f"{name}: already made" in said or f"{name}: on the PATH" in said for name in RECIPES)
+
+
+@pytest.mark.servers
+def test_redis_answers(tmp_path):
+    (port,) = free_ports(1)
+    words = [program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            try:
+                with socket.create_connection(("127.0.0.1", port), 1) as line:
+                    line.sendall(b"PING\r\n")
+                    assert line.recv(16) == b"+PONG\r\n"
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        else:
+            pytest.fail("redis-server does not answer")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_without_go_it_is_said_what_to_do_and_nothing_is_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPARRING_SERVERS", str(tmp_path / "servers"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["consul"]) == 1
+    assert "there is no `go` on the PATH: install Go 1.22 or newer" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "servers").iterdir()] == ["lock"]
+    assert main(["consull"]) == 2
+
+
+def test_two_runs_wait_for_each_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPARRING_SERVERS", str(tmp_path))
+    inside, order = threading.Event(), []
+
+    def first():
+        with alone():
+            inside.set()
+            time.sleep(0.3)
+            order.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait()
+    with alone():
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+    assert "another `make servers` is at work" in capsys.readouterr().out
+    assert folder() == tmp_path
+
+
+@pytest.mark.parametrize("required", ["", "servers"])
+def test_a_missing_server_is_skipped_unless_it_is_required(tmp_path, required):
+    place = {"SPARRING_SERVERS": str(tmp_path), "SPARRING_REQUIRE": required, "PATH": "/usr/bin:/bin"}
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::test_redis_answers"]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | place, capture_output=True, text=True, check=False)
+    if "PONG" in done.stdout or "1 passed" in done.stdout:
+        pytest.skip("a redis-server of the system's is in the way")
+    assert "there is no redis-server here: `make servers` installs it" in done.stdout
+    assert (done.returncode == 0) == (not required)
+    assert ("1 skipped" in done.stdout) == (not required)
