@@ -20,6 +20,7 @@ COMMANDS = {  # in the order of `spar --help`; a command's file is imported only
     "init": "a first spar.toml and game spec",
     "backup": "the data folder, whole, into one file",
     "restore": "a backup into an empty data folder",
+    "services": "list · scale · keys: what runs, how many of it, and who may call",
     "cluster": "yaml · up · submit · down · leftovers: Ray on EC2, and what still costs money",
     "doctor": "what is there, what is missing, and the command that fixes it",
     "bench": "every claim in the docs, as a command",
@@ -55,7 +56,7 @@ def _run(name: str, words: list[str]) -> int:
     if getattr(command, "REST", False) and "--" in words:  # what follows is another command's
         words, rest = words[: words.index("--")], words[words.index("--") + 1 :]
     args = parser.parse_args(words)
-    args.rest = rest
+    args.rest, args.words = rest, [name, *words]
     output = Output(json=args.json)
     try:
         overrides = (*args.set, *([f"data={args.data}"] if args.data else []))

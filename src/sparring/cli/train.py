@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparring.cli.keeping import keep_alive, kept_alive
 from sparring.cli.output import Output
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="ppo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; or module:name (ppo)",
     )
     parser.add_argument(
-        "--topology", metavar="NAME", help="single, sync, async, apex, hogwild or offline; by default what suits --algo"
+        "--topology",
+        metavar="NAME",
+        help="single, sync, async, apex, central, hogwild or offline; by default what suits --algo",
     )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
@@ -38,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="go on with a run, by default the newest")
     parser.add_argument("--envs", type=int, metavar="N", help="games played at once by each actor")
     parser.add_argument("--actors", type=int, metavar="N", help="processes that play, in topologies that have any")
+    parser.add_argument("--learners", type=int, metavar="N", help="that average their gradients (ppo, impala)")
     parser.add_argument(
         "--algo-set",
         action="append",
@@ -47,6 +51,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sweep", type=Path, metavar="FILE", help="search the settings that this TOML file spans, by many runs"
+    )
+    parser.add_argument(
+        "--on", metavar="URL", help="where actors play: local://, ray://auto or ray://HOST:PORT (local://)"
+    )
+    parser.add_argument(
+        "--keep-alive", action="store_true", help="start a learner that was killed again; so it is on ray://"
     )
     parser.add_argument("--no-promote", action="store_true", help="publish, but do not replace the champion")
 
@@ -64,12 +74,16 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         steps=args.steps,
         envs=args.envs,
         actors=args.actors,
+        learners=args.learners,
         settings=tuple(args.algo_set),
+        on=args.on,
     )
     if args.sweep is not None:
         from sparring.cli.sweep_table import run_sweep
 
         return run_sweep(args, wish, output, _line, _stops_on_signals)
+    if kept_alive(args):
+        return keep_alive(args, output)
     orders = Orders(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     trained = train(wish, orders, args.config, lambda progress: output.progress(_line(progress)), _stops_on_signals)
     published = trained.published

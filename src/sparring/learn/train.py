@@ -109,13 +109,15 @@ def _again(run: Run, wish: Wish, config: Config) -> Plan:
     except (LookupError, TypeError, ConfigError) as error:
         raise another_build(run, error) from error
     same_game(run, agreed)
-    for name, asked in (("actors", wish.actors), ("topology", wish.topology)):
+    for name, asked in (("actors", wish.actors), ("topology", wish.topology), ("learners", wish.learners)):
         if asked is not None and asked != getattr(agreed, name):
             raise ConfigError(
                 f"the run has {name} {getattr(agreed, name)}, and it keeps them",
                 where="--resume",
                 do=f"Leave out --{name}, or start anew",
             )
+    if wish.on is not None:
+        agreed = replace(agreed, on=wish.on)
     return agreed if wish.steps is None else replace(agreed, steps=wish.steps)
 
 
