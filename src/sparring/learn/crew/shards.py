@@ -77,16 +77,15 @@ class Shards:
         self._draw = draw_for(plan.algorithm, plan.settings)
         self._own_host = open_host(plan.on) if host is None else None
         self._host: Host = host or self._own_host  # type: ignore[assignment]
-        self._handles: list[Handle] = []
         self._standing: list[dict[str, Any]] = [{"size": 0, "mass": 0.0, "generation": 0} for _ in range(k)]
         self._inserting: deque[tuple[int, Pending, Players[Any]]] = deque()
         self._batches: deque[list[_Part]] = deque()
         self._rng = np.random.default_rng([plan.seed, 2])
         self._emptied, self._restarts = False, 0
-        self._states: Tree = None
+        self._handles = self._start(k)  # at once: a table takes its time
 
     def insert(self, players: Players[Any], actor: int) -> None:
-        handle = self._started()[actor % len(self._handles)]
+        handle = self._handles[actor % len(self._handles)]
         self._inserting.append((actor, handle.ask("insert", players.hand_over(actor)), players))
 
     def arrived(self) -> list[Arrived]:
@@ -169,7 +168,7 @@ class Shards:
 
     def save(self) -> Tree:
         states: Tree = None
-        if self._handles and self._bytes() <= SNAPSHOT_BYTES:
+        if self._bytes() <= SNAPSHOT_BYTES:
             asked = [handle.ask("save") for handle in self._handles]
             try:
                 states = [one.result(ANSWER_S) for one in asked]
@@ -179,10 +178,10 @@ class Shards:
 
     def load(self, state: Tree) -> None:
         set_rng_state(self._rng, state["rng"])
-        self._states = state["shards"]
-        self._emptied = self._states is None
-        if self._states is not None:
-            asked = [one.ask("load", state) for one, state in zip(self._started(), self._states, strict=True)]
+        states = state["shards"]
+        self._emptied = states is None
+        if states is not None:
+            asked = [one.ask("load", state) for one, state in zip(self._handles, states, strict=True)]
             for shard, one in enumerate(asked):
                 self._note(shard, one.result(ANSWER_S))
 
@@ -192,25 +191,20 @@ class Shards:
         if self._own_host is not None:
             self._own_host.close()
 
-    def _started(self) -> list[Handle]:
-        if not self._handles:
-            k, part = self._plan.replay.shards, self._part
-            feeds = self._plan.algorithm.feeds
-            config = replace(self._plan.replay, capacity_steps=self._capacity(), capacity_bytes=0)
-            settings = self._plan.settings
-            names = ("n_steps", "discount", "sequence_steps", "burn_in_steps", "overlap_steps")
-            draw = {name: getattr(settings, name, 0) for name in names} | {"actors": self._plan.actors}
-            given = {
-                "spec": msgspec.json.encode(part.spec),
-                "replay": _plain(asdict(config)),
-                "draw": draw,
-                "streams": part.streams,
-                "state_numbers": state_width(part.network) if feeds == "sequences" else 0,
-                "seed": self._plan.seed,
-            }
-            needs = Resources(cpus=self._plan.cpus_per_actor, place="spread")
-            self._handles = self._host.start(ReplayShard, SERVICE, k, needs, given)
-        return self._handles
+    def _start(self, count: int) -> list[Handle]:
+        plan, part = self._plan, self._part
+        config = replace(plan.replay, capacity_steps=self._capacity(), capacity_bytes=0)
+        names = ("n_steps", "discount", "sequence_steps", "burn_in_steps", "overlap_steps")
+        draw = {name: getattr(plan.settings, name, 0) for name in names} | {"actors": plan.actors}
+        given = {
+            "spec": msgspec.json.encode(part.spec),
+            "replay": _plain(asdict(config)),
+            "draw": draw,
+            "streams": part.streams,
+            "state_numbers": state_width(part.network) if plan.algorithm.feeds == "sequences" else 0,
+            "seed": plan.seed,
+        }
+        return self._host.start(ReplayShard, SERVICE, count, Resources(cpus=plan.cpus_per_actor), given)
 
     def _capacity(self) -> int:
         """Of one shard."""
@@ -241,7 +235,7 @@ class Shards:
 
     def _ask_ahead(self) -> None:
         mass = np.array([one["mass"] for one in self._standing])
-        if not mass.sum() > 0 or not self._handles:
+        if not mass.sum() > 0:
             return
         shares = mass / mass.sum()
         count = self._draw.count
