@@ -64,8 +64,25 @@ def test_a_row_without_priority_is_never_drawn_however_the_sums_round():
         tree = SumTree(200)
         rows = rng.choice(200, int(rng.integers(1, 30)), replace=False)
         tree.set(rows, 10.0 ** rng.uniform(-15, 15, len(rows)))
-        drawn = tree.draw(np.concatenate([edges, rng.random(50)]))
-        assert np.isin(drawn, rows).all()
+        points = np.concatenate([edges, rng.random(50)])
+        assert np.isin(tree.draw(points), rows).all()
+        for part in (points, edges[:1].repeat(40), edges[1:].repeat(300)):  # the first and the last of each part
+            assert np.isin(tree.draw_weighted(part.copy(), 0.5)[0], rows).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_point_in_each_of_equal_parts_falls_where_a_sum_over_all_rows_says(seed):
+    rng = np.random.default_rng(seed)
+    capacity, count = int(rng.integers(1, 20_000)), int(rng.integers(1, 600))
+    priorities = rng.integers(0, 5, capacity).astype(float)  # whole numbers: only a point on a border may be rounded
+    priorities[rng.random(capacity) < rng.random()] = 0.0
+    priorities[rng.integers(capacity)] = 1.0
+    tree = SumTree(capacity)
+    tree.set(np.arange(capacity), priorities)
+    points = rng.random(count)
+    rows, weight = tree.draw_weighted(points.copy(), 0.5)
+    assert (rows != naive_draw(priorities, (np.arange(count) + points) / count)).sum() <= 1
+    np.testing.assert_allclose(weight, (priorities[rows].min() / priorities[rows]) ** 0.5, rtol=1e-6)
 
 
 def test_the_last_of_two_priorities_of_a_row_stays():

@@ -77,7 +77,7 @@ def link(  # noqa: PLR0913  (a table's memory, and what came)
     for i in range(len(rows)):
         row, here = rows[i], stream[i]
         before = tail[here]
-        position, episode = 0, np.int64(about[0] + begun)
+        position, episode = 0, about[0] + begun
         if before == NONE:
             begun += 1
         else:
@@ -122,9 +122,9 @@ def _write(
 
 
 @compiled
-def _number(words: Array, row: int) -> np.int64:
+def _number(words: Array, row: int) -> int:
     """The episode of a row: two words, the lower first."""
-    return (np.int64(words[row, EPISODE + 1]) << 32) | (np.int64(words[row, EPISODE]) & 0xFFFFFFFF)
+    return int((np.int64(words[row, EPISODE + 1]) << 32) | (np.int64(words[row, EPISODE]) & 0xFFFFFFFF))
 
 
 @compiled

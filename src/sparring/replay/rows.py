@@ -9,6 +9,7 @@ from sparring.games.spec import SeatSpec
 from sparring.wire.chunk import Array
 
 NONE = -1  # no row, no stream
+LARGE_PAGE = 1 << 21  # bytes
 
 # Where the links stand in a row, in words of four bytes; the same in every table, since they come first.
 EPISODE, NEXT, PREVIOUS, WAITS, POSITION, UPLOADER, VERSION, REWARD, LOGP = 0, 2, 3, 4, 5, 6, 7, 9, 10
@@ -63,7 +64,10 @@ def large(size: int) -> Array:
     """`size` bytes of zeros that begin on a page, in large pages where the system has them: random reads miss less."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(size, np.uint8)
-    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room = LARGE_PAGE if size >= LARGE_PAGE else 0  # to begin with a large page; what is left of it is never touched
+    memory = mmap.mmap(-1, max(1, size + room), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8, size)
+    whole = np.frombuffer(memory, np.uint8)
+    first = -whole.ctypes.data % LARGE_PAGE if room else 0
+    return whole[first : first + size]

@@ -13,7 +13,7 @@ from sparring.replay.rows import large
 from sparring.wire.chunk import Array
 
 CHILDREN = 4  # written out in _down and _sum_up; why four: docs/decisions/0080-wide-sum-tree.md
-_BELOW = 1.0 - 2.0**-53  # times any number: the greatest float64 below it
+_ZERO, _BELOW = np.float32(0.0), np.float32(1.0 - 2.0**-24)  # times any float32: the greatest one below it
 
 
 class SumTree:
@@ -144,8 +144,9 @@ def _replace(nodes: Array, starts: Array, rows: Array, values: Array, least: flo
 @compiled
 def _draw_weighted(nodes: Array, starts: Array, points: Array, exponent: float, rows: Array, weight: Array) -> None:
     count, leaves, least = len(points), np.uint64(starts[-2]), np.inf
-    level = _place(nodes, starts, points, rows)
-    _down(nodes, starts, level + 1, points, rows)
+    left = np.empty(count, np.float32)  # as fine as the sums are
+    level = _place(nodes, starts, points, rows, left)
+    _down(nodes, starts, level + 1, left, rows)
     shares = np.empty(count, np.float64)
     for i in range(count):
         shares[i] = nodes[leaves + np.uint64(rows[i])]
@@ -158,7 +159,7 @@ def _draw_weighted(nodes: Array, starts: Array, points: Array, exponent: float, 
 
 
 @compiled
-def _place(nodes: Array, starts: Array, points: Array, rows: Array) -> int:
+def _place(nodes: Array, starts: Array, points: Array, rows: Array, left: Array) -> int:
     """The lowest level of no more nodes than points: which of them each point lies in, and how far. The level.
 
     The points ascend, so no level above it is descended. Nor are its nodes and the points walked along in turns, which
@@ -175,7 +176,7 @@ def _place(nodes: Array, starts: Array, points: Array, rows: Array) -> int:
         ends[node + 1] = passed
     scale = passed / count
     for i in range(count):
-        points[i] = min((i + points[i]) * scale, passed * _BELOW)
+        points[i] = min((i + points[i]) * scale, passed * (1.0 - 2.0**-53))  # a little before the end of all
     for node in range(size):
         point = min(int(ends[node + 1] / scale), count - 1)
         begun[point + int(points[point] < ends[node + 1])] += 1  # the nodes that this point is the first beyond
@@ -183,7 +184,7 @@ def _place(nodes: Array, starts: Array, points: Array, rows: Array) -> int:
     for i in range(count):
         node += begun[i]
         rows[i] = min(node, size - 1)
-        points[i] = max(0.0, points[i] - ends[rows[i]])
+        left[i] = max(0.0, points[i] - ends[rows[i]])
     return level
 
 
@@ -199,18 +200,19 @@ def _descend(nodes: Array, starts: Array, points: Array, rows: Array) -> None:
 @compiled
 def _down(nodes: Array, starts: Array, first_level: int, left: Array, rows: Array) -> None:
     """From nodes `rows` of the level above `first_level` to leaves; `left` is how far into each its goal lies."""
-    # All descents go down together, a level at a time: their reads do not wait for one another. The four children
-    # are written out and indexes are unsigned, so that a step down has neither a loop nor a branch.
+    # All descents go down together, a level at a time: their reads do not wait for one another. Which half of a family,
+    # and which of the two, are asked without a loop or a branch, and indexes are unsigned for the same reason.
     for level in range(first_level, len(starts) - 1):
         start = np.uint64(starts[level])
         for i in range(len(rows)):
-            first = start + np.uint64(rows[i] * 4)
-            one = np.float64(nodes[first])
-            two = one + nodes[first + np.uint64(1)]
-            three = two + nodes[first + np.uint64(2)]
-            four = three + nodes[first + np.uint64(3)]
-            goal = min(left[i], four * _BELOW)  # where rounding put it past the end: the last child of any width
-            chosen = int(one <= goal) + int(two <= goal) + int(three <= goal)
-            passed = three if three <= goal else (two if two <= goal else (one if one <= goal else 0.0))
-            rows[i] = rows[i] * 4 + chosen
-            left[i] = goal - passed
+            family = rows[i] * 4
+            first = start + np.uint64(family)
+            one, three = nodes[first], nodes[first + np.uint64(2)]
+            lower, upper = one + nodes[first + np.uint64(1)], three + nodes[first + np.uint64(3)]
+            beyond = (lower <= left[i]) & (upper > _ZERO)
+            width, half = three if beyond else one, upper if beyond else lower
+            # Where rounding put it past the end of its half, it is a little before: never in a child of no width.
+            goal = min(left[i] - (lower if beyond else _ZERO), half * _BELOW)
+            second = width <= goal
+            rows[i] = family + 2 * int(beyond) + int(second)
+            left[i] = goal - (width if second else _ZERO)
