@@ -112,6 +112,9 @@ class Line:
             raise Busy(f"{MAX_UNDER_WAY} calls are under way", where=self.who, do="Take their results first")
         asked.args, asked.named = list(args), named
         with self._lock:
+            if self._gone:
+                asked.error, asked.over = gone(self.who, self._gone), True
+                return
             self._number += 1
             asked.number = self._number
             once = asked.verb not in self._again and asked.verb not in self._patient
@@ -157,7 +160,8 @@ class Line:
 
     def end(self, why: str, settle: Callable[[Asked], None]) -> None:
         """There is no next one: nothing that waits, or comes, is answered."""
-        self._gone = why
+        with self._lock:
+            self._gone = why
         self.down(why, settle)
         self.flush(time.monotonic(), settle)
 

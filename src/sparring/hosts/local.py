@@ -68,7 +68,7 @@ class LocalHost:
         self._post = Post(self._keeping)
         self._services: dict[str, list[LocalHandle]] = {}
         self._started: dict[str, tuple[str, Resources, dict[str, Any]]] = {}
-        self._lock = Lock()
+        self._lock, self._closed = Lock(), False
 
     def start(
         self,
@@ -112,6 +112,10 @@ class LocalHost:
             yield self._post.events.popleft()
 
     def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         self._post.close()
         self._keeping.close()
         self._arena.close()

@@ -71,7 +71,7 @@ class Post:
 
     def wake(self) -> None:
         """Something was posted."""
-        with suppress(BlockingIOError):  # it has been woken often enough
+        with suppress(OSError):  # it has been woken often enough, or has ended
             self._wake.send(b"!")
 
     def add(self, member: Member) -> None:

@@ -147,6 +147,7 @@ def _stop(members: list[Member], watch: Watch) -> None:
     members = [member for member in members if not member.why]
     for member in members:
         member.leaving = True
+        member.look()
     asked = [member.actor.close.remote() for member in members if member.state == "ALIVE"]
     if asked:
         ray.wait(asked, num_returns=len(asked), timeout=STOP_S)

@@ -1,10 +1,11 @@
 """Calls to a Ray actor that holds a service: Ray's own, with our errors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
 from sparring.errors import SparringError
 from sparring.hosts.desk import Failure, plain
@@ -12,6 +13,7 @@ from sparring.hosts.failure import error_of, late, lost
 from sparring.services.solver import CallFailed
 
 DEADLINE_S = 30.0
+LAST_LINES = 4
 
 
 class Callee(Protocol):
@@ -25,6 +27,10 @@ class Callee(Protocol):
 
     @property
     def idempotent(self) -> frozenset[str]: ...
+
+    def turn(self) -> tuple[str, int] | None:
+        """Of the next call: who calls, and how many were before; None: its order is of no account."""
+        ...
 
     def why_late(self) -> str:
         """What is known of one that does not answer."""
@@ -51,8 +57,12 @@ class RayPending:
 
     def result(self, seconds: float | None = None) -> Any:
         patience = DEADLINE_S if seconds is None else seconds
+        return self.answered(lambda: ray.get(self.ref, timeout=patience), patience)
+
+    def answered(self, get: Callable[[], Any], patience: float = 0.0) -> Any:
+        """What `get` gets of Ray, or what its error is here."""
         try:
-            found = ray.get(self.ref, timeout=patience)
+            found = get()
         except RayError as error:
             raise _ours(error, self._callee, self._verb, patience) from None
         if isinstance(found, Failure):
@@ -65,18 +75,22 @@ def ask(callee: Callee, verb: str, args: tuple[Any, ...], named: dict[str, Any])
     again = verb in callee.idempotent
     method = callee.actor.call_again if again else callee.actor.call
     values = [_given(one) for one in (*args, *named.values())]
-    return RayPending(callee, verb, method.remote(verb, list(named), *values))
+    return RayPending(callee, verb, method.remote(verb, callee.turn(), list(named), *values))
 
 
 def _given(argument: Any) -> Any:
     return argument.ref if isinstance(argument, RayPending | RayShared) else plain(argument)
 
 
+def _of_constructor(error: RayError) -> bool:
+    return isinstance(error, RayTaskError) and "Actor.__init__()" in str(error)
+
+
 def _ours(error: RayError, callee: Callee, verb: str, patience: float) -> SparringError:
     if isinstance(error, GetTimeoutError):
         return late(callee.who, verb, patience, callee.why_late())
-    if isinstance(error, RayActorError | ObjectLostError):
-        return lost(callee.who, verb, str(error).strip().splitlines()[0])
+    if isinstance(error, RayActorError | ObjectLostError) or _of_constructor(error):
+        return lost(callee.who, verb, " | ".join(str(error).strip().splitlines()[-LAST_LINES:]))
     failed = CallFailed(str(error).strip().splitlines()[-1], where=callee.who, do="Look at its story")
     failed.story = str(error)
     return failed

@@ -1,6 +1,7 @@
 """Joining a Ray cluster, or starting one on this machine alone.
 
-ray://auto        the cluster that `ray start` runs here, else one of our own on 127.0.0.1, ended with the host
+ray://auto        the cluster that `ray start` runs here, else as ray://local
+ray://local       one of our own, on 127.0.0.1 of this machine, ended with the host
 ray://HOST:PORT   a running cluster by the address that its head says (port 6379), from one of its nodes
 ray://HOST:10001  the same from a machine that is no node of it, through Ray's client server
 """
@@ -11,6 +12,7 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from sparring.errors import ConfigError, Unreachable
@@ -37,8 +39,7 @@ class Cluster:
     def __init__(self, url: str, store_bytes: int = STORE_BYTES) -> None:
         self.namespace = f"sparring-{os.urandom(4).hex()}"
         self.discovery = f"ray://auto/{self.namespace}"
-        os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
-        address = _address(url)
+        address = address_of(url)
         self._ours = join(address, store_bytes)
         self.remote = address.startswith("ray://")  # through Ray's client: the driver is no node
 
@@ -59,22 +60,23 @@ def open_ray(url: str, logs: Path | None = None) -> Host:
 
 
 def join(address: str, store_bytes: int) -> bool:
-    """Let this process be a driver at `address` ("" or "auto": whatever is here); False where it is one already."""
+    """Let this process be a driver at `address` ("auto", "local", host:port); False where it is one already."""
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    if address == "auto":
+        address = _running_here() or "local"
+    if address == "local":
+        os.environ.setdefault(_LOOPBACK, "0")
     try:
-        if address == "auto" and not _running_here():
-            os.environ.setdefault(_LOOPBACK, "0")
         import ray
     except ImportError:
         do = "Install it: pip install 'sparring[ray]'"
         raise ConfigError("Ray is not installed", where="--on ray://", do=do) from None
     if ray.is_initialized():
         return False
-    words = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-    if address != "auto":
+    words: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    if address != "local":
         _reachable(address)
         ray.init(address, **words)
-    elif (here := _running_here()) is not None:
-        ray.init(here, **words)
     else:
         ray.init(
             "local",
@@ -85,11 +87,19 @@ def join(address: str, store_bytes: int) -> bool:
             _system_config={"prestart_worker_first_driver": False},
             **words,
         )
+    _silence()
     return True
 
 
-def _address(url: str) -> str:
-    """What Ray calls it: "auto", "host:port", or "ray://host:port" for its client server."""
+def _silence() -> None:
+    """Ray prints a cluster's troubles to standard output, where our answers go; `Host.watch` tells of them."""
+    from ray._private import worker
+
+    worker._worker_logs_enabled = False
+
+
+def address_of(url: str) -> str:
+    """What Ray calls it: "auto", "local", "host:port", or "ray://host:port" for its client server."""
     place = urlsplit(url)
     try:
         port = place.port
@@ -97,8 +107,8 @@ def _address(url: str) -> str:
         port = -1
     if place.scheme != "ray" or not place.hostname or port == -1:
         raise ConfigError(f"{url!r} is no Ray cluster", where="--on", do="Say ray://auto or ray://HOST:PORT")
-    if place.hostname == "auto":
-        return "auto"
+    if place.hostname in ("auto", "local"):
+        return place.hostname
     address = f"{place.hostname}:{port or GCS_PORT}"
     return f"ray://{address}" if port == CLIENT_PORT else address
 

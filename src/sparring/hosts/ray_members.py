@@ -1,9 +1,11 @@
 """The instances of a host on Ray: where each is placed, and what becomes of it."""
 
+import itertools
+import os
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from threading import Event as Flag
 from threading import Thread
 from typing import Any
@@ -14,13 +16,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from sparring.hosts.protocol import Event, Kind, Resources
-from sparring.hosts.ray_actor import Actor
 from sparring.hosts.revival import Revival
 
 LOOK_S = 0.5
 MAX_EVENTS = 1000
 MAX_AT_ONCE = 1000  # callers of one instance that Ray lets in
-_GONE = ("DEAD",)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +38,22 @@ class Member:
     started_s: float = 0.0
     leaving: bool = False
     why: str = ""  # it is gone for good
+    caller: str = field(default_factory=lambda: os.urandom(6).hex())
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def who(self) -> str:
         return f"{self.service}/{self.index}"
+
+    def turn(self) -> tuple[str, int]:
+        return self.caller, next(self._numbers)
+
+    def look(self) -> dict[str, Any]:
+        """What Ray knows of it now; empty where it knows nothing."""
+        found: dict[str, Any] = state.actors(self.actor._actor_id.hex())
+        if found:
+            self.state = found["State"]
+        return found
 
     def why_late(self) -> str:
         waiting = self.state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY", "")
@@ -110,10 +122,10 @@ class Watch:
                     self._look(member, time.monotonic())
 
     def _look(self, member: Member, now: float) -> None:
-        found = state.actors(member.actor._actor_id.hex())
+        was, found = member.state, member.look()
         if not found:
             return
-        was, member.state, restarts = member.state, found["State"], int(found["NumRestarts"])
+        restarts = int(found["NumRestarts"])
         if member.state == "ALIVE" and (was != "ALIVE" or restarts > member.generation):
             member.started_s = member.started_s or now
         for _ in range(restarts - member.generation):

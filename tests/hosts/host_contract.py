@@ -1,0 +1,261 @@
+"""What holds of every host: tests for a fixture `host`, run on this machine's processes and on a real Ray cluster."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+from host_services import Broken, Doomed, Large, Worker
+
+from sparring.errors import ConfigError, Missing, Refused, WireError
+from sparring.hosts.protocol import Resources
+from sparring.services.server import Busy
+from sparring.services.solver import CallFailed, Late, Lost
+
+ONE = Resources(cpus=0.1)
+
+
+def until(there, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not (found := there()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+    return found
+
+
+def happened(host, kind, seconds=20.0):
+    """Events up to the first of that kind."""
+    seen = []
+
+    def there():
+        seen.extend(host.watch())
+        return any(event.kind == kind for event in seen)
+
+    until(there, seconds)
+    return seen
+
+
+def test_each_instance_knows_who_it_is(host):
+    handles = host.start(Worker, "worker", 2, ONE, {"word": "hi"})
+    who = [handle.ask("who").result() for handle in handles]
+    assert [(one["word"], one["index"], one["generation"]) for one in who] == [("hi", 0, 0), ("hi", 1, 0)]
+    assert len({one["pid"] for one in who} | {os.getpid()}) == 3
+    assert [(handle.index, handle.generation) for handle in handles] == [(0, 0), (1, 0)]
+    happened(host, "started")
+
+
+def test_each_may_be_given_something_else(host):
+    handles = host.start(Worker, "worker", 2, ONE, [{"word": "a"}, {"word": "b"}])
+    assert [handle.ask("who").result()["word"] for handle in handles] == ["a", "b"]
+    with pytest.raises(ConfigError, match="3 instances and 1 mappings"):
+        host.start(Worker, "other", 3, ONE, [{}])
+
+
+def test_a_constructor_is_given_arrays(host):
+    (large,) = host.start(Large, "large", 1, ONE, {"weights": np.arange(100_000.0)})
+    total, ones = large.ask("sums").result()
+    assert total == np.arange(100_000.0).sum()
+    assert ones.sum() == 1 << 16
+
+
+def test_answers_are_plain_data_whatever_the_host(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+    given = (1, 2.5, "three", None, True, b"4", [5, (6, 7)], {"eight": np.float32(9.0)})
+    values, named = worker.ask("echo", *given, x=np.arange(3)).result()
+    assert values == [1, 2.5, "three", None, True, b"4", [5, [6, 7]], {"eight": 9.0}]
+    assert named["x"].tolist() == [0, 1, 2]
+
+
+def test_calls_begin_in_their_order_and_many_are_under_way(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+    asked = [worker.ask("note", number) for number in range(100)]
+    assert [one.result() for one in asked] == list(range(100))
+    assert worker.ask("worked").result() == list(range(100))
+    assert all(one.done() for one in asked)
+
+
+def test_what_was_given_may_be_changed_afterwards(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+    small, large = np.zeros(4), np.zeros(1 << 16)
+    asked = worker.ask("echo", small, large)
+    small += 1
+    large += 1
+    values, _ = asked.result()
+    assert [one.sum() for one in values] == [0.0, 0.0]
+
+
+def test_errors_arrive_typed_and_with_their_story(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+    with pytest.raises(Missing, match=r"larder: there is no cheese\. Buy some\."):
+        worker.ask("breaks", "ours").result()
+    with pytest.raises(CallFailed, match="ZeroDivisionError: by nothing") as failed:
+        worker.ask("breaks", "theirs").result()
+    assert "in breaks" in failed.value.story
+    with pytest.raises(WireError, match="a object has no place"):
+        worker.ask("breaks", "object").result()
+    with pytest.raises(Refused, match="it has no verb 'dance'"):
+        worker.ask("dance").result()
+
+
+def test_a_call_that_takes_longer_than_its_caller_waits_is_late_and_may_be_asked_for_again(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+    worker.ask("who").result()
+    asked = worker.ask("sleep", 1.0)
+    with pytest.raises(Late, match=r"worker/0 did not answer sleep within 0.1 s"):
+        asked.result(0.1)
+    assert not asked.done()
+    assert asked.result() == 1.0
+
+
+def test_tasks_are_queued_and_a_full_queue_refuses_or_lets_wait(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+    for number in range(5):
+        worker.tell("work", number)
+    assert worker.ask("worked").result() == [0, 1, 2, 3, 4]
+    rare = [worker.ask("rare", 0.5) for _ in range(5)]
+    with pytest.raises(Busy, match="wait for rare"):
+        rare[-1].result()
+    for number in range(10, 20):
+        worker.tell("patient", number)
+    assert worker.ask("worked").result()[5:] == list(range(10, 20))
+
+
+def test_callers_are_served_together(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+    asked = [worker.ask("double", np.full(3, float(number))) for number in range(12)]
+    assert [one.result()[0] for one in asked] == [2.0 * number for number in range(12)]
+    sizes = worker.ask("batches").result()
+    assert sum(sizes) == 12
+    assert max(sizes) == 8
+
+
+def test_a_shared_value_is_seen_by_all_and_changed_by_none(host):
+    workers = host.start(Worker, "worker", 2, ONE, {})
+    shared = host.share({"a": np.ones(100_000), "b": np.ones(3, np.float32)})
+    for worker in workers:
+        assert worker.ask("total", shared).result() == 100_003.0
+        assert worker.ask("total", weights=shared, times=2).result() == 200_006.0
+    assert workers[0].ask("is_read_only", host.share(np.ones(100_000))).result()
+    del shared
+    assert workers[0].ask("total", host.share({"a": np.zeros(10)})).result() == 0.0
+
+
+def test_an_answer_under_way_stands_for_its_value(host):
+    first, second = host.start(Worker, "worker", 2, ONE, {})
+    slow = first.ask("sleep", 0.5)
+    later = second.ask("add", slow, b=1.0)
+    then = second.ask("note", "after")
+    assert not later.done()
+    assert later.result() == 1.5
+    assert then.result() == "after"
+    large = first.ask("add", np.ones(200_000), 1.0)
+    assert second.ask("add", large, 1.0).result().sum() == 600_000.0
+    with pytest.raises(Missing, match="there is no cheese"):
+        second.ask("add", first.ask("breaks", "ours"), 1.0).result()
+
+
+def test_whoever_waits_for_several_is_given_those_that_are_done(host):
+    first, second = host.start(Worker, "worker", 2, ONE, {})
+    first.ask("who").result(), second.ask("who").result()
+    quick, slow = first.ask("sleep", 0.0), second.ask("sleep", 1.5)
+    assert host.wait([quick, slow], 10.0) == [quick]
+    assert host.wait([slow], 0.05) == []
+    slow.result()
+    assert set(host.wait([quick, slow], 10.0)) == {quick, slow}
+    assert host.wait([], 0.1) == []
+
+
+def test_services_find_each_other_by_name(host):
+    (asker,) = host.start(Worker, "asker", 1, ONE, {})
+    host.start(Worker, "answerer", 2, ONE, {"word": "here"})
+    assert asker.ask("ask_others", "answerer", "who").result()["word"] == "here"
+    big = asker.ask("ask_others", "answerer", "add", np.ones(100_000), 1.0).result()
+    assert big.sum() == 200_000.0
+    with pytest.raises(Missing, match="there is no cheese"):
+        asker.ask("ask_others", "answerer", "breaks", "ours").result()
+
+
+def test_it_scales_up_and_down(host):
+    handles = host.start(Worker, "worker", 1, ONE, {"word": "hi"})
+    more = host.scale("worker", 3)
+    assert [one.ask("who").result()["index"] for one in more] == [0, 1, 2]
+    assert {one.ask("who").result()["word"] for one in more} == {"hi"}
+    pids = [one.ask("who").result()["pid"] for one in more]
+    (left,) = host.scale("worker", 1)
+    assert left.ask("who").result()["pid"] == pids[0] == handles[0].ask("who").result()["pid"]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids[1:]), 5.0)
+    with pytest.raises(Lost):
+        more[2].ask("who").result()
+    with pytest.raises(Missing, match="no service 'other' was started"):
+        host.scale("other", 1)
+
+
+def test_who_is_killed_comes_back_and_its_handle_leads_to_it(host):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {"word": "hi"})
+    pid = worker.ask("who").result()["pid"]
+    lost, kept = worker.ask("sleep", 30.0), worker.ask("nap", 0.0)
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(Lost, match="worker/0 died under sleep"):
+        lost.result()
+    assert kept.result() == 1  # twice is fine, so the next one was asked
+    who = worker.ask("who").result()
+    assert (who["word"], who["generation"]) == ("hi", 1)
+    assert who["pid"] != pid
+    seen = happened(host, "restarted")
+    assert [event.kind for event in seen] == ["started", "died", "restarted"]
+    assert {(event.service, event.index) for event in seen} == {("worker", 0)}
+    assert worker.generation == 1
+
+
+def test_a_crash_loop_is_given_up_and_said(host):
+    (doomed,) = host.start(Doomed, "doomed", 1, ONE, {})
+    asked = doomed.ask("who")
+    with pytest.raises(Lost):
+        asked.result(60.0)
+    seen = happened(host, "gave up", 60.0)
+    assert 1 <= sum(event.kind == "died" for event in seen) <= 5
+    with pytest.raises(Lost):
+        doomed.ask("who").result()
+
+
+def test_a_constructor_that_fails_is_told_with_its_story(host):
+    (broken,) = host.start(Broken, "broken", 1, ONE, {})
+    seen = happened(host, "gave up", 60.0)
+    assert "there is no larder" in seen[-1].why
+    with pytest.raises(Lost, match="there is no larder"):
+        broken.ask("who").result()
+
+
+def test_restarts_may_be_limited(host):
+    (worker,) = host.start(Worker, "worker", 1, Resources(cpus=0.1, restarts=0), {})
+    os.kill(worker.ask("who").result()["pid"], signal.SIGKILL)
+    happened(host, "gave up")
+    with pytest.raises(Lost):
+        worker.ask("who").result()
+
+
+def test_closing_it_ends_all_that_it_started(host, tmp_path):
+    note = tmp_path / "note"
+    handles = host.start(Worker, "worker", 2, ONE, {"closes": str(note)})
+    pids = [handle.ask("who").result()["pid"] for handle in handles]
+    began = time.monotonic()
+    host.close()
+    assert time.monotonic() - began < 10.0
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5.0)
+    assert note.read_text() == "closed"
+    host.close()
+
+
+def test_a_class_that_cannot_be_imported_is_refused(host):
+    class Inner(Worker):
+        pass
+
+    with pytest.raises(ConfigError, match="cannot be imported elsewhere"):
+        host.start(Inner, "inner", 1, ONE, {})
+    with pytest.raises(ConfigError, match="has no verb"):
+        host.start(Resources, "none", 1, ONE, {})
+    with pytest.raises(ConfigError, match="cannot name a service"):
+        host.start(Worker, "a/b", 1, ONE, {})
