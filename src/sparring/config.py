@@ -5,10 +5,12 @@ comment is its line in docs/settings.md, which is generated from here.
 """
 
 import difflib
+import os
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import urlencode
 
 from sparring.errors import ConfigError
 
@@ -87,6 +89,7 @@ class TrainConfig:
 
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # processes that play, in topologies that have any beside the learner
+    learners: int = 1  # that share the work and average their gradients (ppo, impala: topology ring)
     on: str = "local://"  # where actors run: local://, ray://auto or ray://HOST:PORT
     cpus_per_actor: float = 0.5  # that a cluster sets aside for each actor and each shard of replay
     reward_clip: float = 0.0  # rewards beyond ± this are learned as this; returns are told as earned; 0: no limit
@@ -116,6 +119,15 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ServicesConfig:
+    """How services find and call each other."""
+
+    discovery: str = "local://"  # or local:///folder, consul://HOST:PORT; SPARRING_DISCOVERY stands in for the default
+    bind: str = "127.0.0.1"  # of consul://: the address of this machine at which others call; needs keys off loopback
+    keys: str = ""  # of consul://: folder of CURVE keys (`spar services keys create`); "": made for this machine
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything in spar.toml."""
 
@@ -127,10 +139,23 @@ class Config:
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    services: ServicesConfig = field(default_factory=ServicesConfig)
 
     @property
     def store_url(self) -> str:
         return self.store.url.replace("{data}", self.data)
+
+    @property
+    def discovery_url(self) -> str:
+        """services.discovery with its options; where that is the default, SPARRING_DISCOVERY if it is set."""
+        said = self.services
+        if said.discovery == ServicesConfig().discovery:
+            return os.environ.get("SPARRING_DISCOVERY") or said.discovery
+        if not said.discovery.startswith("consul://"):
+            return said.discovery
+        options = {"bind": said.bind, "keys": said.keys}
+        given = {name: value for name, value in options.items() if value and f"{name}=" not in said.discovery}
+        return f"{said.discovery}{'&' if '?' in said.discovery else '?'}{urlencode(given)}"
 
     @property
     def registry_url(self) -> str:
@@ -152,7 +177,9 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Config:
         _override(table, text)
     config: Config = read(Config, table, str(file) if file.exists() else "--set")
     games = tuple(str((file.parent / game).resolve()) if game.endswith(".toml") else game for game in config.games)
-    return replace(config, data=str((file.parent / config.data).resolve()), games=games)
+    keys = config.services.keys and str((file.parent / config.services.keys).resolve())
+    services = replace(config.services, keys=keys)
+    return replace(config, data=str((file.parent / config.data).resolve()), games=games, services=services)
 
 
 def read(cls: type, table: dict[str, Any], where: str) -> Any:

@@ -25,6 +25,8 @@ EXTRA_OF = {  # a package that is missing → the extra that brings it
     "pettingzoo": "games",
     "pyspiel": "games",
     "ale_py": "games",
+    "zmq": "services",
+    "ray": "ray",
     "pyarrow": "export",
     "boto3": "aws",
     "botocore": "aws",

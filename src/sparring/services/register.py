@@ -8,6 +8,7 @@ from sparring.errors import ConfigError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Full = Literal["wait", "refuse"]
+HOW_BUSY = "?"  # a verb of every service: how many calls wait or are worked on, answered at once
 _MARK = "__verb__"
 
 

@@ -1,0 +1,140 @@
+"""Services that run now: who they are and how busy; more or fewer of them; the keys of calls between machines.
+
+`scale` asks the host that runs the service, such as a `spar train` at work. `keys create` makes a pair in the folder
+of services.keys, or in --folder; copy that folder to every machine that should call or be called.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparring.cli.output import Output
+from sparring.errors import ConfigError, Missing
+
+if TYPE_CHECKING:
+    from sparring.services.discovery import Discovery
+
+COLUMNS = ("service", "id", "address", "pid", "outstanding", "for")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `spar services` takes."""
+    parser.add_argument("action", choices=["list", "scale", "keys"])
+    parser.add_argument("what", nargs="*", help="scale: NAME=COUNT …; keys: create or show")
+    parser.add_argument("--discovery", metavar="URL", help="instead of services.discovery")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="keys: instead of services.keys")
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Do as `action` says; the --json object."""
+    if args.action == "keys":
+        return _keys(args, output)
+    url = args.discovery or args.config.discovery_url
+    if args.action == "list":
+        return _list(url, output)
+    return _scale(url, args.what, output)
+
+
+def _list(url: str, output: Output) -> dict[str, Any]:
+    from sparring.services.census import census
+
+    rows: list[dict[str, Any]] = []
+    for discovery in _opened(url):
+        for counted in census(discovery):
+            one = counted.instance
+            rows.append(
+                {
+                    "service": one.service,
+                    "id": one.id,
+                    "address": one.address,
+                    "pid": one.pid,
+                    "host": one.host,
+                    "outstanding": counted.outstanding,
+                    "since_s": one.since_s,
+                    "idempotent": list(one.idempotent),
+                }
+            )
+        discovery.close()
+    if not rows:
+        output.say(f"no service is there ({url})")
+        return {"discovery": url, "services": []}
+    shown = [
+        (row["service"], row["id"], row["address"], row["pid"], _busy(row["outstanding"]), _ago(row["since_s"]))
+        for row in rows
+    ]
+    output.table(COLUMNS, shown)
+    return {"discovery": url, "services": rows}
+
+
+def _busy(outstanding: int | None) -> str:
+    return "no answer" if outstanding is None else str(outstanding)
+
+
+def _ago(since_s: float) -> str:
+    seconds = max(0, int(time.time() - since_s))
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _scale(url: str, wanted: list[str], output: Output) -> dict[str, Any]:
+    from sparring.services.solver import Solver
+
+    counts = dict(_wanted(text) for text in wanted)
+    if not counts:
+        raise ConfigError("nothing to scale was named", where="spar services scale", do="Write NAME=COUNT: actor=6")
+    scaled: dict[str, int] = {}
+    hosts = 0
+    for discovery in _opened(url):
+        if discovery.instances("host"):
+            hosts += 1
+            with Solver(discovery) as solver:
+                runs = {one["name"] for one in solver.retrieve("host", "list")}
+                for name in sorted(runs & (counts.keys() - scaled.keys())):
+                    scaled[name] = solver.within(60).retrieve("host", "scale", name, counts[name])
+                    output.say(f"{name}: {scaled[name]}")
+        discovery.close()
+    if lacking := sorted(counts.keys() - scaled.keys()):
+        do = "See what runs: `spar services list`" if hosts else "Start a run with actors, or name its --discovery"
+        said = f"none of {hosts} hosts runs {', '.join(lacking)}" if hosts else "no host is there"
+        raise Missing(said, where=url, do=do)
+    return {"discovery": url, "scaled": scaled}
+
+
+def _wanted(text: str) -> tuple[str, int]:
+    name, sign, count = text.partition("=")
+    if not name or not sign or not count.isdecimal():
+        raise ConfigError(f"{text!r} is no count", where="spar services scale", do="Write NAME=COUNT: actor=6")
+    return name, int(count)
+
+
+def _opened(url: str) -> "list[Discovery]":
+    """The discovery; on this machine also those of the hosts that meet in folders of their own within."""
+    from sparring.services.discovery import Local, open_discovery
+
+    discovery = open_discovery(url)
+    if not isinstance(discovery, Local):
+        return [discovery]
+    return [discovery, *(Local(path) for path in sorted(discovery.folder.glob("h-*")) if path.is_dir())]
+
+
+def _keys(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.services.keys import Keys, create_keys
+
+    said = args.config.services.keys
+    folder = args.folder or (Path(said) if said else Path(args.config.data) / "services-keys")
+    folder = Path(os.path.abspath(folder))
+    if args.what not in (["create"], ["show"]):
+        raise ConfigError(
+            f"{' '.join(args.what) or 'nothing'!r} cannot be done with keys",
+            where="spar services keys",
+            do="Write create or show",
+        )
+    keys = create_keys(folder) if args.what == ["create"] else Keys(folder)
+    output.say(f"{folder}\npublic key {keys.public}")
+    if args.what == ["create"]:
+        output.say(f'\nCopy the folder to every machine of the cluster, and set there: [services] keys = "{folder}"')
+    return {"folder": str(folder), "public": keys.public}

@@ -1,0 +1,55 @@
+"""Who is there now, and how busy: every instance of every service, asked itself."""
+
+import time
+from collections.abc import Iterable
+
+import msgspec
+import zmq
+
+from sparring.errors import SparringError
+from sparring.services import frames
+from sparring.services.discovery import Discovery, Instance
+from sparring.services.frames import ANSWER, CALL, Codec, Head
+from sparring.services.register import HOW_BUSY
+
+PATIENCE_S = 1.0
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """An instance, and how many calls wait there or are worked on; None where it did not answer in time."""
+
+    instance: Instance
+    outstanding: int | None
+
+
+def census(discovery: Discovery) -> list[Counted]:
+    """Every instance by service and id. All are asked at once, so it takes a second at most."""
+    found = [one for service in discovery.services() for one in discovery.instances(service)]
+    found.sort(key=lambda one: (one.service, one.id))
+    with zmq.Context() as context:
+        lines = [context.socket(zmq.DEALER) for _ in found]
+        try:
+            for line, instance in zip(lines, found, strict=True):
+                line.setsockopt(zmq.LINGER, 0)
+                discovery.connect(line, instance)
+                line.send_multipart(Codec().encode(Head(frames.VERSION, CALL, 1, HOW_BUSY, PATIENCE_S, [[], {}])))
+            until = time.monotonic() + PATIENCE_S
+            answers = [_answer(line, until) for line in lines]
+        finally:
+            _close(lines)
+    return [Counted(instance, answer) for instance, answer in zip(found, answers, strict=True)]
+
+
+def _answer(line: "zmq.Socket[bytes]", until: float) -> int | None:
+    if not line.poll(max(0, int(1000 * (until - time.monotonic())))):
+        return None
+    try:
+        head = Codec().decode(line.recv_multipart())
+    except SparringError:
+        return None
+    return head.body if head.kind == ANSWER and isinstance(head.body, int) else None
+
+
+def _close(lines: "Iterable[zmq.Socket[bytes]]") -> None:
+    for line in lines:
+        line.close()
