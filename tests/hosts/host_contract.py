@@ -11,8 +11,9 @@ from host_services import Broken, Doomed, Large, Worker
 
 from sparring.errors import ConfigError, Missing, Refused, WireError
 from sparring.hosts.protocol import Resources
+from sparring.services.discovery import Local
 from sparring.services.server import Busy
-from sparring.services.solver import CallFailed, Late, Lost
+from sparring.services.solver import CallFailed, Late, Lost, Solver
 
 ONE = Resources(cpus=0.1)
 
@@ -259,3 +260,16 @@ def test_a_class_that_cannot_be_imported_is_refused(host):
         host.start(Resources, "none", 1, ONE, {})
     with pytest.raises(ConfigError, match="cannot name a service"):
         host.start(Worker, "a/b", 1, ONE, {})
+
+
+def test_others_see_what_it_runs_and_scale_it(host):
+    host.start(Worker, "worker", 1, ONE, {})
+    control = host._folder.path
+    with Solver(Local(control)) as solver:
+        assert solver.retrieve("host", "list") == [{"name": "worker", "count": 1, "generations": [0]}]
+        assert solver.within(20).retrieve("host", "scale", "worker", 2) == 2
+        with pytest.raises(Refused, match="-1 instances"):
+            solver.retrieve("host", "scale", "worker", -1)
+    assert [handle.ask("who").result()["index"] for handle in host.handles("worker")] == [0, 1]
+    with pytest.raises(ConfigError, match="was started already"):
+        host.start(Worker, "worker", 1, ONE, {})

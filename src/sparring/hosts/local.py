@@ -3,16 +3,16 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Any, Self
 
-from sparring.errors import Missing
+from sparring.hosts.control import offer
 from sparring.hosts.line import Asked, Line
-from sparring.hosts.naming import checked_name, given_each, path_of
+from sparring.hosts.naming import path_of
 from sparring.hosts.post import Member, Post
 from sparring.hosts.private import Private
 from sparring.hosts.protocol import Event, Handle, Pending, Resources
 from sparring.hosts.revival import Revival
+from sparring.hosts.roster import Roster, Started
 from sparring.hosts.worker import Told
 from sparring.services import frames
 from sparring.services.arena import Arena
@@ -26,20 +26,20 @@ class LocalHandle:
     """One instance on this machine."""
 
     def __init__(self, member: Member, post: Post) -> None:
-        self._member, self._post = member, post
+        self.member, self._post = member, post
 
     @property
     def index(self) -> int:
-        return self._member.told.index
+        return self.member.told.index
 
     @property
     def generation(self) -> int:
-        return max(0, self._member.generation)
+        return max(0, self.member.generation)
 
     @property
     def log(self) -> Path:
         """Where what it prints is kept."""
-        return self._member.log
+        return self.member.log
 
     def ask(self, verb: str, *args: Any, **named: Any) -> Asked:
         return self._posted(CALL, verb, args, named)
@@ -48,8 +48,8 @@ class LocalHandle:
         self._posted(TASK, verb, args, named).result()
 
     def _posted(self, kind: int, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> Asked:
-        asked = Asked(kind, self._member.name, verb, self._post.news, DEADLINE_S)
-        self._member.line.post(asked, args, named)
+        asked = Asked(kind, self.member.name, verb, self._post.news, DEADLINE_S)
+        self.member.line.post(asked, args, named)
         self._post.wake()
         return asked
 
@@ -66,9 +66,8 @@ class LocalHost:
         self._keeping = Keeping(self._folder.path / "kept")
         self._arena = Arena()
         self._post = Post(self._keeping)
-        self._services: dict[str, list[LocalHandle]] = {}
-        self._started: dict[str, tuple[str, Resources, dict[str, Any]]] = {}
-        self._lock, self._closed = Lock(), False
+        self._roster: Roster[LocalHandle] = Roster(self._added, self._stop)
+        self._control = offer(self._roster, self._folder.path)
 
     def start(
         self,
@@ -78,33 +77,20 @@ class LocalHost:
         needs: Resources,
         given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     ) -> list[Handle]:
-        each = given_each(given, count, checked_name(name))
-        path = path_of(service)
-        with self._lock:
-            handles = [self._add(path, name, index, needs, one) for index, one in enumerate(each)]
-            self._services[name] = handles
-            self._started[name] = (path, needs, each[0] if each else {})
-        return list(handles)
+        return list(self._roster.start(service, name, count, needs, given))
 
     def scale(self, name: str, count: int) -> list[Handle]:
-        with self._lock:
-            if name not in self._services:
-                known = ", ".join(sorted(self._services)) or "nothing"
-                raise Missing(f"no service {name!r} was started", where="host", do=f"It runs {known}")
-            path, needs, given = self._started[name]
-            handles = self._services[name]
-            leaving, staying = handles[count:], handles[:count]
-            self._post.leave([handle._member for handle in leaving])
-            new = [self._add(path, name, index, needs, given) for index in range(len(staying), count)]
-            self._services[name] = [*staying, *new]
-            return list(self._services[name])
+        return list(self._roster.scale(name, count))
+
+    def handles(self, name: str) -> list[Handle]:
+        return list(self._roster.handles(name))
 
     def share(self, value: Any) -> Kept:
         return self._keeping.keep(value)
 
     def wait(self, pending: Sequence[Pending], seconds: float) -> list[Pending]:
         with self._post.news:
-            self._post.news.wait_for(lambda: any(one.done() for one in pending), seconds)
+            self._post.news.wait_for(lambda: not pending or any(one.done() for one in pending), seconds)
         return [one for one in pending if one.done()]
 
     def watch(self) -> Iterator[Event]:
@@ -112,14 +98,12 @@ class LocalHost:
             yield self._post.events.popleft()
 
     def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._post.close()
-        self._keeping.close()
-        self._arena.close()
-        self._folder.close()
+        if self._roster.close():
+            self._control.close()
+            self._post.close()
+            self._keeping.close()
+            self._arena.close()
+            self._folder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -127,11 +111,18 @@ class LocalHost:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _add(self, path: str, name: str, index: int, needs: Resources, given: dict[str, Any]) -> LocalHandle:
+    def _stop(self, handles: list[LocalHandle]) -> None:
+        self._post.leave([handle.member for handle in handles])
+
+    def _added(self, started: Started[LocalHandle], given: Sequence[dict[str, Any]]) -> list[LocalHandle]:
+        first = len(started.handles)
+        return [self._one(started, first + number, one) for number, one in enumerate(given)]
+
+    def _one(self, started: Started[LocalHandle], index: int, given: dict[str, Any]) -> LocalHandle:
         said = Codec().encode(Head(frames.VERSION, ANSWER, 0, "", 0.0, given))
         told = Told(
-            service=path,
-            name=name,
+            service=path_of(started.service),
+            name=started.name,
             id="",
             index=index,
             generation=0,
@@ -139,8 +130,8 @@ class LocalHost:
             given=[bytes(part) for part in said],
             ready=-1,
         )
-        line = Line(f"{name}/{index}", self._arena, self._post.context)
-        log = self._logs / f"{name}.{index}.log"
-        member = Member(told, line, Revival(needs.restarts), log, next_s=time.monotonic())
+        line = Line(f"{started.name}/{index}", self._arena, self._post.context)
+        log = self._logs / f"{started.name}.{index}.log"
+        member = Member(told, line, Revival(started.needs.restarts), log, next_s=time.monotonic())
         self._post.add(member)
         return LocalHandle(member, self._post)

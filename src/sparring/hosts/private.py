@@ -11,7 +11,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from sparring.services.discovery import Discovery, Local, default_folder
+from sparring.services.discovery import default_folder
 
 _PREFIX, _OWNER = "h-", "owner"
 
@@ -42,8 +42,3 @@ def _sweep(around: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
         os.close(handle)
-
-
-def found_at(url: str) -> Discovery:
-    """The discovery behind a URL."""
-    return Local(Path(url.removeprefix("local://")))

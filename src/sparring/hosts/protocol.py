@@ -99,6 +99,10 @@ class Host(Protocol):
         """So many from now on: the last leave, new ones are given what the first was."""
         ...
 
+    def handles(self, name: str) -> list[Handle]:
+        """Those there are now: others may scale too (`spar services scale`, see control.py)."""
+        ...
+
     def share(self, value: Any) -> Shared:
         """Put a value where every instance can read it; it is given back when this and all uses of it are gone."""
         ...

@@ -2,20 +2,21 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Self
 
 import ray
 
-from sparring.errors import Missing
-from sparring.hosts.naming import checked_name, given_each, path_of
+from sparring.hosts.control import offer
+from sparring.hosts.desk import plain
+from sparring.hosts.naming import path_of
+from sparring.hosts.private import Private
 from sparring.hosts.protocol import Event, Handle, Pending, Resources
 from sparring.hosts.ray_actor import Actor
 from sparring.hosts.ray_calls import RayPending, RayShared, ask
 from sparring.hosts.ray_cluster import Cluster
 from sparring.hosts.ray_members import MAX_AT_ONCE, Group, Member, Watch
 from sparring.hosts.revival import Revival
+from sparring.hosts.roster import Roster, Started
 from sparring.services.register import verbs_of
 
 STOP_S = 2.5  # for an orderly end; then Ray kills
@@ -42,16 +43,6 @@ class RayHandle:
         self.ask(verb, *args, **named).result()
 
 
-@dataclass(frozen=True, slots=True)
-class _Service:
-    """What was started under a name."""
-
-    kind: type
-    needs: Resources
-    given: dict[str, Any]  # of the first
-    handles: list[RayHandle]
-
-
 class RayHost:
     """A context manager. Threads may share one."""
 
@@ -59,8 +50,9 @@ class RayHost:
         self.url, self._cluster = url, cluster
         self.discovery = cluster.discovery
         self._watch = Watch()
-        self._services: dict[str, _Service] = {}
-        self._lock = Lock()
+        self._folder = Private()
+        self._roster: Roster[RayHandle] = Roster(self._added, self._stop)
+        self._control = offer(self._roster, self._folder.path)
 
     def start(
         self,
@@ -70,28 +62,16 @@ class RayHost:
         needs: Resources,
         given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     ) -> list[Handle]:
-        each = given_each(given, count, checked_name(name))
-        path_of(service)
-        with self._lock:
-            started = _Service(service, needs, each[0] if each else {}, [])
-            self._services[name] = started
-            started.handles.extend(self._added(started, name, each))
-            return list(started.handles)
+        return list(self._roster.start(service, name, count, needs, given))
 
     def scale(self, name: str, count: int) -> list[Handle]:
-        with self._lock:
-            if name not in self._services:
-                known = ", ".join(sorted(self._services)) or "nothing"
-                raise Missing(f"no service {name!r} was started", where="host", do=f"It runs {known}")
-            started = self._services[name]
-            _stop([handle.member for handle in started.handles[count:]], self._watch)
-            del started.handles[count:]
-            new = count - len(started.handles)
-            started.handles.extend(self._added(started, name, [started.given] * new))
-            return list(started.handles)
+        return list(self._roster.scale(name, count))
+
+    def handles(self, name: str) -> list[Handle]:
+        return list(self._roster.handles(name))
 
     def share(self, value: Any) -> RayShared:
-        return RayShared(ray.put(value))
+        return RayShared(ray.put(plain(value)))
 
     def wait(self, pending: Sequence[Pending], seconds: float) -> list[Pending]:
         by_ref = {one.ref: one for one in pending if isinstance(one, RayPending)}
@@ -107,11 +87,11 @@ class RayHost:
             yield self._watch.events.popleft()
 
     def close(self) -> None:
-        with self._lock:
-            _stop([handle.member for started in self._services.values() for handle in started.handles], self._watch)
-            self._services = {}
-        self._watch.close()
-        self._cluster.close()
+        if self._roster.close():
+            self._control.close()
+            self._watch.close()
+            self._folder.close()
+            self._cluster.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,39 +99,37 @@ class RayHost:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _added(self, started: _Service, name: str, given: Sequence[dict[str, Any]]) -> list[RayHandle]:
+    def _added(self, started: Started[RayHandle], given: Sequence[dict[str, Any]]) -> list[RayHandle]:
         if not given:
             return []
         group, first = Group(started.needs, len(given)), len(started.handles)
-        again = frozenset(verb.name for verb in verbs_of(started.kind).values() if verb.idempotent)
+        again = frozenset(verb.name for verb in verbs_of(started.service).values() if verb.idempotent)
         around = {"discovery": self.discovery, "paths": [path for path in sys.path if path]}
+        path, kind = path_of(started.service), ray.remote(Actor)
         handles = []
-        for number, one in enumerate(given):
-            options = group.options(number) | {
-                "name": f"sparring/{name}/{first + number}",
+        for index, one in enumerate(given, first):
+            options = group.options(index - first) | {
+                "name": f"sparring/{started.name}/{index}",
                 "namespace": self._cluster.namespace,
                 "max_restarts": started.needs.restarts,
                 "max_concurrency": MAX_AT_ONCE,
             }
-            actor = (
-                ray.remote(Actor).options(**options).remote(path_of(started.kind), name, first + number, one, around)
-            )
-            member = Member(name, first + number, actor, again, Revival(started.needs.restarts), group)
+            actor = kind.options(**options).remote(path, started.name, index, one, around)
+            member = Member(started.name, index, actor, again, Revival(started.needs.restarts), group)
             self._watch.add(member)
             handles.append(RayHandle(member))
         return handles
 
-
-def _stop(members: list[Member], watch: Watch) -> None:
-    """Ask them to end, wait a little, and end them."""
-    members = [member for member in members if not member.why]
-    for member in members:
-        member.leaving = True
-        member.look()
-    asked = [member.actor.close.remote() for member in members if member.state == "ALIVE"]
-    if asked:
-        ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
-    for member in members:
-        ray.kill(member.actor, no_restart=True)
-        member.group.left()
-        watch.remove(member, "stopped", "it was stopped")
+    def _stop(self, handles: list[RayHandle]) -> None:
+        """Ask them to end, wait a little, and end them."""
+        members = [handle.member for handle in handles if not handle.member.why]
+        for member in members:
+            member.leaving = True
+            member.look()
+        asked = [member.actor.close.remote() for member in members if member.state == "ALIVE"]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
+        for member in members:
+            ray.kill(member.actor, no_restart=True)
+            member.group.left()
+            self._watch.remove(member, "stopped", "it was stopped")

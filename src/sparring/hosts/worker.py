@@ -14,8 +14,8 @@ from contextlib import suppress
 import msgspec
 
 from sparring.hosts.naming import class_at, constructed
-from sparring.hosts.private import found_at
 from sparring.services import kept as kept  # a shared value may stand in what comes
+from sparring.services.discovery import open_discovery
 from sparring.services.frames import Codec
 from sparring.services.register import verbs_of
 from sparring.services.server import Server
@@ -53,7 +53,7 @@ def main() -> int:
         signal.signal(one, lambda *_: over.set())
     threading.Thread(target=_follow_host, args=(over,), name="tether", daemon=True).start()
     instance = constructed(class_at(told.service), Codec().decode(told.given).body, told.index, told.generation)
-    server = Server(instance, found_at(told.discovery), name=told.name, id=told.id).start()
+    server = Server(instance, open_discovery(told.discovery), name=told.name, id=told.id).start()
     _say_ready(told.ready, server, instance)
     over.wait()
     threading.Thread(target=_end_by_force, name="grace", daemon=True).start()
