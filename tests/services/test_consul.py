@@ -20,7 +20,9 @@ from servers.running import ConsulAgent
 from sparring.errors import Unreachable
 from sparring.services.consul import open_consul
 from sparring.services.keys import create_keys
+from sparring.services.local import Local
 from sparring.services.solver import Solver
+from sparring.services.topics import Publisher
 
 pytestmark = pytest.mark.servers
 HERE = Path(__file__).parent
@@ -210,3 +212,43 @@ def test_threads_and_descriptors_are_given_back(start, url):
         once()
     assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= handles
+
+
+MIRRORING = """
+import sys, time
+from sparring.services.discovery import open_discovery
+from sparring.services.topics import Subscription
+discovery = open_discovery(sys.argv[1])
+with Subscription("weights/main", discovery, wait_s=20) as weights:
+    for version in (0, 1, 2):
+        value = weights.take(version)
+        print(weights.version, int(value["w"][-1]), value["w"].flags.writeable, flush=True)
+discovery.close()
+"""
+
+
+def test_a_topic_comes_to_another_machine_once_for_all_its_readers(url):
+    here = open_consul(url("here"))
+    with Publisher("weights/main", here) as publisher:
+        publisher.publish({"w": np.full(200_000, 5, np.float32)})
+        words = [sys.executable, "-c", MIRRORING, url("there")]
+        children = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        try:
+            assert [child.stdout.readline() for child in children] == ["0 5 False\n"] * 3
+            there = Local(Path(url("there").rpartition("=")[2]))
+            (mirroring,) = there.instances("mirror-topic-weights.main")
+            publisher.publish({"w": np.full(200_000, 6, np.float32)})
+            assert [child.stdout.readline() for child in children] == ["1 6 False\n"] * 3
+            (killed,) = [child for child in children if child.pid == mirroring.pid]
+            killed.kill()
+            killed.wait()
+            publisher.publish({"w": np.full(200_000, 7, np.float32)})
+            rest = [child for child in children if child is not killed]
+            assert [child.stdout.readline() for child in rest] == ["2 7 False\n"] * 2
+            assert [child.wait(10) for child in rest] == [0, 0]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+                child.stdout.close()
+    here.close()

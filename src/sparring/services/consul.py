@@ -53,6 +53,11 @@ class Consul:
         self._lock = threading.Lock()
         self._beats = Beats(place)
 
+    @property
+    def near(self) -> Local:
+        """Those of this machine alone."""
+        return self._local
+
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Door:
         near = self._local.listen(socket, service, id)  # before there are keys: this machine's files are guard enough
         guard = self._place.keys.serve(socket)

@@ -42,6 +42,10 @@ class Local:
         self._known: dict[str, tuple[int, tuple[Instance, ...]]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def near(self) -> "Local":
+        return self
+
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Door:
         path = self.folder / f"{service}.{id}.{os.urandom(3).hex()}.sock"
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
