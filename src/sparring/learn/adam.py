@@ -7,7 +7,7 @@ the norm, its shortening, and the fused step that torch.optim.Adam(fused=True) c
 imports torch's compiler, which takes longer than learning CartPole does.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class Adam:
         owned = list(parameters)
         sizes = [value.numel() for value in owned]
         self._value, self._gradient = torch.empty(sum(sizes)), torch.zeros(sum(sizes))
+        self.average: Callable[[Tensor], None] | None = None  # of several learners: makes the gradient theirs together
         with torch.no_grad():
             parts = zip(owned, self._value.split(sizes), self._gradient.split(sizes), strict=True)  # type: ignore[no-untyped-call]
             for value, place, gradient in parts:
@@ -41,6 +42,17 @@ class Adam:
         """One step down the gradient of `loss`, shortened to `max_norm`; its norm before that."""
         self._gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.average is not None:
+            self.average(self._gradient)
+        return self.step(max_norm)
+
+    @property
+    def gradient(self) -> Tensor:
+        """That of the next step, flat."""
+        return self._gradient
+
+    def step(self, max_norm: float) -> Tensor:
+        """One step down the gradient as it stands, shortened to `max_norm`; its norm before that."""
         with torch.no_grad():
             norm = torch.linalg.vector_norm(self._gradient)
             self._gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -62,6 +74,10 @@ class Adam:
             )
         result: Tensor = norm
         return result
+
+    def everything(self) -> list[Tensor]:
+        """Parameters and what is remembered of their gradients, flat: whoever has the same takes the same steps."""
+        return [self._value, self._mean, self._square]
 
     def save(self) -> Tree:
         """What it remembers of the gradients; the parameters are their module's to save."""

@@ -19,10 +19,12 @@ Source = Literal["sim", "store", "mix"]
 
 SUITS = {"impala": "async", "a3c": "hogwild", "apex": "apex"}  # by --algo; every other plays in the learner's process
 AWAY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}  # what suits on a cluster otherwise
-ON_HOSTS = ("sync", "async", "apex", "central")  # the topologies whose actors are services where they are far away
+# The topologies whose actors, or learners, are services where they are far away.
+ON_HOSTS = ("sync", "ring", "async", "apex", "central")
 TAKES = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
+    "ring": ("trajectories",),
     "async": ("trajectories",),
     "hogwild": ("trajectories",),
     "apex": ("transitions", "sequences"),
@@ -53,6 +55,7 @@ class Plan:
     replay: ReplayConfig
     on: str = "local://"  # the host that actors run on
     cpus_per_actor: float = 0.5  # there
+    learners: int = 1  # that average their gradients, in "ring"
 
     def record(self) -> dict[str, Any]:
         """As plain data, from which `from_record` makes the same plan."""
@@ -72,6 +75,7 @@ class Plan:
             "replay": asdict(self.replay),
             "on": self.on,
             "cpus_per_actor": self.cpus_per_actor,
+            "learners": self.learners,
         }
 
 
@@ -89,6 +93,7 @@ class Wish:
     settings: tuple[str, ...] = ()  # "key=value"
     actors: int | None = None
     on: str | None = None  # a host's URL
+    learners: int | None = None
 
 
 def plan(wish: Wish, config: Config) -> Plan:
@@ -106,7 +111,8 @@ def plan(wish: Wish, config: Config) -> Plan:
             do="Leave out memory, or --from mix",
         )
     on = wish.on or config.train.on
-    topology = _topology(replace(wish, on=on), algorithm, source)
+    learners = _learners(wish, config)
+    topology = _topology(replace(wish, on=on, topology=_ringed(wish.topology, learners)), algorithm, source)
     if source == "mix":
         check_share(config.replay.store_share)
     envs = wish.envs or (preset.envs if config.train.envs == type(config.train)().envs else config.train.envs)
@@ -134,6 +140,7 @@ def plan(wish: Wish, config: Config) -> Plan:
         replay=_replay(config.replay, preset),
         on=on,
         cpus_per_actor=config.train.cpus_per_actor,
+        learners=learners,
     )
 
 
@@ -162,6 +169,7 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
         replay=read(ReplayConfig, record["replay"], "run.json [replay]"),
         on=record.get("on", "local://"),  # runs from before there were hosts
         cpus_per_actor=record.get("cpus_per_actor", 0.5),
+        learners=record.get("learners", 1),
     )
 
 
@@ -221,6 +229,23 @@ def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
             do=leave,
         )
     return name
+
+
+def _learners(wish: Wish, config: Config) -> int:
+    learners = config.train.learners if wish.learners is None else wish.learners
+    if learners < 1:
+        raise ConfigError(f"--learners {learners}", where="spar train", do="Count them from 1")
+    return learners
+
+
+def _ringed(topology: str | None, learners: int) -> str | None:
+    """Several learners in step are a ring of them."""
+    if learners == 1 or topology == "ring":
+        return topology
+    if topology not in (None, "sync"):
+        do = "Leave out --topology, or --learners"
+        raise ConfigError(f"{topology} has one learner, and --learners is {learners}", where="--learners", do=do)
+    return "ring"
 
 
 def _suiting(wish: Wish, algorithm: Algorithm) -> str:

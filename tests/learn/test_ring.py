@@ -1,0 +1,221 @@
+"""Several learners with one gradient: equal weights, lost learners, checkpoints. Real processes, gloo on loopback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from sparring.config import Config, TrainConfig
+from sparring.errors import SparringError
+from sparring.learn.plan import Plan, Wish, plan
+from sparring.learn.protocol import Batch
+from sparring.learn.ring import Meeting, Ring, RingAlgorithm, RingBroken, visit
+from sparring.learn.ring_learner import digest
+from sparring.learn.topologies import Wiring, single, wire
+from sparring.learn.trajectories import of_streams
+
+SMALL = ("rollout_ticks=32", "minibatch_steps=128", "epochs=2")
+
+
+def wished(learners: int, algo: str = "ppo", settings: tuple[str, ...] = SMALL, envs: int = 8) -> Plan:
+    wish = Wish(game="cartpole", algo=algo, learners=learners, settings=settings, envs=envs, seed=3, steps=100_000)
+    return plan(wish, Config())
+
+
+@contextmanager
+def ring_of(learners: int) -> Iterator[Any]:
+    wiring: Wiring = wire(wished(learners), None)
+    try:
+        yield wiring
+    finally:
+        wiring.close()
+
+
+def digests(wiring: Any) -> set[str]:
+    others = [member.ask("digest").result(20) for member in wiring.members.values()]
+    return {digest(wiring.learner.weights()), *others}
+
+
+def workers() -> list[psutil.Process]:
+    """The learners beside this process."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "sparring.hosts.worker" in child.cmdline()]
+
+
+def test_three_learners_have_the_same_weights_after_every_update() -> None:
+    with ring_of(3) as wiring:
+        seen = set()
+        for number in range(1, 4):
+            turn = wiring.turn()
+            assert (turn.metrics["learners"], wiring.learner.updates) == (3, number)
+            (one,) = digests(wiring)
+            seen.add(one)
+        assert len(seen) == 3, "and they learn"
+        assert wiring.env_steps == 3 * 3 * 8 * 32
+        assert wiring.learner.steps == wiring.env_steps, "rates are annealed by everybody's steps"
+        assert wiring.sources().steps == {"selfplay": wiring.env_steps}
+
+
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
+    with ring_of(2) as wiring:
+        wiring.turn()
+        state = wiring.save()
+        wiring.turn()
+        unbroken, steps = digest(wiring.learner.weights()), wiring.env_steps
+    with ring_of(2) as again:
+        again.load(state)
+        again.turn()
+        assert (digest(again.learner.weights()), again.env_steps) == (unbroken, steps)
+        assert digests(again) == {unbroken}
+
+
+def test_a_learner_killed_between_two_updates_leaves_and_the_rest_go_on() -> None:
+    with ring_of(3) as wiring:
+        wiring.turn()
+        workers()[0].kill()
+        updates = [wiring.turn() and wiring.learner.updates for _ in range(4)]
+        assert sorted(updates) == updates
+        assert updates[-1] >= 4, "one turn at most is lost"
+        assert wiring.turn().metrics["learners"] == 2
+        assert len(digests(wiring)) == 1
+        before = wiring.env_steps
+        kept = wiring.save()
+        assert len(kept["others"]) == 1
+    with ring_of(3) as again:  # a resumed run has them all again, and counts what the lost one played
+        again.load(kept)
+        assert again.env_steps == before
+        assert again.turn().metrics["learners"] == 3
+        assert len(digests(again)) == 1
+
+
+@pytest.mark.slow
+def test_learners_killed_in_the_middle_of_updates_leave_until_one_is_alone() -> None:
+    with ring_of(3) as wiring:
+        wiring.turn()
+        learners = []
+        for victim in workers():
+            timer = threading.Timer(0.05, victim.kill)
+            timer.start()
+            for _ in range(6):
+                turn = wiring.turn()
+                learners.append(turn.metrics["learners"])
+            timer.join()
+            assert len(digests(wiring)) == 1
+        assert learners[-1] == 1
+        assert 2 in learners
+        assert wiring.learner.updates >= 8
+
+
+def test_several_learners_step_as_one_with_the_joint_batch() -> None:
+    settings = ("rollout_ticks=16", "normalise=false", "epochs=1", "minibatch_steps=0")
+    alone = wished(1, "impala", settings, envs=4)
+    batch = single.wire(alone, None).turn().batch
+    assert batch is not None
+    halves = [of_streams(batch, np.arange(2)), of_streams(batch, np.arange(2, 4))]
+    one = alone.algorithm.begin(alone.spec, alone.settings, 5)
+    alone.algorithm.update(one, batch)
+    weights = together(alone, [[half] for half in halves])
+    for name, value in one.weights().items():
+        np.testing.assert_allclose(weights[0][name], value, rtol=1e-4, atol=1e-6)
+    assert digest(weights[0]) == digest(weights[1])
+
+
+def test_shares_of_different_size_make_the_same_steps() -> None:
+    settings = ("rollout_ticks=16", "minibatch_steps=16", "epochs=2")
+    alone = wished(1, "ppo", settings, envs=8)
+    batch = single.wire(alone, None).turn().batch
+    assert batch is not None
+    shares = [of_streams(batch, np.arange(1)), of_streams(batch, np.arange(1, 4)), of_streams(batch, np.arange(4, 8))]
+    weights = together(alone, [[share, share] for share in shares])
+    assert len({digest(one) for one in weights}) == 1
+
+
+def test_weights_that_came_apart_are_those_of_the_leader_again() -> None:
+    alone = wished(1, "ppo", ("rollout_ticks=16",), envs=2)
+    batch = single.wire(alone, None).turn().batch
+    assert batch is not None
+    weights = together(alone, [[batch], [batch]], apart=1e-3)
+    assert digest(weights[0]) == digest(weights[1])
+
+
+def together(agreed: Plan, batches: list[list[Batch]], apart: float = 0.0) -> list[Any]:
+    """Learners in threads of this process, each with its own batches; the weights of each at the end."""
+    meeting, world = Meeting(), len(batches)
+    found: list[Any] = [None] * world
+
+    def learn(rank: int) -> None:
+        algorithm = RingAlgorithm(agreed.algorithm)
+        learner: Any = algorithm.begin(agreed.spec, agreed.settings, 5)
+        store = visit(meeting.host, meeting.port)
+        algorithm.ring = Ring(store, meeting.host, 1, (rank, world), 20.0)
+        learner.optimiser.everything()[0].data.add_(apart * rank)
+        for batch in batches[rank]:
+            algorithm.update(learner, batch)
+        algorithm.leave()
+        found[rank] = learner.weights()
+
+    threads = [threading.Thread(target=learn, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_nobody_waits_for_ever_for_one_who_does_not_come() -> None:
+    meeting = Meeting()
+    with pytest.raises(RingBroken):
+        Ring(meeting.store, meeting.host, 1, (0, 2), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"algo": "dqn"}, "ring carries trajectories"),
+        ({"topology": "async", "algo": "impala"}, "async has one learner"),
+        ({"learners": 0}, "Count them from 1"),
+    ],
+)
+def test_what_cannot_be_shared_is_one_sentence(wish: dict[str, Any], says: str) -> None:
+    with pytest.raises(SparringError, match=says):
+        plan(Wish(**({"game": "cartpole", "learners": 2} | wish)), Config())
+
+
+def test_settings_say_how_many_too() -> None:
+    agreed = plan(Wish(game="cartpole"), Config(train=TrainConfig(learners=2)))
+    assert (agreed.topology, agreed.learners, agreed.record()["learners"]) == ("ring", 2, 2)
+
+
+@pytest.mark.slow
+def test_a_killed_leader_takes_the_rest_with_it_and_the_run_is_resumed(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "sparring", "train", "cartpole", "--steps", "20000", "--data", str(tmp_path)]
+    words += ["--set", "train.checkpoint_every_s=0.2", "--set", "registry.gate_episodes=10", "--no-promote"]
+    with subprocess.Popen([*words, "--learners", "2"], stdout=subprocess.DEVNULL) as leader:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("runs/*/checkpoint/state")) and time.monotonic() < until:
+            time.sleep(0.1)
+        others = psutil.Process(leader.pid).children(recursive=True)
+        leader.send_signal(signal.SIGKILL)
+    assert others
+    assert not psutil.wait_procs(others, timeout=10)[1]
+    done = subprocess.run(
+        [*words, "--resume", "--json"], capture_output=True, text=True, timeout=200, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["env_steps"] >= 20_000
+    lines = [
+        json.loads(line) for path in tmp_path.glob("runs/*/metrics.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert lines[-1]["learners"] == 2
