@@ -32,7 +32,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,7 @@ LOOK_EPISODES = 200  # few enough to be quick, and enough to tell neighbouring r
 PROCESSES = 2
 FOLDER = ledger.ROOT / "bench" / "results" / "quick" / "offline"
 LEARN = ledger.ROOT / "src" / "sparring" / "learn"
-DECIDING = (
-    "presets.py", "critics.py", "algorithms/bc.py", "algorithms/cql.py", "algorithms/iql.py", "algorithms/ppo.py",
-    "topologies/offline.py", "off_policy/*.py",
-)  # fmt: skip
+DECIDING = ("presets.py", "critics.py", "algorithms/*.py", "topologies/offline.py", "off_policy/*.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +290,14 @@ def do(job: Job) -> Any:
     return job.done()
 
 
+def _of_records(job: Job, seeds: Sequence[int]) -> list[Job]:
+    """What can be done once they are made, the longest first."""
+    return [
+        replace(job, what="rank"),
+        *(replace(job, what=algo, seed=seed) for algo in reversed(ALGORITHMS) for seed in seeds),
+    ]
+
+
 def measured(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """The cases of that job's game, once all are done: cql and iql beside bc and the records' mean, and the ranking."""
     task = TASKS[job.game]
@@ -354,13 +359,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     games = [game for game in TASKS if game in (getattr(args, "game", None) or TASKS)]
     folder = FOLDER / _version()  # once: somebody may edit meanwhile
     recording = [Job(folder, game, size, seeds[0], "record", seeds[0]) for game in reversed(games)]  # the longest first
-    ranked = [replace(job, what="rank") for job in recording]
-    trained = [
-        replace(job, what=algo, seed=seed) for job in recording for algo in reversed(ALGORITHMS) for seed in seeds
-    ]
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        for jobs in (recording, ranked + trained):
-            list(pool.map(do, jobs))
+        started = {pool.submit(do, job): job for job in recording}
+        rest: list[Future[Any]] = []
+        for made in as_completed(started):
+            made.result()
+            rest += [pool.submit(do, job) for job in _of_records(started[made], seeds)]
+        for one in rest:
+            one.result()
     cases = [case for job in reversed(recording) for case in measured(job, seeds)]
     return ledger.result("offline", cases, episodes=size.episodes)
 
