@@ -4,16 +4,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from sparring.config import load
+from sparring.learn.sharing import grant
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    torch.set_num_threads(1)
+    grant(1)
 
 
 @pytest.fixture

@@ -8,14 +8,21 @@ imports torch's compiler, which takes longer than learning CartPole does.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparring.learn.sharing import granted, together
 from sparring.wire.tree import Tree
 
 BETA_1, BETA_2 = 0.9, 0.999
+FEW = 1 << 18  # numbers: up to here one thread is as fast as several
+
+T = TypeVar("T")
 
 
 class Adam:
@@ -40,7 +47,7 @@ class Adam:
 
     def descend(self, loss: Tensor, max_norm: float) -> Tensor:
         """One step down the gradient of `loss`, shortened to `max_norm`; its norm before that."""
-        self._gradient.zero_()
+        self._each(lambda part: self._gradient[part].zero_())  # another's loss may have passed these parameters too
         loss.backward()  # type: ignore[no-untyped-call]
         if self.average is not None:
             self.average(self._gradient)
@@ -54,26 +61,40 @@ class Adam:
     def step(self, max_norm: float) -> Tensor:
         """One step down the gradient as it stands, shortened to `max_norm`; its norm before that."""
         with torch.no_grad():
-            norm = torch.linalg.vector_norm(self._gradient)
-            self._gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+            norm = self._each(lambda part: torch.linalg.vector_norm(self._gradient[part]))
+            length = norm[0] if len(norm) == 1 else torch.linalg.vector_norm(torch.stack(norm))
+            shorter = (max_norm / (length + 1e-6)).clamp(max=1.0)
             self._steps += 1
-            torch._fused_adam_(
-                [self._value],
-                [self._gradient],
-                [self._mean],
-                [self._square],
-                [],
-                [self._steps],
-                lr=self.learning_rate,
-                beta1=BETA_1,
-                beta2=BETA_2,
-                weight_decay=0.0,
-                eps=self._epsilon,
-                amsgrad=False,
-                maximize=False,
-            )
-        result: Tensor = norm
+            self._each(lambda part: self._step(part, shorter))
+        result: Tensor = length
         return result
+
+    def _step(self, part: slice, shorter: Tensor) -> None:
+        """Move that part of the parameters by its gradient, which is left at 0."""
+        gradient = self._gradient[part].mul_(shorter)
+        torch._fused_adam_(
+            [self._value[part]],
+            [gradient],
+            [self._mean[part]],
+            [self._square[part]],
+            [],
+            [self._steps],
+            lr=self.learning_rate,
+            beta1=BETA_1,
+            beta2=BETA_2,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+        gradient.zero_()
+
+    def _each(self, call: Callable[[slice], T]) -> list[T]:
+        """The call for each thread's part of the numbers; by this thread alone where they are few."""
+        size = len(self._value)
+        parts = granted() if size > FEW else 1
+        bounds = [size * part // parts for part in range(parts + 1)]
+        return together([partial(_ungraded, call, slice(*pair)) for pair in pairwise(bounds)])
 
     def everything(self) -> list[Tensor]:
         """Parameters and what is remembered of their gradients, flat: whoever has the same takes the same steps."""
@@ -88,6 +109,11 @@ class Adam:
         self._mean.copy_(torch.from_numpy(state["mean"].copy()))
         self._square.copy_(torch.from_numpy(state["square"].copy()))
         self._steps.fill_(state["steps"])
+
+
+def _ungraded(call: Callable[[slice], T], part: slice) -> T:
+    with torch.no_grad():  # which is each thread's own
+        return call(part)
 
 
 def _array(value: Tensor) -> Tree:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +26,9 @@ from sparring.learn.layout import (
     width,
 )
 from sparring.learn.protocol import Weights
+from sparring.learn.sharing import shared, shares
 from sparring.learn.torch_layers import encoded, passed, remembered
+from sparring.learn.torch_state import picked
 from sparring.wire.chunk import Array
 from sparring.wire.network import (
     Activation,
@@ -77,7 +80,17 @@ class Network(nn.Module):
 
         With a memory also "state", [n, state_width]: what the next step is given. Without a state an episode begins.
         """
-        return self._outputs(self._joined(observation), 1, state, None)
+        if not self.spec.image or self.spec.memory is not None:
+            return self._whole(observation, state)
+        parts = shares(len(next(iter(observation.values()))))
+        return shared(
+            [partial(self._whole, {n: leaf[part] for n, leaf in observation.items()}) for part in parts], self
+        )
+
+    def at(self, observation: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        """Heads of those rows of each leaf, in that order, by a network without a memory."""
+        parts = shares(len(rows)) if self.spec.image else [slice(None)]
+        return shared([partial(self._picked, observation, rows[part]) for part in parts], self)
 
     def unroll(
         self, observation: Mapping[str, Tensor], state: Tensor | None = None, starts: Tensor | None = None
@@ -115,6 +128,12 @@ class Network(nn.Module):
         with torch.no_grad():
             for name, value in self.named_parameters():
                 value.copy_(torch.tensor(weights[name]))
+
+    def _picked(self, observation: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        return self._whole({name: picked(leaf, rows) for name, leaf in observation.items()})
+
+    def _whole(self, observation: Mapping[str, Tensor], state: Tensor | None = None) -> dict[str, Tensor]:
+        return self._outputs(self._joined(observation), 1, state, None)
 
     def _outputs(self, x: Tensor, time: int, state: Tensor | None, starts: Tensor | None) -> dict[str, Tensor]:
         """Heads of the joined leaves [time x n, numbers], and the state after the last step where there is a memory."""

@@ -19,7 +19,7 @@ from sparring.learn.distributions import Distribution, Outputs
 from sparring.learn.networks import Network
 from sparring.learn.operators import annealed, explained_variance, gae, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.learn.torch_state import picked, tensor, tensors
+from sparring.learn.torch_state import tensor, tensors
 from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.wire.network import Activation
 
@@ -75,8 +75,9 @@ class Samples:
     goal: Tensor  # advantage + value: what the value should have been
 
     def __getitem__(self, rows: Tensor) -> "Samples":
+        """What a loss needs of those rows: what was seen is the network's to pick."""
         return Samples(
-            {name: picked(leaf, rows) for name, leaf in self.observation.items()},
+            {},
             self.action[rows],
             None if self.legal is None else self.legal[rows],
             self.logp[rows],
@@ -151,8 +152,7 @@ def minibatches(learner: ActorCritic, batch: Batch, samples: Samples) -> Iterato
     net, size = learner.net, learner.config.minibatch_steps
     if learner.network.memory is None:
         for rows in torch.split(torch.from_numpy(learner.rng.permutation(len(samples.action))), size):
-            part = samples[rows]
-            yield net(part.observation), part
+            yield net.at(samples.observation, rows), samples[rows]
         return
     place = grid(batch, torch.arange(len(samples.action)))
     for streams in parts(batch, learner.rng, size):
