@@ -1,6 +1,7 @@
 """Functions over arrays, compiled once per machine: what replay does per row is done here, not in Python.
 
-A compiled function holds no lock of the interpreter, so that actors go on while a batch is made.
+A compiled function keeps the interpreter's lock unless it is `released`, as NumPy does for small arrays: most take some
+10 µs, and a change of thread several times that (docs/decisions/0170-a-sample-keeps-the-interpreter.md).
 """
 
 import importlib
@@ -14,6 +15,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def compiled(function: Function) -> Function:
     """`function` as machine code, kept beside its file for the next process; ConfigError without numba."""
+    return _compiled(function, released=False)
+
+
+def released(function: Function) -> Function:
+    """As `compiled`, and other threads go on while it runs: for what takes long."""
+    return _compiled(function, released=True)
+
+
+def _compiled(function: Function, *, released: bool) -> Function:
     try:
         numba = importlib.import_module("numba")  # has no types; said once, here
     except ModuleNotFoundError:
@@ -22,5 +32,5 @@ def compiled(function: Function) -> Function:
             where="[replay]",
             do="Install `sparring[train]`",
         ) from None
-    made: Function = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    made: Function = numba.njit(cache=True, nogil=released, error_model="numpy")(function)
     return made

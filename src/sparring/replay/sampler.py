@@ -125,9 +125,10 @@ class Prioritised:
     def __init__(
         self, capacity: int, priority_exponent: float, importance_exponent: float, importance_samples: int = 0
     ) -> None:
-        from sparring.replay.sumtree import SumTree  # compiles: whoever does not ask for it need not wait
+        from sparring.replay.points import points  # compile: whoever does not ask for them need not wait
+        from sparring.replay.sumtree import SumTree
 
-        self._tree = SumTree(capacity)
+        self._tree, self._points = SumTree(capacity), points
         self._alpha, self._beta, self._beta_samples = priority_exponent, importance_exponent, importance_samples
         self._largest = 1.0  # of p^α
         self._count = 0
@@ -165,7 +166,7 @@ class Prioritised:
     def draw(self, count: int, rng: Generator) -> Drawn:
         # One point in each of `count` equal parts: as likely for every row, with less variance (ibid., appendix B).
         # n and the total are the same for the whole batch, so (n·P(i))^-β over its maximum is (p_i / p_least)^-β.
-        rows, weight = self._tree.draw_weighted(rng.random(count), self.importance_exponent)
+        rows, weight = self._tree.draw_weighted(self._points(count, rng), self.importance_exponent)
         self._drawn += count
         return Drawn(rows, weight)
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from sparring.games.protocol import RUNNING
-from sparring.replay.compiled import compiled
+from sparring.replay.compiled import compiled, released
 from sparring.replay.rows import COMPLETE, ENDING, NEXT, NONE, PREVIOUS, REWARD, VERSION, Rows
 from sparring.wire.chunk import Array
 
+LARGE_BATCH = 1 << 18  # bytes: about 50 µs, from which on other threads go on while it is copied
 _LINE = 64  # bytes of a line of the cache, on which every column begins
 NOW, END, THEN = 0, 1, 2  # the row that was drawn; the last that its transition walks over; what was seen after it
 
@@ -41,7 +42,8 @@ class Taking:
             self._plans[count] = self._plan(count)
         layout, made, copied = self._plans[count]
         out = np.empty(layout.itemsize, np.uint8)
-        _take(held.words, held.floats, held.bytes, rows, made, copied, out, n_steps, discount)
+        take = _take if len(out) < LARGE_BATCH else _take_released
+        take(held.words, held.floats, held.bytes, rows, made, copied, out, n_steps, discount)
         return np.ndarray((), layout, out)
 
     def _plan(self, count: int) -> tuple[np.dtype[Any], Array, Array]:
@@ -99,6 +101,21 @@ def _take(  # noqa: PLR0913  (a table's memory, what is asked, and where the ans
             _copy(flags, words, where[moment], offset, size, out[start:], frames)
         else:
             _copy(words, words, where[moment], offset >> 2, size >> 2, out_words[start >> 2 :], frames)
+
+
+@released
+def _take_released(  # noqa: PLR0913  (as _take)
+    words: Array,
+    floats: Array,
+    flags: Array,
+    rows: Array,
+    made: Array,
+    copied: Array,
+    out: Array,
+    n_steps: int,
+    discount: float,
+) -> None:
+    _take(words, floats, flags, rows, made, copied, out, n_steps, discount)
 
 
 @compiled
