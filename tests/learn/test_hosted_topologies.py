@@ -1,0 +1,211 @@
+"""The same topology files with actors as services of a host: they learn, outlive their actors, and replay in shards."""
+
+import hashlib
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from scipy import stats
+
+from sparring.errors import ConfigError
+from sparring.hosts.opening import open_host
+from sparring.hosts.protocol import Resources
+from sparring.learn.actor import Episodes
+from sparring.learn.crew.blocks import Blocks, Shape
+from sparring.learn.crew.shard import ReplayShard
+from sparring.learn.crew.shards import weights_of
+from sparring.learn.plan import Wish, plan
+from sparring.learn.topologies import wire
+from sparring.replay.steps import Steps
+
+ON_POLICY = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "epochs=2")
+REPLAYED = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_every_updates=100")
+
+
+def planned(config, topology, on="local://", shards=0, seed=0):
+    algo, settings = ("apex", REPLAYED) if topology == "apex" else ("ppo", ON_POLICY)
+    wish = Wish("cartpole", algo, topology=topology, actors=2, envs=4, settings=settings, on=on, steps=10**6, seed=seed)
+    return plan(
+        wish, replace(config, replay=replace(config.replay, min_steps=500, samples_per_insert=8.0, shards=shards))
+    )
+
+
+@pytest.fixture
+def as_services(monkeypatch):
+    """Actors of this machine as services too, as they are where no memory is shared."""
+    monkeypatch.setattr("sparring.learn.crew.opening.is_local", lambda url: False)
+    monkeypatch.setattr("sparring.learn.topologies.apex.is_local", lambda url: False)
+
+
+@contextmanager
+def wired(*args, **keys):
+    wiring = wire(planned(*args, **keys), None)
+    try:
+        yield wiring
+    finally:
+        wiring.close()
+
+
+def learn(wiring, updates, deadline_s=100.0):
+    """So many updates more; the turns of them."""
+    goal, until, turns = wiring.learner.updates + updates, time.monotonic() + deadline_s, []
+    while wiring.learner.updates < goal:
+        assert time.monotonic() < until, (wiring.learner.updates, wiring.flow())
+        turn = wiring.turn()
+        if turn.update is not None:
+            turns.append(turn)
+    return turns
+
+
+def workers():
+    return [one for one in psutil.Process().children() if "sparring.hosts.worker" in one.cmdline()]
+
+
+def digest(wiring):
+    return hashlib.sha256(b"".join(one.tobytes() for one in wiring.learner.weights().values())).hexdigest()
+
+
+@pytest.mark.parametrize(("topology", "shards"), [("async", 0), ("apex", 0), ("apex", 2)])
+def test_what_services_play_is_learned_and_a_killed_one_is_replaced(topology, shards, config, as_services):
+    with wired(config, topology, shards=shards) as wiring:
+        learn(wiring, 30)
+        victim = next(one for one in workers() if "llvmlite" not in Path(f"/proc/{one.pid}/maps").read_text())
+        victim.kill()
+        until = time.monotonic() + 60
+        while not wiring.players.restarts and time.monotonic() < until:
+            wiring.turn()
+        assert wiring.players.restarts == 1
+        turns = learn(wiring, 30)
+        assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
+        assert wiring.env_steps > 0
+        assert wiring.episodes > 0
+
+
+def test_in_step_a_seed_says_all_and_it_is_what_shared_memory_says(config, monkeypatch):
+    with wired(config, "sync", seed=3) as wiring:
+        learn(wiring, 4)
+        beside = digest(wiring)
+    monkeypatch.setattr("sparring.learn.crew.opening.is_local", lambda url: False)
+    with wired(config, "sync", seed=3) as wiring:
+        learn(wiring, 4)
+        assert digest(wiring) == beside
+        state = wiring.save()
+        learn(wiring, 3)
+        unbroken = digest(wiring)
+    with wired(config, "sync", seed=3) as again:
+        again.load(state)
+        learn(again, 3)
+        assert digest(again) == unbroken
+
+
+def test_a_killed_shard_begins_empty_and_the_run_goes_on(config):
+    with wired(config, "apex", shards=1) as wiring:
+        learn(wiring, 20)
+        (shard,) = workers()
+        shard.kill()
+        until = time.monotonic() + 60
+        while not wiring.replay.flow()["shard_restarts"] and time.monotonic() < until:
+            wiring.turn()
+        assert wiring.replay.flow()["shard_restarts"] == 1
+        learn(wiring, 20)
+
+
+def test_a_run_with_shards_goes_on_from_its_checkpoint(config):
+    with wired(config, "apex", shards=2) as first:
+        learn(first, 20)
+        state, held = first.save(), first.replay.flow()["replay_steps"]
+    with wired(config, "apex", shards=2) as again:
+        again.load(state)
+        assert again.learner.updates == first.learner.updates
+        assert abs(again.replay.flow()["replay_steps"] - held) <= 64 * 2 * 16
+        learn(again, 10)
+
+
+def test_more_shards_than_actors_are_refused(config):
+    with pytest.raises(ConfigError, match="3 shards for 2 actors"):
+        wire(planned(config, "apex", shards=3), None)
+
+
+def made_block(seat, actor, number, priority):
+    """Steps of one stream whose reward says which they are."""
+    blocks = Blocks(Shape(seat, len(priority), 1, 0, 1))
+    first = 1000 * actor + number * len(priority)
+    ticks = [
+        Steps(
+            stream=np.zeros(1, np.int64),
+            observation={leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in seat.observation},
+            action=np.zeros(1, seat.action.dtype),
+            reward=np.array([first + place], np.float32),
+            ending=np.zeros(1, np.uint8),
+            legal=None,
+            behaviour_logp=None,
+            value=None,
+            final=np.zeros(0, np.int64),
+            final_observation={leaf.name: np.zeros((0, *leaf.shape), leaf.dtype) for leaf in seat.observation},
+            priority=np.array([one], np.float32),
+        )
+        for place, one in enumerate(priority)
+    ]
+    blocks.write(ticks, Episodes(np.zeros(0, np.float32), np.zeros(0, bool)), version=0, env_steps=1, games=0)
+    columns = blocks.take_columns()
+    blocks.ring.release()
+    blocks.ring.close()
+    return {"actor": actor, "life": 0, "number": number + 1, "columns": columns}
+
+
+def test_shards_together_draw_as_one_table_does(config):
+    """Each step as often as its priority says, and with the weights that one table gives."""
+    agreed = planned(config, "apex", shards=2)
+    seat, rng = agreed.spec.seats[0], np.random.default_rng(5)
+    priorities = [rng.random(40) ** 2, 3 * rng.random(40)]  # one shard has far more to teach
+    import msgspec
+
+    given = {
+        "spec": msgspec.json.encode(agreed.spec),
+        "replay": {"sampler": "prioritised", "capacity_steps": 200, "min_steps": 1},
+        "draw": {
+            "n_steps": 1,
+            "discount": 1.0,
+            "sequence_steps": 0,
+            "burn_in_steps": 0,
+            "overlap_steps": 0,
+            "actors": 2,
+        },
+        "streams": 1,
+        "state_numbers": 0,
+        "seed": 0,
+    }
+    with open_host("local://") as host:
+        shards = host.start(ReplayShard, "replay", 2, Resources(), given)
+        said = [one.ask("insert", made_block(seat, i, 0, priorities[i])).result(60) for i, one in enumerate(shards)]
+        mass = np.array([one["mass"] for one in said])
+        shares, found, chances = mass / mass.sum(), [], {}
+        for _ in range(60):
+            for shard, count in enumerate(rng.multinomial(256, shares)):
+                drawn = shards[shard].ask("sample", int(count)).result(30)
+                found.append(drawn["batch"]["reward"])
+                chances |= dict(zip(drawn["batch"]["reward"], shares[shard] * drawn["chance"], strict=True))
+    drawn = np.concatenate(found).astype(int)
+    wanted = np.concatenate([(one[:-1] + 1e-6) ** 0.6 for one in priorities])  # the last waits for its successor
+    names = np.concatenate([np.arange(39), 1000 + np.arange(39)])
+    counts = np.array([(drawn == name).sum() for name in names])
+    assert counts.sum() == len(drawn)
+    expected = wanted / wanted.sum() * counts.sum()
+    assert stats.chisquare(counts, expected).pvalue > 0.001
+    alone = wanted / wanted.sum()
+    told = np.array([chances.get(float(name), np.nan) for name in names])
+    assert np.allclose(told[~np.isnan(told)], alone[~np.isnan(told)], rtol=1e-3)
+    assert np.allclose(weights_of(alone, 0.4), (alone / alone.min()) ** -0.4)
+
+
+@pytest.mark.parametrize(("topology", "shards"), [("sync", 0), ("async", 0), ("apex", 1)])
+def test_on_ray_the_same_files_learn(topology, shards, config):
+    pytest.importorskip("ray")
+    with wired(config, topology, on="ray://local", shards=shards) as wiring:
+        turns = learn(wiring, 20)
+        assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
+        assert wiring.env_steps > 0
