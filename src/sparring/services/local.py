@@ -47,7 +47,7 @@ class Local:
         return self
 
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Door:
-        path = self.folder / f"{service}.{id}.{os.urandom(3).hex()}.sock"
+        path = self.folder / f"{service[:12]}.{os.urandom(4).hex()}.sock"  # short: see MAX_PATH_BYTES
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ConfigError(f"{path} is too long for a socket", where="discovery", do="Choose a shorter folder")
         socket.bind(f"ipc://{path}")
