@@ -199,7 +199,7 @@ def test_settings_say_how_many_too() -> None:
 
 @pytest.mark.slow
 def test_a_killed_leader_takes_the_rest_with_it_and_the_run_is_resumed(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "sparring", "train", "cartpole", "--steps", "20000", "--data", str(tmp_path)]
+    words = [sys.executable, "-m", "sparring", "train", "cartpole", "--steps", "8000", "--data", str(tmp_path)]
     words += ["--set", "train.checkpoint_every_s=0.2", "--set", "registry.gate_episodes=10", "--no-promote"]
     with subprocess.Popen([*words, "--learners", "2"], stdout=subprocess.DEVNULL) as leader:
         until = time.monotonic() + 60
@@ -214,7 +214,7 @@ def test_a_killed_leader_takes_the_rest_with_it_and_the_run_is_resumed(tmp_path:
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["env_steps"] >= 20_000
+    assert said["env_steps"] >= 8_000
     lines = [
         json.loads(line) for path in tmp_path.glob("runs/*/metrics.jsonl") for line in path.read_text().splitlines()
     ]
