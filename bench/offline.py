@@ -1,7 +1,7 @@
 """Learning from records: what bc, cql and iql make of mixed players, and whether records rank models rightly.
 
     python -m bench.offline            2,000 episodes of each game, medians of 5 seeds
-    python -m bench.offline --quick    2 seeds, a quarter of the updates, three models to rank
+    python -m bench.offline --quick    2 seeds, a fifth of the updates, three models to rank
     python -m bench.offline --game cartpole --seeds 1 2
 
 A third of the episodes is played by chance, a third by a script, a third by a half-trained policy that samples.
@@ -88,7 +88,7 @@ class Size:
 
 
 FULL = Size(2000, 1.0, 5, 1000, FitConfig())
-QUICK = Size(2000, 0.25, 3, 300, FitConfig(updates=1500, behaviour_updates=300))
+QUICK = Size(2000, 0.2, 3, 300, FitConfig(updates=1500, behaviour_updates=300))
 
 
 @dataclass(frozen=True, slots=True)
