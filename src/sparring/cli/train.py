@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology",
         metavar="NAME",
-        help="single, sync, async, apex, hogwild or offline; by default what suits --algo",
+        help="single, sync, ring, async, apex, central, hogwild or offline; by default what suits --algo",
     )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
