@@ -83,6 +83,8 @@ class _Hosted:
         self._not_before_s = [0.0] * plan.actors
         self._first_generation, self._states = 0, [b""] * plan.actors
         self._broken_off: list[int] = []
+        self._served = [False] * plan.actors  # whether anything came of each since it was started last
+        self._successors: dict[str, int] = {}  # services of one instance each, for actors that the host gave up
         self.restarts = 0
 
     @property
@@ -99,14 +101,17 @@ class _Hosted:
 
     def tend(self) -> None:
         for event in self.host.watch():
-            if event.service == SERVICE and event.kind == "restarted":
-                self.restarts += 1
-            if event.service == SERVICE and event.kind == "gave up":
+            actor = event.index if event.service == SERVICE else self._successors.get(event.service)
+            if event.kind == "gave up" and (actor is None or not self._served[actor]):
                 raise TrainingStopped(
                     f"it keeps ending: {event.why}",
-                    where=f"actor {event.index}",
+                    where=f"{event.service} {event.index}",
                     do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
                 )
+            if actor is not None and event.kind == "gave up":
+                self._succeed(actor)
+            if actor is not None and event.kind in ("restarted", "gave up"):
+                self.restarts += 1
         for actor in range(len(self._handles)):
             self._tend_one(actor)
 
@@ -139,6 +144,15 @@ class _Hosted:
         while len(calls) < self._due(actor) and now >= self._not_before_s[actor]:
             calls.append(self._handles[actor].ask("play", *self._editions.arguments()))
 
+    def _succeed(self, actor: int) -> None:
+        """Start another for one that was given up though it played: it was killed, and did not fail by itself."""
+        name = f"{SERVICE}-{actor}-{len(self._successors)}"
+        self._first_generation = self.generation
+        self._successors[name] = actor
+        self._served[actor] = False
+        needs = Resources(cpus=self._plan.cpus_per_actor, place="spread")
+        (self._handles[actor],) = self.host.start(Acting, name, 1, needs, {"part": self._told(actor)})
+
     def _due(self, actor: int) -> int:
         return self._ahead
 
@@ -151,6 +165,7 @@ class _Hosted:
             self._not_before_s[actor] = time.monotonic() + AGAIN_S
             self._broken_off.append(actor)
             return None
+        self._served[actor] = True
         return answer
 
     def _told(self, actor: int) -> bytes:
@@ -203,6 +218,7 @@ class Calls(_Hosted, Generic[What]):
         self._not_before_s[actor] = time.monotonic() + AGAIN_S
 
     def release(self, actor: int) -> None:
+        self._served[actor] = True
         if self._answers[actor]:
             self._answers[actor].popleft()
             self._calls[actor].popleft()

@@ -100,6 +100,7 @@ class Shards:
             except Unreachable:  # the actor or the shard died: the block is lost, and was never counted
                 players.lost(actor)
                 continue
+            players.release(actor)
             self._note(actor % len(self._handles), said)
             ended = Episodes(np.asarray(said["returns"]), np.asarray(said["against"]))
             arrived.append(Arrived(ended, said["env_steps"], said["games"], said["steps"]))
