@@ -29,6 +29,8 @@ def error_of(told: dict[str, Any]) -> SparringError:
     wrong, kind = str(told["wrong"]), str(told["type"])
     if kind == "Busy":
         return Busy(wrong, **words, limit=told.get("limit"))
+    if kind == "Leaving":  # it was about to end
+        return Lost(wrong, **words)
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, Refused):
         return known(wrong, **words, field=told.get("field") or "", limit=told.get("limit"))

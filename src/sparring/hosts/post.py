@@ -21,7 +21,7 @@ from sparring.hosts.worker import Ready, Told
 from sparring.services.kept import Keeping
 
 LOOK_S = 0.5  # how often is looked at what tells nothing by itself
-STOP_S = 2.7  # whoever was asked to end and has not is killed
+STOP_S = 2.8  # whoever was asked to end and has not is killed
 MAX_EVENTS = 1000
 
 

@@ -131,5 +131,6 @@ class RayHost:
             ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
         for member in members:
             ray.kill(member.actor, no_restart=True)
-            member.group.left()
             self._watch.remove(member, "stopped", "it was stopped")
+        for handle in handles:
+            handle.member.group.left()

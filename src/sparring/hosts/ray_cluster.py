@@ -61,11 +61,9 @@ def open_ray(url: str, logs: Path | None = None) -> Host:
 
 def join(address: str, store_bytes: int) -> bool:
     """Let this process be a driver at `address` ("auto", "local", host:port); False where it is one already."""
-    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
     if address == "auto":
         address = _running_here() or "local"
-    if address == "local":
-        os.environ.setdefault(_LOOPBACK, "0")
+    prepare(loopback=address == "local")
     try:
         import ray
     except ImportError:
@@ -74,21 +72,41 @@ def join(address: str, store_bytes: int) -> bool:
     if ray.is_initialized():
         return False
     words: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-    if address != "local":
-        _reachable(address)
-        ray.init(address, **words)
+    if address == "local":
+        words |= {
+            "num_cpus": max(LEAST_CPUS, os.cpu_count() or 1),
+            "include_dashboard": False,
+            "object_store_memory": store_bytes,
+            "_node_ip_address": "127.0.0.1",
+            "_system_config": {"prestart_worker_first_driver": False},
+        }
     else:
-        ray.init(
-            "local",
-            num_cpus=max(LEAST_CPUS, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=store_bytes,
-            _node_ip_address="127.0.0.1",
-            _system_config={"prestart_worker_first_driver": False},
-            **words,
-        )
+        _reachable(address)
+    _begin(address, words)
     _silence()
     return True
+
+
+def prepare(loopback: bool) -> None:
+    """Make Ray's settings, before it is imported for the first time."""
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    if loopback:
+        os.environ.setdefault(_LOOPBACK, "0")
+
+
+def _begin(address: str, words: dict[str, Any]) -> None:
+    """On a busy machine Ray's own parts may not find each other in the time that they give themselves."""
+    import ray
+
+    for last in (False, True):
+        try:
+            ray.init(address, **words)
+            return
+        except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
+            ray.shutdown()
+            if last:
+                where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in /tmp/ray/session_latest/logs"
+                raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
 
 
 def _silence() -> None:

@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event as Flag
 from threading import Thread
@@ -12,6 +13,7 @@ from typing import Any
 
 import ray
 from ray._private import state
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -119,7 +121,8 @@ class Watch:
         while not self._over.wait(LOOK_S):
             for member in self._members:
                 if not member.leaving:
-                    self._look(member, time.monotonic())
+                    with suppress(RayError, RuntimeError):  # the control store is away: look again later
+                        self._look(member, time.monotonic())
 
     def _look(self, member: Member, now: float) -> None:
         was, found = member.state, member.look()

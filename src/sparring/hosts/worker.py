@@ -21,7 +21,8 @@ from sparring.services.register import verbs_of
 from sparring.services.server import Server
 
 LENGTH = struct.Struct("<I")
-GRACE_S = 2.0  # for an orderly end, after it was asked for
+GRACE_S = 2.5  # for an orderly end, after it was asked for
+ORPHAN_S = 2.0  # the same, after the host has gone
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ def main() -> int:
     server = Server(instance, open_discovery(told.discovery), name=told.name, id=told.id).start()
     _say_ready(told.ready, server, instance)
     over.wait()
-    threading.Thread(target=_end_by_force, name="grace", daemon=True).start()
+    threading.Thread(target=_end_by_force, args=(GRACE_S,), name="grace", daemon=True).start()
     server.close()
     close = getattr(instance, "close", None)
     if callable(close):
@@ -83,11 +84,11 @@ def _follow_host(over: threading.Event) -> None:
     while os.read(0, 4096):
         pass  # nothing is sent; whatever comes is not the end
     over.set()
-    _end_by_force()
+    _end_by_force(ORPHAN_S)
 
 
-def _end_by_force() -> None:
-    threading.Event().wait(GRACE_S)
+def _end_by_force(after_s: float) -> None:
+    threading.Event().wait(after_s)
     os._exit(1)
 
 
