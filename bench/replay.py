@@ -7,7 +7,9 @@ links and makes transitions; theirs are given both observations.
 Two processes: another one hands over steps one by one, or as trajectories of 100, through shared memory; a step counts
 when it is in the table. Beside Reverb, whose server and client are two processes. Items are sampled where each
 learner would: ours in the table's process, while the other inserts; Reverb's in the client's.
-The tail: a sample while a thread of the same process inserts, and while another process does.
+The tail: a sample while a thread of the same process inserts, and while another process does: 32,000 steps/s in both.
+The thread keeps to that rate: when it wakes late, it inserts all that is due. `idle_p99` is the tail of a loop that
+takes as long as a sample and does nothing, alone, in the same rounds: what the machine itself adds.
 
 Peers run in their own environments (`make bench-peers`), in turns with ours so that all meet the same machine.
 A figure is the median of the rounds (5, quick 2), its spread the least and the most of them.
@@ -45,7 +47,7 @@ CROSSING = {  # what is counted across processes, by the name that bench/peers/r
     "trajectory_steps": ("steps handed over as trajectories of 100", "steps/s"),
     "samples": ("items sampled while another process inserts", "items/s"),
 }
-PAUSE_S = 0.001  # between two inserts of the other thread or process: 32,000 steps/s
+PAUSE_S = 0.001  # between two inserts of ADD steps by the other thread or process: 32,000 steps/s
 
 
 def full_table(rows: int, rng: np.random.Generator) -> Table:
@@ -92,12 +94,16 @@ def theirs(peer: str, loops: int) -> list[float]:
 
 
 def under_inserts(table: Table, samples: int, rng: np.random.Generator) -> list[float]:
-    """Seconds that each sample takes while a thread inserts."""
+    """Seconds that each sample takes while a thread inserts ADD steps every PAUSE_S, those that are late at once."""
     stop, added = threading.Event(), steps(ADD, np.arange(ADD), rng)
 
     def insert() -> None:
-        while not stop.wait(PAUSE_S):
-            table.insert(added)
+        begun, done = time.perf_counter(), 0
+        while not stop.is_set():
+            time.sleep(PAUSE_S)
+            while done < (time.perf_counter() - begun) / PAUSE_S - 1.0:
+                table.insert(added)
+                done += 1
 
     thread = threading.Thread(target=insert)
     thread.start()
@@ -111,6 +117,21 @@ def under_inserts(table: Table, samples: int, rng: np.random.Generator) -> list[
         stop.set()
         thread.join()
     return took
+
+
+def idle(lasting_s: float, times: int) -> list[float]:
+    """Seconds that a loop takes which does nothing and lasts about `lasting_s` where nothing comes between."""
+    turns = 100
+    while (found := statistics.median(spin(turns) for _ in range(20))) < lasting_s:
+        turns = int(turns * max(1.05, min(2.0, lasting_s / found)))
+    return [spin(turns) for _ in range(times)]
+
+
+def spin(turns: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(turns):
+        pass
+    return time.perf_counter() - begun
 
 
 class Writer:
@@ -238,6 +259,8 @@ def one_round(table: Table, loops: int, rng: np.random.Generator, rounds: Rounds
     for what, found in (("process", took), ("thread", under_inserts(table, loops, rng))):
         for part, value in zip(("p50", "p99"), np.quantile(found, [0.5, 0.99]), strict=True):
             rounds.add("ours", f"{what} {part}", float(value * 1e6))
+    nothing = idle(statistics.median(took), loops)
+    rounds.add("nobody", "p99", float(np.quantile(nothing, 0.99) * 1e6))
 
 
 def cases(rounds: Rounds) -> list[dict[str, Any]]:
@@ -268,6 +291,7 @@ def cases(rounds: Rounds) -> list[dict[str, Any]]:
                 less_is_better=True,
                 seeds=[0],
                 spread=rounds.spread(f"{what} p99"),
+                idle_p99=rounds.median("nobody", "p99"),
             )
         )
     return made
