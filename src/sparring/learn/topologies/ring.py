@@ -33,9 +33,9 @@ from sparring.wire.tree import Tree
 
 SERVICE = "learner"
 APART = 1_000_003  # between the seeds of two learners, for what they play
+ARRIVE_S = 900.0  # for the first meeting: a cluster may have to start machines
 ANSWER_S = 10.0  # that an answer may take once the update is over here
 OF = "steps of "  # a source, in what is counted
-
 
 log = logging.getLogger("sparring.learn")
 
@@ -84,6 +84,7 @@ class _Ring:
 
     def turn(self) -> Turn:
         if not self._generation:
+            self._heard({number: member.ask("digest") for number, member in self.members.items()}, ARRIVE_S)
             self._meet(self.learner.save())
         before = self.learner.save()
         asked = {number: member.ask("turn") for number, member in self.members.items()}
