@@ -2,84 +2,173 @@
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
-from sparring.errors import WireError
-from sparring.services.discovery import Discovery, Instance
-from sparring.services.frames import Head, codec
+from sparring.errors import SparringError, WireError
+from sparring.services.failure import late, lost
+from sparring.services.frames import VERSION, Codec, Head, number_of
+from sparring.services.handover import Peer
+from sparring.services.lines import AT_ONCE, EVENTS, LOOK_S, READABLE, House, plain_send
+from sparring.services.routes import Target
 
-LOOK_S = 0.25  # how often somebody looks whether instances with calls under way still live
+MAX_UNDER_WAY = 512  # calls on one line; who comes later waits for the answer of another
+MAX_AT_ONCE = 64  # answers read before others in the loop have their turn
 
 
-class Lines:
+class LoopLines:
     """Sockets of one event loop."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", discovery: Discovery) -> None:
-        self._context = zmq.asyncio.Context(context)
-        self._discovery = discovery
-        self._lines: dict[str, _Line] = {}
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._lines: dict[Target, LoopLine] = {}
 
-    def line(self, instance: Instance) -> "_Line":
-        found = self._lines.get(instance.id)
-        if found is None or found.closed:
-            found = self._lines[instance.id] = _Line(self._context, instance, self._discovery)
+    def known(self, target: Target) -> "LoopLine | None":
+        """The line to the instance, where there is one."""
+        return self._lines.get(target)
+
+    async def line(self, target: Target) -> "LoopLine":
+        """The line to the instance."""
+        peer = await asyncio.to_thread(self._house.peer, target)  # it may take a moment
+        found = self._lines.get(target)
+        if found is None:
+            for old in [old for old in self._lines if old.gone]:
+                self._lines.pop(old).close()
+            found = self._lines[target] = LoopLine(self._house, target, peer)
         return found
 
-    async def close(self) -> None:
+    def drop(self, target: Target) -> None:
+        """The instance has gone."""
+        if (line := self._lines.pop(target, None)) is not None:
+            line.close()
+
+    def close(self) -> None:
         for line in self._lines.values():
-            await line.close()
+            line.close()
         self._lines = {}
 
 
-class _Line:
+class LoopLine:
     """One socket, and who waits for which answer."""
 
-    def __init__(self, context: zmq.asyncio.Context, instance: Instance, discovery: Discovery) -> None:
-        self._instance, self._discovery = instance, discovery
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        discovery.connect(self._socket, instance)
-        self._waiting: dict[int, asyncio.Future[Head | None]] = {}
-        self.closed = False
-        self._reading = asyncio.create_task(self._read())
-        self._looking = asyncio.create_task(self._look())
+    def __init__(self, house: House, target: Target, peer: Peer | None) -> None:
+        self._house, self._target = house, target
+        self._loop = asyncio.get_running_loop()
+        self._arena = None if peer is None else house.arena
+        self._mapped = None if peer is None else {peer.arena: peer.mapped}
+        self._name = house.name
+        self._codec = Codec()
+        self._number = 0
+        self._waiting: dict[int, tuple[asyncio.Future[Head], float, str]] = {}  # answer, until when, verb
+        self._room: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_look = 0.0
+        self._reading = self._closed = False
+        self._socket = house.connect(target)
+        self._handle = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._handle, self._read)
+        self._send = plain_send(self._socket)
+        target.lines.add(self)
 
-    async def ask(self, said: list[Any], number: int, until: float) -> Head | None:
-        """The answer; None where the instance died first. TimeoutError after the deadline."""
-        answer: asyncio.Future[Head | None] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
-        try:
-            await self._socket.send_multipart(said, copy=False)
-            return await asyncio.wait_for(answer, max(0.0, until - time.monotonic()))
-        finally:
-            self._waiting.pop(number, None)
+    @property
+    def under_way(self) -> int:
+        return len(self._waiting)
 
-    async def close(self) -> None:
-        self.closed = True
-        for task in (self._reading, self._looking):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+    def is_full(self) -> bool:
+        """Whether a call has to wait until another one is answered: so many are under way, or those hold all memory
+        that large arrays could lie in."""
+        waiting = len(self._waiting)
+        return waiting >= MAX_UNDER_WAY or (waiting > 0 and self._arena is not None and self._arena.short)
+
+    async def room(self) -> None:
+        """Wait for an answer to another call."""
+        if self._room is None:
+            self._room = self._loop.create_future()
+        await asyncio.shield(self._room)
+
+    def ask(self, kind: int, verb: str, body: Any, seconds: float) -> "asyncio.Future[Head]":
+        """The answer to come; Late or Lost where there is none."""
+        self._number = number = self._number + 1
+        said = self._codec.encode(Head(VERSION, kind, number, verb, seconds, body), self._arena, self._name)
+        if len(said) == 1:
+            self._send(said[0], AT_ONCE)
+        else:
+            self._socket.send_multipart(said, AT_ONCE, copy=False)
+        answer = self._loop.create_future()
+        until = time.monotonic() + seconds  # a loop's clock is the monotonic one too
+        self._waiting[number] = (answer, until, verb)
+        if until < self._next_look or self._timer is None:
+            self._look_at(until)
+        if not self._reading:  # ZeroMQ's descriptor tells of changes only, and sending may have taken note of one
+            self._read_soon()
+        return answer
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._target.lines.discard(self)
+        self._loop.remove_reader(self._handle)
         self._socket.close()
+        for number in list(self._waiting):
+            self._fail(number, lost(self._target.instance.id, self._target.instance.service, self._waiting[number][2]))
 
-    async def _read(self) -> None:
-        while True:
-            said = await self._socket.recv_multipart(copy=False)
-            with suppress(WireError):
-                answer = codec().decode([frame.buffer for frame in said])
-                waiting = self._waiting.get(answer.id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
+    def _read(self) -> None:
+        self._reading = False
+        events, recv = self._socket.getsockopt, self._socket.recv
+        for _ in range(MAX_AT_ONCE):
+            if self._closed or not int(events(EVENTS)) & READABLE:
+                break
+            frame = recv(AT_ONCE, copy=False)
+            heard: list[Any] = [frame.bytes]
+            while frame.more:
+                frame = recv(copy=False)
+                heard.append(frame.buffer)
+            self._hear(heard)
+        else:
+            self._read_soon()
+        if self._room is not None:
+            self._house.arena.short = False  # who waits tries again
+            self._room.set_result(None)
+            self._room = None
 
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if self._waiting and not self._discovery.alive(self._instance):
-                self.closed = True
-                for waiting in self._waiting.values():
-                    if not waiting.done():
-                        waiting.set_result(None)
+    def _read_soon(self) -> None:
+        self._reading = True
+        self._loop.call_soon(self._read)
+
+    def _hear(self, heard: list[Any]) -> None:
+        try:
+            answer = self._codec.decode(heard, self._mapped)
+        except WireError as error:
+            self._fail(number_of(heard[0]) or 0, error)
+            return
+        waiting = self._waiting.pop(answer.id, None)
+        if waiting is not None and not waiting[0].done():  # its caller may have been cancelled
+            waiting[0].set_result(answer)
+
+    def _fail(self, number: int, error: SparringError) -> None:
+        waiting = self._waiting.pop(number, None)
+        if waiting is not None and not waiting[0].done():
+            waiting[0].set_exception(error)
+
+    def _look_at(self, until: float) -> None:
+        """Look at the next deadline, and at whether the instance lives every so often."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_look = min(until, self._loop.time() + LOOK_S)
+        self._timer = self._loop.call_at(self._next_look, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._closed or not self._waiting:
+            return
+        instance, now = self._target.instance, time.monotonic()
+        self._read()
+        lives = self._house.discovery.alive(instance)
+        for number, (_, until, verb) in list(self._waiting.items()):
+            if not lives:
+                self._fail(number, lost(instance.id, instance.service, verb))
+            elif now >= until:
+                self._fail(number, late(instance.id, instance.service, verb))
+        self._look_at(min((until for _, until, _ in self._waiting.values() if until > now), default=now + LOOK_S))

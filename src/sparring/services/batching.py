@@ -11,7 +11,7 @@ from sparring.errors import WireError
 def shape_of(tree: Any) -> Any:
     """What two callers must have alike to be served together: structure, dtypes and shapes; numbers may differ."""
     if isinstance(tree, dict):
-        return tuple((name, shape_of(value)) for name, value in sorted(tree.items()))
+        return frozenset((name, shape_of(value)) for name, value in tree.items())
     if isinstance(tree, list | tuple):
         return tuple(map(shape_of, tree))
     if isinstance(tree, np.ndarray):

@@ -1,14 +1,16 @@
-"""A call and its answer as frames: a small typed head, then each array as its own raw buffer.
+"""A call and its answer as frames: a small typed head, then each larger array as its own raw buffer.
 
     [head]  msgpack of Head: version, kind, id, verb, seconds left, body
-    [array] as it lies in memory, one frame for each array of the body, in order
+    [array] as it lies in memory, one frame for each array of the body above 4 kB, in order
 
-An array of 64 kB or more that lies in shared memory (arena.py) has no frame: its place says where.
+A smaller array stands in the head itself, since a frame costs more than a copy of it. One of 64 kB or more that lies in
+shared memory (arena.py) has no frame either: its place says where.
 
 The body is plain data (dicts with text keys, lists, tuples as lists, numbers, text, bytes, None) in which an array
-stands as its dtype, shape and number. Nothing is pickled; what is too large, too many or of another version is refused.
+stands as its dtype, shape and place. Nothing is pickled; what is too large, too many or of another version is refused.
 """
 
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,8 +27,13 @@ CALL, TASK, ANSWER, ACCEPTED, ERROR = range(5)  # kinds of message
 MAX_HEAD_BYTES = 4 << 20
 MAX_ARRAYS = 4096
 MAX_BYTES = 1 << 30  # of one message's arrays
+INLINE_BYTES = 4096  # arrays up to this stand in the head
 _ARRAY, _SHARED, KEPT = 1, 2, 3
-_DTYPES = {np.dtype(name).str: np.dtype(name) for name in DTYPES}
+_FIRST_INLINE = 32  # then one code for each dtype
+_INLINE = {_FIRST_INLINE + place: np.dtype(name) for place, name in enumerate((*DTYPES, "bool"))}
+_CODES = {dtype: code for code, dtype in _INLINE.items()}
+_DTYPES = {dtype.str: dtype for dtype in _CODES}
+_SHAPES = [struct.Struct(f"<B{rank}Q") for rank in range(65)]  # NumPy knows 64 dimensions
 # What else may stand in a body, by its code: objects with __place__() → (code, bytes), read by these (see kept.py).
 EXTENSIONS: dict[int, Callable[[memoryview], Any]] = {}
 
@@ -64,7 +71,7 @@ class Codec:
     """Messages to frames and back. One for each thread: it holds the arrays of the message at hand."""
 
     def __init__(self) -> None:
-        self._buffers: list[Any] = []
+        self._buffers: Any = []
         self._arena: Arena | None = None
         self._to = b""
         self._mapped: Mapping[int, Mapped] = {}
@@ -72,32 +79,35 @@ class Codec:
         self._decoder = msgspec.msgpack.Decoder(Head, ext_hook=self._take)
 
     def encode(self, head: Head, arena: Arena | None = None, to: bytes = b"") -> list[Any]:
-        """The frames of a message; arrays are not copied where their memory is in order, except large ones into
-        `arena`, where there is one, for `to`."""
+        """The frames of a message; arrays are not copied where their memory is in order, except small ones into the
+        head, and large ones into `arena`, where there is one, for `to`. WireError where something has no place."""
         self._arena, self._to = arena, to
-        frames: list[Any] = []
-        self._buffers = frames
+        self._buffers = frames = [b""]
         try:
-            first = self._encoder.encode(head)
-        except (TypeError, ValueError, OverflowError) as error:
+            first = frames[0] = self._encoder.encode(head)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise WireError(str(error), where="call", do="Send plain data and arrays") from None
         finally:
-            self._arena = None
-        return [first, *frames]
+            self._arena, self._buffers = None, ()
+        if len(first) > MAX_HEAD_BYTES or len(frames) > 1:
+            _check(frames)
+        return frames
 
     def decode(self, frames: Sequence[Any], mapped: Mapping[int, Mapped] | None = None) -> Head:
         """The message in frames (bytes or buffers); its arrays are views of them, or of `mapped` arenas by their
-        ids. WireError where it is none."""
-        self._mapped = mapped or {}
-        if len(frames[0]) > MAX_HEAD_BYTES or len(frames) > MAX_ARRAYS + 1:
-            raise _broken(f"{len(frames[0])} bytes of head and {len(frames) - 1} arrays")
-        self._buffers = list(frames[1:])
+        ids, and small ones are copies; none can be changed. WireError where it is none."""
+        first = frames[0]
+        if len(first) > MAX_HEAD_BYTES or len(frames) > MAX_ARRAYS + 1:
+            raise _broken(f"{len(first)} bytes of head and {len(frames) - 1} arrays")
+        self._buffers = frames
+        if mapped is not None:
+            self._mapped = mapped
         try:
-            head = self._decoder.decode(frames[0])
-        except (msgspec.DecodeError, ValueError, TypeError, LookupError, RecursionError) as error:
+            head = self._decoder.decode(first)
+        except _NOT_OURS as error:
             raise _broken(str(error)) from None
         finally:
-            self._buffers, self._mapped = [], {}
+            self._buffers, self._mapped = (), _NOTHING
         if head.version != VERSION:
             raise WireError(
                 f"it speaks version {head.version}, and {VERSION} is spoken here",
@@ -107,12 +117,14 @@ class Codec:
         return head
 
     def _put(self, value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
-        if not isinstance(value, np.ndarray) or value.dtype.str not in _DTYPES:
-            if hasattr(value, "__place__"):
-                return msgspec.msgpack.Ext(*value.__place__())
-            raise TypeError(f"a {type(value).__name__} has no place in a call")
+        if value.__class__ is not np.ndarray:
+            return self._put_other(value)
+        code = _CODES.get(value.dtype)
+        if code is None:
+            raise TypeError(f"an array of {value.dtype} has no place in a call")
+        if value.nbytes <= INLINE_BYTES:
+            rank = value.ndim
+            return msgspec.msgpack.Ext(code, _SHAPES[rank].pack(rank, *value.shape) + value.tobytes())
         flat = np.ascontiguousarray(value)
         if self._arena is not None and flat.nbytes >= LARGE_BYTES:
             block = self._arena.put(flat, self._to)
@@ -120,10 +132,27 @@ class Codec:
                 held = _Held(value.dtype.str, value.shape, self._arena.id, block.number, block.offset)
                 return msgspec.msgpack.Ext(_SHARED, _places.encode(held))
         place = _Place(value.dtype.str, value.shape, len(self._buffers))
-        self._buffers.append(flat.data.cast("B") if flat.size else b"")
+        self._buffers.append(flat.data.cast("B"))
         return msgspec.msgpack.Ext(_ARRAY, _places.encode(place))
 
+    def _put_other(self, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray):
+            return self._put(np.asarray(value))
+        if hasattr(value, "__place__"):
+            return msgspec.msgpack.Ext(*value.__place__())
+        raise TypeError(f"a {type(value).__name__} has no place in a call")
+
     def _take(self, code: int, data: memoryview) -> Any:
+        dtype = _INLINE.get(code)
+        if dtype is not None:
+            rank = data[0]
+            _, *shape = _SHAPES[rank].unpack_from(data)
+            # A copy: of so few bytes it costs less than an array that is not aligned.
+            array = np.empty(shape, dtype) if 0 in shape else np.ndarray(shape, dtype, data, 1 + 8 * rank).copy()
+            array.setflags(write=False)  # as of every array that comes, however it does
+            return array
         if code == _SHARED:
             held = _read_held.decode(data)
             mapped = self._mapped[held.arena]
@@ -133,10 +162,18 @@ class Codec:
         if code != _ARRAY:
             raise ValueError(f"extension {code} is unknown")
         place = _read_place.decode(data)
-        buffer = self._buffers[place.number]
-        return np.frombuffer(buffer, _DTYPES[place.dtype]).reshape(place.shape)
+        if place.number < 1:
+            raise ValueError("the head is no array")
+        array = np.frombuffer(self._buffers[place.number], _DTYPES[place.dtype]).reshape(place.shape)
+        array.setflags(write=False)
+        return array
 
 
+_NOTHING: Mapping[int, Mapped] = {}
+_NOT_OURS = (
+    *(msgspec.MsgspecError, ValueError, TypeError, LookupError, struct.error),
+    *(RecursionError, OverflowError, MemoryError, WireError),
+)
 _places = msgspec.msgpack.Encoder()
 _read_place = msgspec.msgpack.Decoder(_Place)
 _read_held = msgspec.msgpack.Decoder(_Held)
@@ -149,6 +186,33 @@ def codec() -> Codec:
     if found is None:
         found = _of_thread.codec = Codec()
     return found
+
+
+class _Envelope(msgspec.Struct, array_like=True):
+    """What every version's head begins with."""
+
+    version: int
+    kind: int
+    id: int
+
+
+_read_envelope = msgspec.msgpack.Decoder(_Envelope)
+
+
+def number_of(first: Any) -> int | None:
+    """The number of a message that cannot be read otherwise, so that its sender can be told; None where it has none."""
+    try:
+        return _read_envelope.decode(first).id
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _check(frames: list[Any]) -> None:
+    """Refuse here what the other side would not take."""
+    size = sum(len(frame) for frame in frames[1:])
+    if len(frames[0]) > MAX_HEAD_BYTES or len(frames) > MAX_ARRAYS + 1 or size > MAX_BYTES:
+        wrong = f"{len(frames[0])} bytes of plain data and {len(frames) - 1} arrays of {size} bytes are too much"
+        raise WireError(wrong, where="call", do="Send less at once; put what is large into arrays")
 
 
 def _broken(why: str) -> WireError:

@@ -9,48 +9,41 @@ thread itself: handing over would cost more than the work.
 
 import contextlib
 import os
+import select
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import zmq
 
-from sparring.errors import Refused, SparringError, WireError
+from sparring.errors import Refused, WireError
 from sparring.services import frames
-from sparring.services.arena import Arena, Mapped
+from sparring.services.arena import Arena
 from sparring.services.batching import joined, parted, shape_of
 from sparring.services.discovery import Discovery, Instance
-from sparring.services.frames import ACCEPTED, ANSWER, CALL, ERROR, TASK, Head, codec
-from sparring.services.handover import Peer, Reception
-from sparring.services.register import Verb, service_name, verbs_of
+from sparring.services.failure import Busy as Busy
+from sparring.services.failure import Leaving, story_of, told_of
+from sparring.services.frames import ACCEPTED, ANSWER, CALL, ERROR, TASK, Codec, Head, number_of
+from sparring.services.handover import NAME_BYTES, Peer, Reception
+from sparring.services.handover import beside as beside
+from sparring.services.lines import AT_ONCE, EVENTS, MORE, READABLE, plain_send
+from sparring.services.register import HOW_BUSY, Verb, service_name, verbs_of
+from sparring.services.routes import FRESH_S
 
 QUICK_S = 0.0005  # a verb that took no longer in each of its last calls is done without handing over
 QUICK_CALLS = 4
-MAX_AT_ONCE = 256  # messages read before answers are sent
-
-
-def beside(address: str) -> Path:
-    """Where arenas are handed over: beside the socket of the calls."""
-    return Path(address.removeprefix("ipc://")).with_suffix(".fd")
-
-
-class Busy(Refused):
-    """So many wait that one more is not taken."""
-
-    code = "busy"
-    status = 503
+MAX_ANSWERS = 8192  # to one caller that does not read them; more are dropped
+DRAIN_S, STOP_S = 1.0, 1.0  # for what waits when it is closed, then for what is at work
+LINGER_MS = 200  # for answers on their way
 
 
 @dataclass(slots=True)
 class _Asked:
     """One caller's request."""
 
-    caller: bytes
+    caller: bytes  # b"": nobody waits for an answer
     id: int
     until: float  # when nobody waits for it any more
     args: Any
@@ -62,49 +55,64 @@ class _Line:
     """Those who wait for one verb."""
 
     verb: Verb
+    method: Any
+    alone: bool  # it answers one caller at a time
     waiting: int = 0  # queued or gathered, not yet begun
     gathered: list[_Asked] = field(default_factory=list)
     due: float = 0.0  # when what is gathered must be worked on
     quick: int = 0  # calls in a row that were
+    at_once: bool = False  # it is quick, and serves one caller at a time
+
+    def took(self, seconds: float) -> None:
+        self.quick = self.quick + 1 if seconds < QUICK_S else 0
+        self.at_once = self.alone and self.quick >= QUICK_CALLS
 
 
 class Server:
     """Serves `instance` until it is closed. `address` is where it is found, once it is started."""
 
     def __init__(self, instance: object, discovery: Discovery, *, name: str = "", id: str = "") -> None:
-        self._instance, self._discovery = instance, discovery
+        self._discovery = discovery
         self.name, self.id = name or service_name(instance), id or os.urandom(4).hex()
-        self._lines = {name: _Line(verb) for name, verb in verbs_of(instance).items()}
+        self._lines = {
+            name: _Line(verb, getattr(instance, name), verb.response and verb.batch == 1)
+            for name, verb in verbs_of(instance).items()
+        }
         if not self._lines:
             raise WireError("it has no verb", where=self.name, do="Decorate a method with @register()")
-        self._methods = {name: getattr(instance, name) for name in self._lines}
         self._context = zmq.Context()
-        self._work: deque[tuple[_Line, list[_Asked]]] = deque()
+        self._work: deque[tuple[_Line, list[_Asked]]] = deque()  # bounded by each verb's queue
         self._something = threading.Condition()
         self._working = False
-        self._out: deque[tuple[bytes, list[Any]]] = deque()
-        self._stopping = False
+        self._due: float | None = None  # when the first of what is gathered must be worked on
+        self._out: deque[tuple[bytes, list[Any]]] = deque()  # the second thread's answers, for the first to send
+        self._leaving = self._stopping = False
+        self._heard_s = 0.0
         self.failures: deque[str] = deque(maxlen=20)  # stories of tasks that failed; nobody waited for them
         self._threads: list[threading.Thread] = []
         self._arena = Arena()
         self._reception: Reception | None = None
-        self._peers: dict[bytes, Peer] = {}  # callers of this machine, by name
-        self._mapped: dict[int, Mapped] = {}  # their arenas
+        self._peers: dict[bytes, dict[int, Any]] = {}  # callers of this machine by name: their arenas
 
     def start(self) -> Self:
         """Listen, and let others find it."""
         self._inbox = self._context.socket(zmq.ROUTER)
-        self._inbox.setsockopt(zmq.LINGER, 0)
+        self._inbox.setsockopt(zmq.LINGER, LINGER_MS)
+        self._inbox.setsockopt(zmq.SNDHWM, MAX_ANSWERS)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, frames.MAX_BYTES)
+        self._plain_send = plain_send(self._inbox)
+        # A thread that waits for callers is woken as by a caller: then it waits for one thing only, which is cheap.
+        self._inbox.bind("inproc://woken")
+        self._wakers = {b"\2" + os.urandom(12) for _ in range(2)}  # nobody else can have such a name
+        by_work, by_close = (self._waker(name) for name in self._wakers)
+        self._wake = by_close
         self._door = self._discovery.listen(self._inbox, self.name, self.id)
         self.address = self._door.address
         if self.address.startswith("ipc://"):
-            self._reception = Reception(beside(self.address), self._arena)
-        self._woken = self._context.socket(zmq.PULL)
-        self._woken.bind("inproc://woken")
+            self._reception = Reception(beside(self.address), self._arena, self._came, self._gone)
         self._threads = [
             threading.Thread(target=self._listen, name=f"{self.name}-io", daemon=True),
-            threading.Thread(target=self._labour, name=f"{self.name}-work", daemon=True),
+            threading.Thread(target=self._labour, args=(by_work,), name=f"{self.name}-work", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -115,22 +123,25 @@ class Server:
         return self
 
     def close(self) -> None:
-        """No longer found; what waits is not done any more."""
+        """No longer found. What was taken is worked on for a second more; who waits longer is told to ask elsewhere."""
         self._announced.close()
-        self._stopping = True
+        self._leaving = True
+        time.sleep(max(0.0, min(FRESH_S, self._heard_s + 2 * FRESH_S - time.monotonic())))  # who knew it may still call
         with self._something:
-            self._something.notify()
-        for thread in self._threads:
-            thread.join(3.0)
+            self._something.wait_for(lambda: not self._work and not self._working, DRAIN_S)
+            self._stopping = True
+            self._something.notify_all()
+        io, work = self._threads
+        work.join(STOP_S)
+        self._wake.send(b"")
+        io.join(STOP_S)
+        self._wake.close()
         self._inbox.close()
-        self._woken.close()
-        for peer in self._peers.values():
-            peer.close()
         if self._reception is not None:
             self._reception.close()
         self._arena.close()
         self._door.close()
-        self._context.destroy(linger=0)
+        self._context.destroy(linger=LINGER_MS)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -138,187 +149,219 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _waker(self, name: bytes) -> "zmq.Socket[bytes]":
+        waker = self._context.socket(zmq.DEALER)
+        waker.setsockopt(zmq.LINGER, 0)
+        waker.setsockopt(zmq.IDENTITY, name)
+        waker.connect("inproc://woken")
+        return waker
+
+    def _came(self, peer: Peer) -> None:
+        self._peers[peer.name] = {peer.arena: peer.mapped}
+
+    def _gone(self, peer: Peer) -> None:
+        self._peers.pop(peer.name, None)
+        self._arena.forget(peer.name)
+
     # The first thread.
 
     def _listen(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._inbox, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
-        if self._reception is not None:
-            poller.register(self._reception.fileno(), zmq.POLLIN)
+        codec, recv = Codec(), self._inbox.recv
         while not self._stopping:
-            ready = dict(poller.poll(self._patience_ms()))
-            for handle in ready:
-                if isinstance(handle, int):
-                    self._greet(handle, poller)
-            self._hear()
-            self._flush(time.monotonic())
-            self._tell()
-
-    def _greet(self, handle: int, poller: zmq.Poller) -> None:
-        """A caller of this machine has come, or gone."""
-        assert self._reception is not None
-        if handle == self._reception.fileno():
-            if (peer := self._reception.admit()) is not None:
-                self._peers[peer.name], self._mapped[peer.arena] = peer, peer.mapped
-                poller.register(peer.line.fileno(), zmq.POLLIN)
-            return
-        for name, peer in list(self._peers.items()):
-            if peer.line.fileno() == handle:
-                poller.unregister(handle)
-                self._arena.forget(name)
-                del self._peers[name], self._mapped[peer.arena]
-                peer.close()
-
-    def _patience_ms(self) -> int:
-        due = min((line.due for line in self._lines.values() if line.gathered), default=None)
-        # Rounded down: a batch is never held longer than was promised.
-        return 100 if due is None else max(0, int((due - time.monotonic()) * 1000))
-
-    def _hear(self) -> None:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                self._woken.recv(zmq.NOBLOCK)
-        for _ in range(MAX_AT_ONCE):
-            try:
-                caller, *said = self._inbox.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            except ValueError:
+            if self._due is not None and not self._comes_before(self._due):
+                self._flush(codec)
                 continue
-            self._take(caller.bytes, [frame.buffer for frame in said])
+            caller = recv()
+            first = recv(copy=False)
+            said: list[Any] = [first.bytes]
+            while first.more:  # an array may be large: it is not copied
+                first = recv(copy=False)
+                said.append(first.buffer)
+            if caller in self._wakers:
+                self._tell()
+            else:
+                self._take(codec, caller, said)
+        self._send_away(codec)
 
-    def _take(self, caller: bytes, said: Sequence[Any]) -> None:
+    def _comes_before(self, due: float) -> bool:
+        """Wait for a message until then."""
+        while (left := due - time.monotonic()) > 0:
+            if int(self._inbox.getsockopt(EVENTS)) & READABLE:
+                return True
+            select.select([int(self._inbox.getsockopt(zmq.FD))], [], [], left)  # ZeroMQ's own waits count milliseconds
+        return False
+
+    def _take(self, codec: Codec, caller: bytes, said: list[Any]) -> None:
+        name = caller[:NAME_BYTES]
+        mapped = self._peers.get(name)
         try:
-            head = codec().decode(said, self._mapped)
+            head = codec.decode(said, mapped)
             args, named = head.body
-        except (WireError, TypeError, ValueError, IndexError):
-            return  # it cannot be answered: it has no number
+        except (WireError, TypeError, ValueError) as error:
+            number = number_of(said[0])
+            if number is not None:
+                self._fail(codec, _Asked(caller, number, 0.0, (), {}), error)
+                self._tell()
+            return
         line = self._lines.get(head.verb)
-        asked = _Asked(caller, head.id, time.monotonic() + head.seconds, args, named)
-        if line is None or head.kind not in (CALL, TASK):
+        self._heard_s = begun = time.monotonic()
+        if line is None or not line.at_once or head.kind != CALL or self._work or self._working or self._leaving:
+            self._enter(codec, line, head, _Asked(caller, head.id, begun + head.seconds, args, named))
+            self._tell()
+            return
+        try:
+            answer = Head(frames.VERSION, ANSWER, head.id, "", 0.0, line.method(*args, **named))
+            answered = codec.encode(answer, None if mapped is None else self._arena, name)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is told to who asked)
+            self._fail(codec, _Asked(caller, head.id, 0.0, args, named), error)
+            self._tell()
+            return
+        if len(answered) == 1:
+            self._plain_send(caller, MORE | AT_ONCE)
+            self._plain_send(answered[0], AT_ONCE)
+        else:
+            self._send(caller, answered)
+        if time.monotonic() - begun > QUICK_S:
+            line.took(QUICK_S)
+
+    def _enter(self, codec: Codec, line: _Line | None, head: Head, asked: _Asked) -> None:
+        """What is not done at once waits in its line, or is refused."""
+        if head.verb == HOW_BUSY and head.kind == CALL:
+            waiting = sum(line.waiting for line in self._lines.values()) + self._working
+            self._answer(codec, asked, ANSWER, waiting)
+        elif line is None or head.kind not in (CALL, TASK):
             known = ", ".join(sorted(self._lines))
-            self._fail(asked, Refused(f"it has no verb {head.verb!r}", where=self.name, do=f"Ask for one of {known}"))
+            error = Refused(f"it has no verb {head.verb!r}", where=self.name, do=f"Ask for one of {known}")
+            self._fail(codec, asked, error)
+        elif self._leaving:
+            self._fail(codec, asked, self._left())
         elif line.waiting >= line.verb.queue:
             do = "Wait for a place" if line.verb.full == "wait" else "Ask again later"
             busy = Busy(f"{line.waiting} wait for {head.verb}", where=self.name, do=do, limit=line.verb.full)
-            self._fail(asked, busy)
+            self._fail(codec, asked, busy)
         elif not line.verb.response or head.kind == TASK:
-            self._answer(asked, ACCEPTED, None)
+            self._answer(codec, asked, ACCEPTED, None)
             asked.caller = b""
             self._hand_over(line, [asked])
         elif line.verb.batch > 1:
-            self._gather(line, asked)
-        elif line.quick >= QUICK_CALLS and not self._work and not self._working:
-            self._do(line, [asked])
+            self._gather(codec, line, asked)
         else:
             self._hand_over(line, [asked])
 
-    def _gather(self, line: _Line, asked: _Asked) -> None:
+    def _left(self) -> Leaving:
+        return Leaving(f"{self.id} is about to end", where=self.name, do="Ask another one")
+
+    def _gather(self, codec: Codec, line: _Line, asked: _Asked) -> None:
         if not line.gathered:
             line.due = time.monotonic() + line.verb.wait_ms / 1000
+            self._due = line.due if self._due is None else min(self._due, line.due)
         line.gathered.append(asked)
         line.waiting += 1
         if len(line.gathered) >= line.verb.batch:
-            self._release(line)
+            self._release(codec, line)
 
-    def _flush(self, now: float) -> None:
+    def _flush(self, codec: Codec) -> None:
+        now = time.monotonic()
         for line in self._lines.values():
             if line.gathered and now >= line.due:
-                self._release(line)
+                self._release(codec, line)
+        self._tell()
 
-    def _release(self, line: _Line) -> None:
+    def _release(self, codec: Codec, line: _Line) -> None:
         """What was gathered goes to work; callers whose arrays cannot be stacked go in groups."""
         groups: dict[Any, list[_Asked]] = {}
         for asked in line.gathered:
             groups.setdefault(shape_of((asked.args, asked.named)), []).append(asked)
         line.waiting -= len(line.gathered)
         line.gathered = []
+        self._due = min((line.due for line in self._lines.values() if line.gathered), default=None)
         for group in groups.values():
-            if line.quick >= QUICK_CALLS and not self._work and not self._working:
-                self._do(line, group)
+            if line.quick >= QUICK_CALLS and not self._work and not self._working and not self._leaving:
+                self._do(codec, line, group)
             else:
                 self._hand_over(line, group)
 
     def _hand_over(self, line: _Line, group: list[_Asked]) -> None:
-        line.waiting += len(group)
         with self._something:
+            line.waiting += len(group)
             self._work.append((line, group))
-            self._something.notify()
+            self._something.notify_all()
 
     def _tell(self) -> None:
         while self._out:
-            caller, said = self._out.popleft()
-            with contextlib.suppress(zmq.ZMQError):  # the caller has gone
-                self._inbox.send_multipart([caller, *said], zmq.NOBLOCK, copy=False)
+            self._send(*self._out.popleft())
+
+    def _send(self, caller: bytes, said: list[Any]) -> None:
+        send, last = self._inbox.send, len(said) - 1
+        with contextlib.suppress(zmq.ZMQError):  # the caller has gone
+            send(caller, MORE | AT_ONCE)
+            for place, frame in enumerate(said):  # the first is small: to copy it costs less than not to
+                send(frame, MORE if place < last else 0, copy=place == 0)
+
+    def _send_away(self, codec: Codec) -> None:
+        """Nobody who waits is left without an answer."""
+        waiting = [asked for line in self._lines.values() for asked in line.gathered]
+        waiting += [asked for _, group in self._work for asked in group]
+        for asked in waiting:
+            self._fail(codec, asked, self._left())
+        self._tell()
 
     # The second thread.
 
-    def _labour(self) -> None:
-        wake = self._context.socket(zmq.PUSH)
-        wake.setsockopt(zmq.LINGER, 0)
-        wake.connect("inproc://woken")
-        while not self._stopping:
+    def _labour(self, wake: "zmq.Socket[bytes]") -> None:
+        codec = Codec()
+        while True:
             with self._something:
-                if not self._work:
-                    self._working = False
-                    self._something.wait(0.1)
-                    continue
+                self._working = False
+                while not self._work and not self._stopping:
+                    self._something.notify_all()  # who closes waits for that
+                    self._something.wait()
+                if self._stopping:
+                    break
                 self._working = True
                 line, group = self._work.popleft()
                 line.waiting -= len(group)
-            self._do(line, group)
+            self._do(codec, line, group)
+            del group  # its arrays belong to callers
             wake.send(b"")
         wake.close()
 
     # Either.
 
-    def _do(self, line: _Line, group: list[_Asked]) -> None:
+    def _do(self, codec: Codec, line: _Line, group: list[_Asked]) -> None:
         """Work, and put the answers out."""
         begun = time.monotonic()
         group = [asked for asked in group if asked.until > begun or not asked.caller]
         if not group:
             return
-        method = self._methods[line.verb.name]
         try:
             if line.verb.batch > 1:
                 args, named = joined([(asked.args, asked.named) for asked in group])
-                results = parted(method(*args, **named), len(group), line.verb.name)
+                results = parted(line.method(*args, **named), len(group), line.verb.name)
             else:
-                results = [method(*group[0].args, **group[0].named)]
-        except Exception as error:  # noqa: BLE001  (whatever a user's method raises is told to those who asked)
+                results = [line.method(*group[0].args, **group[0].named)]
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is told to those who asked)
             for asked in group:
-                self._fail(asked, error)
+                self._fail(codec, asked, error)
             return
+        line.took(time.monotonic() - begun)
         for asked, result in zip(group, results, strict=True):
-            self._answer(asked, ANSWER, result)
-        took = time.monotonic() - begun
-        line.quick = line.quick + 1 if took < QUICK_S else 0
+            self._answer(codec, asked, ANSWER, result)
 
-    def _answer(self, asked: _Asked, kind: int, body: Any) -> None:
+    def _answer(self, codec: Codec, asked: _Asked, kind: int, body: Any) -> None:
         if asked.caller:
+            name = asked.caller[:NAME_BYTES]
+            arena = self._arena if name in self._peers else None
             try:
-                arena = self._arena if asked.caller in self._peers else None
-                said = codec().encode(Head(frames.VERSION, kind, asked.id, "", 0.0, body), arena, asked.caller)
+                said = codec.encode(Head(frames.VERSION, kind, asked.id, "", 0.0, body), arena, name)
             except WireError as error:
-                self._fail(asked, error)
+                self._fail(codec, asked, error)
                 return
             self._out.append((asked.caller, said))
 
-    def _fail(self, asked: _Asked, error: Exception) -> None:
-        story = "".join(traceback.format_exception(error))[-8000:]
+    def _fail(self, codec: Codec, asked: _Asked, error: BaseException) -> None:
         if not asked.caller:
-            self.failures.append(story)
+            self.failures.append(story_of(error))
             return
-        told: dict[str, str | int | None] = {
-            "type": type(error).__name__,
-            "wrong": str(error),
-            "where": self.name,
-            "do": "",
-            "story": story,
-        }
-        if isinstance(error, SparringError):
-            told |= {"wrong": error.wrong, "where": error.where, "do": error.do}
-        if isinstance(error, Refused):
-            told |= {"field": error.field, "limit": error.limit if isinstance(error.limit, int | str) else None}
-        self._out.append((asked.caller, codec().encode(Head(frames.VERSION, ERROR, asked.id, "", 0.0, told))))
+        told = told_of(error, self.name)
+        self._out.append((asked.caller, codec.encode(Head(frames.VERSION, ERROR, asked.id, "", 0.0, told))))

@@ -1,0 +1,99 @@
+"""What can go wrong with a call, and how a callee's error travels: as data, and typed again where it arrives."""
+
+import traceback
+from typing import Any
+
+from sparring import errors
+from sparring.errors import Refused, SparringError, Unreachable
+
+STORY_CHARACTERS = 8000
+
+
+class CallFailed(SparringError):
+    """The method itself failed; `story` is its traceback, as text."""
+
+    story = ""
+
+
+class Late(Unreachable):
+    """No answer within the deadline. It may have been done all the same."""
+
+
+class Lost(Unreachable):
+    """The instance died under the call. It may have been done all the same."""
+
+
+class Leaving(Unreachable):
+    """The instance is about to end and did not begin the call: another one may be asked."""
+
+
+class Busy(Refused):
+    """So many wait that one more is not taken."""
+
+    code = "busy"
+    status = 503
+
+
+def told_of(error: BaseException, where: str) -> dict[str, str | int | None]:
+    """What a caller elsewhere is told of an error."""
+    told: dict[str, str | int | None] = {
+        "type": type(error).__name__,
+        "wrong": str(error),
+        "where": where,
+        "do": "",
+        "story": story_of(error),
+    }
+    if isinstance(error, SparringError):
+        told |= {"wrong": error.wrong, "where": error.where, "do": error.do}
+    if isinstance(error, Refused):
+        told |= {"field": error.field, "limit": error.limit if isinstance(error.limit, int | str) else None}
+    return {name: _plain(value) for name, value in told.items()}
+
+
+def _plain(value: str | int | None) -> str | int | None:
+    """What every message can hold: text may have characters that UTF-8 lacks, and numbers more than 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value if value is None or -(1 << 63) <= value < 1 << 63 else str(value)
+
+
+def story_of(error: BaseException) -> str:
+    """Its traceback, the end of it where it is long."""
+    return "".join(traceback.format_exception(error))[-STORY_CHARACTERS:]
+
+
+def error_of(told: dict[str, Any]) -> SparringError:
+    """The error that was told of; one that is not ours becomes CallFailed with its story."""
+    words = {"where": told["where"], "do": told["do"] or "Look at its story"}
+    if told["type"] == "Busy":
+        return Busy(told["wrong"], **words, limit=told.get("limit"))
+    if told["type"] == "Leaving":
+        return Leaving(told["wrong"], **words)
+    known = getattr(errors, told["type"], None)
+    if isinstance(known, type) and issubclass(known, Refused):
+        return known(told["wrong"], **words, field=told.get("field", ""), limit=told.get("limit"))
+    if isinstance(known, type) and issubclass(known, SparringError):
+        return known(told["wrong"], **words)
+    failed = CallFailed(f"{told['type']}: {told['wrong']}", **words)
+    failed.story = told["story"]
+    return failed
+
+
+def lost(who: str, service: str, verb: str) -> Lost:
+    """It died under the call."""
+    return Lost(f"{who} died under {verb}", where=service, do="Ask again if twice is fine")
+
+
+def late(who: str, service: str, verb: str) -> Late:
+    """It did not answer in time."""
+    do = "Give it longer with solver.within(seconds), or start more of it"
+    return Late(f"{who} did not answer {verb} in time", where=service, do=do)
+
+
+def pause_s(busy: Busy, attempt: int, now: float, until: float) -> float:
+    """How long to wait for a place; the error itself where nobody should, or can any more."""
+    if busy.limit != "wait":
+        raise busy
+    if now > until:
+        raise Late(busy.wrong, where=busy.where, do="Give it longer, or start more of it") from None
+    return float(min(0.05, 0.001 * 2 ** min(attempt, 6)))
