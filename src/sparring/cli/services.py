@@ -61,18 +61,21 @@ def _list(url: str, output: Output) -> dict[str, Any]:
         output.say(f"no service is there ({url})")
         return {"discovery": url, "services": []}
     shown = [
-        (row["service"], row["id"], row["address"], row["pid"], _busy(row["outstanding"]), _ago(row["since_s"]))
-        for row in rows
+        (row["service"], row["id"], row["address"], row["pid"] or "", _busy(row), _ago(row["since_s"])) for row in rows
     ]
     output.table(COLUMNS, shown)
     return {"discovery": url, "services": rows}
 
 
-def _busy(outstanding: int | None) -> str:
-    return "no answer" if outstanding is None else str(outstanding)
+def _busy(row: dict[str, Any]) -> str:
+    if row["outstanding"] is not None:
+        return str(row["outstanding"])
+    return "no answer" if row["address"].startswith(("ipc:", "tcp:")) else ""
 
 
 def _ago(since_s: float) -> str:
+    if not since_s:
+        return ""
     seconds = max(0, int(time.time() - since_s))
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

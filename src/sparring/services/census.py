@@ -16,7 +16,8 @@ PATIENCE_S = 1.0
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """An instance, and how many calls wait there or are worked on; None where it did not answer in time."""
+    """An instance, and how many calls wait there or are worked on; None where it did not answer in time, or where
+    calls are not ours (Ray's)."""
 
     instance: Instance
     outstanding: int | None
@@ -26,18 +27,19 @@ def census(discovery: Discovery) -> list[Counted]:
     """Every instance by service and id. All are asked at once, so it takes a second at most."""
     found = [one for service in discovery.services() for one in discovery.instances(service)]
     found.sort(key=lambda one: (one.service, one.id))
+    ours = [one for one in found if one.address.startswith(("ipc://", "tcp://"))]
     with zmq.Context() as context:
-        lines = [context.socket(zmq.DEALER) for _ in found]
+        lines = [context.socket(zmq.DEALER) for _ in ours]
         try:
-            for line, instance in zip(lines, found, strict=True):
+            for line, instance in zip(lines, ours, strict=True):
                 line.setsockopt(zmq.LINGER, 0)
                 discovery.connect(line, instance)
                 line.send_multipart(Codec().encode(Head(frames.VERSION, CALL, 1, HOW_BUSY, PATIENCE_S, [[], {}])))
             until = time.monotonic() + PATIENCE_S
-            answers = [_answer(line, until) for line in lines]
+            answers = {(one.service, one.id): _answer(line, until) for one, line in zip(ours, lines, strict=True)}
         finally:
             _close(lines)
-    return [Counted(instance, answer) for instance, answer in zip(found, answers, strict=True)]
+    return [Counted(instance, answers.get((instance.service, instance.id))) for instance in found]
 
 
 def _answer(line: "zmq.Socket[bytes]", until: float) -> int | None:
