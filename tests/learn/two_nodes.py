@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 HEAD, SECOND = "127.0.0.2", "127.0.0.3"
-UP_S = 90.0
+UP_S = 150.0  # Ray's own start takes long where others are busy
 RAY = str(Path(sys.executable).parent / "ray")
 
 
@@ -62,8 +62,10 @@ def two_nodes() -> Iterator[Cluster]:
         room = ["--num-cpus=8", "--object-store-memory=300000000", "--block"]
         head = ["--head", f"--port={port}", f"--node-ip-address={HEAD}", f"--temp-dir={folder}"]
         started.append(_start([*head, "--include-dashboard=false", *room], environment, folder / "head.log"))
+        _await_up(started[-1], folder / "head.log")
         second = [f"--address={HEAD}:{port}", f"--node-ip-address={SECOND}"]
         started.append(_start([*second, *room], environment, folder / "second.log"))
+        _await_up(started[-1], folder / "second.log")
         roots = tuple(one.pid for one in started)
         yield Cluster(f"ray://{HEAD}:{port}", {**os.environ, **environment}, roots)
     finally:
@@ -73,19 +75,21 @@ def two_nodes() -> Iterator[Cluster]:
 
 def _start(words: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [RAY, "start", *words],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,
         )
+
+
+def _await_up(process: "subprocess.Popen[bytes]", log: Path) -> None:
     until = time.monotonic() + UP_S
     while b"block forever" not in log.read_bytes():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < until, log.read_text()
         time.sleep(0.2)
-    return process
 
 
 def _end(started: "list[subprocess.Popen[bytes]]") -> None:
