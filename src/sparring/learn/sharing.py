@@ -6,7 +6,7 @@ given back to the system and asked for again each time (docs/decisions/0173-thre
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -43,14 +43,14 @@ def shared(passes: list[Pass], module: nn.Module) -> Outputs:
     learned = [value for value in module.parameters() if value.requires_grad]
     if torch.is_grad_enabled() and learned:
         names: list[str] = []  # filled by the pass
-        joined = _Joined.apply(passes, names, *learned)  # type: ignore[no-untyped-call]
+        joined = _Joined.apply(passes, names, *learned)
         return dict(zip(names, joined, strict=True))
     inference = torch.is_inference_mode_enabled()
     outs = together([partial(_ungraded, one, inference) for one in passes])
     return {name: torch.cat([out[name] for out in outs]) for name in outs[0]}
 
 
-def together(calls: list[Callable[[], T]]) -> list[T]:
+def together(calls: Sequence[Callable[[], T]]) -> list[T]:
     """What each call gives, in their order. This thread makes calls too; none may count on another's end."""
     if len(calls) == 1:
         return [calls[0]()]
@@ -106,7 +106,7 @@ class _Joined(torch.autograd.Function):
         return tuple(torch.cat([out[name].detach() for out in ctx.outs]) for name in names)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         outs = [tuple(out.values()) for out in ctx.outs]
         sizes = [len(out[0]) for out in outs]
