@@ -18,9 +18,10 @@ given as scores, (1 + return) / 2, so that a ratio means something.
 Ranking: the estimator is named here, before any run: fqe, discount 0.995 in CartPole and 1 in Connect Four. Five models
 are put aside by their true return while ppo learns, before anything is estimated; fqe ranks them from the same records.
 
-Seeds are drawn from the commit's hash unless given; settings were tuned on records of seeds 1000 to 1005 (learners
-of seeds 1 to 3), which are never drawn. Records and every run are kept in bench/results/quick/offline/ for as long as the files that
-decide them stay the same, so that an interrupted benchmark goes on with the same --seeds. Two processes share the work.
+Seeds are drawn from the commit's hash unless given; settings were tuned on records of seeds 1000 to 1005 (learners of
+seeds 1 to 3), which are never drawn. Records and every run are kept in bench/results/quick/offline/ for as long as the
+files that decide them stay the same, so that an interrupted benchmark goes on with the same --seeds. Two processes
+share the work.
 """
 
 import argparse
