@@ -234,3 +234,16 @@ def test_sigterm_ends_a_service_cleanly_and_kill_leaves_no_route(start, folder, 
     with pytest.raises(Unreachable):
         solver.within(0.3).retrieve(Worker, "whoami")
     assert list(folder.iterdir()) == []
+
+
+def test_calls_that_begin_together_are_spread(start, solver):
+    for id in ("a", "b"):
+        start(id)
+    assert solver.retrieve(Worker, "whoami")
+    asleep = []
+    threads = [threading.Thread(target=lambda: asleep.append(solver.retrieve(Worker, "nap", 0.5))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(asleep) == ["a", "a", "b", "b"]

@@ -40,7 +40,9 @@ class Routes:
     """Threads may share one. `gone` of a target is set when it is found no more."""
 
     def __init__(self, discovery: Discovery, rng: random.Random) -> None:
-        self._discovery, self._rng = discovery, rng
+        self._discovery = discovery
+        # Among equals it goes round: calls that begin together, before any is counted, are spread all the same.
+        self._turn = rng.randrange(1 << 16)
         self._found: dict[str, tuple[float, tuple[Target, ...]]] = {}  # service → until when it is fresh, who
         self._targets: dict[tuple[str, str, str], Target] = {}  # by service, id and address
         self._kept: OrderedDict[tuple[str, str], str] = OrderedDict()  # (service, key) → instance
@@ -70,7 +72,9 @@ class Routes:
                         return one
             calls = [one.calls() for one in there]
             least = min(calls)
-            chosen = self._rng.choice([one for one, count in zip(there, calls, strict=True) if count == least])
+            equals = [one for one, count in zip(there, calls, strict=True) if count == least]
+            self._turn += 1
+            chosen = equals[self._turn % len(equals)]
             if key is not None:
                 self._kept[service, key] = chosen.instance.id
                 if len(self._kept) > STICKY_KEYS:
