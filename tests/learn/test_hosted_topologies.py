@@ -202,9 +202,17 @@ def test_shards_together_draw_as_one_table_does(config):
     assert np.allclose(weights_of(alone, 0.4), (alone / alone.min()) ** -0.4)
 
 
-@pytest.mark.parametrize(("topology", "shards"), [("sync", 0), ("async", 0), ("apex", 1)])
-def test_on_ray_the_same_files_learn(topology, shards, config):
+@pytest.fixture(scope="module")
+def ray_here():
+    """One cluster of this machine for all: its start is what takes time."""
     pytest.importorskip("ray")
+    with open_host("ray://local"):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "shards"), [("sync", 0), ("async", 0), ("apex", 1)])
+def test_on_ray_the_same_files_learn(topology, shards, config, ray_here):
     with wired(config, topology, on="ray://local", shards=shards) as wiring:
         turns = learn(wiring, 20)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
