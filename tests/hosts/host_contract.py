@@ -196,6 +196,7 @@ def test_it_scales_up_and_down(host):
 def test_who_is_killed_comes_back_and_its_handle_leads_to_it(host):
     (worker,) = host.start(Worker, "worker", 1, ONE, {"word": "hi"})
     pid = worker.ask("who").result()["pid"]
+    seen = happened(host, "started")
     lost, kept = worker.ask("sleep", 30.0), worker.ask("nap", 0.0)
     time.sleep(0.2)
     os.kill(pid, signal.SIGKILL)
@@ -205,7 +206,7 @@ def test_who_is_killed_comes_back_and_its_handle_leads_to_it(host):
     who = worker.ask("who").result()
     assert (who["word"], who["generation"]) == ("hi", 1)
     assert who["pid"] != pid
-    seen = happened(host, "restarted")
+    seen += happened(host, "restarted")
     assert [event.kind for event in seen] == ["started", "died", "restarted"]
     assert {(event.service, event.index) for event in seen} == {("worker", 0)}
     assert worker.generation == 1

@@ -9,7 +9,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 
 from sparring.errors import SparringError
 from sparring.hosts.desk import Failure, plain
-from sparring.hosts.failure import error_of, late, lost
+from sparring.hosts.failure import error_of, gone, late, lost
 from sparring.services.solver import CallFailed
 
 DEADLINE_S = 30.0
@@ -30,6 +30,10 @@ class Callee(Protocol):
 
     def turn(self) -> tuple[str, int] | None:
         """Of the next call: who calls, and how many were before; None: its order is of no account."""
+        ...
+
+    def why_gone(self) -> str:
+        """Of one that is not started again."""
         ...
 
     def why_late(self) -> str:
@@ -89,6 +93,8 @@ def _of_constructor(error: RayError) -> bool:
 def _ours(error: RayError, callee: Callee, verb: str, patience: float) -> SparringError:
     if isinstance(error, GetTimeoutError):
         return late(callee.who, verb, patience, callee.why_late())
+    if why := callee.why_gone():
+        return gone(callee.who, why)
     if isinstance(error, RayActorError | ObjectLostError) or _of_constructor(error):
         return lost(callee.who, verb, " | ".join(str(error).strip().splitlines()[-LAST_LINES:]))
     failed = CallFailed(str(error).strip().splitlines()[-1], where=callee.who, do="Look at its story")

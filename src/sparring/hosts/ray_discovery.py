@@ -51,6 +51,9 @@ class Found:
     def turn(self) -> None:
         return None
 
+    def why_gone(self) -> str:
+        return ""
+
     def why_late(self) -> str:
         return ""
 

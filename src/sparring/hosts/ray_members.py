@@ -57,6 +57,9 @@ class Member:
             self.state = found["State"]
         return found
 
+    def why_gone(self) -> str:
+        return "" if self.leaving else self.why
+
     def why_late(self) -> str:
         waiting = self.state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY", "")
         return "it has no place in the cluster yet (see `ray status`)" if waiting else ""
