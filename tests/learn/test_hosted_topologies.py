@@ -1,6 +1,7 @@
 """The same topology files with actors as services of a host: they learn, outlive their actors, and replay in shards."""
 
 import hashlib
+import random
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,11 +16,12 @@ from sparring.errors import ConfigError
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Resources
 from sparring.learn.actor import Episodes
+from sparring.learn.crew import opening
 from sparring.learn.crew.blocks import Blocks, Shape
 from sparring.learn.crew.shard import ReplayShard
 from sparring.learn.crew.shards import weights_of
 from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
+from sparring.learn.topologies import apex, wire
 from sparring.replay.steps import Steps
 
 ON_POLICY = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "epochs=2")
@@ -37,8 +39,8 @@ def planned(config, topology, on="local://", shards=0, seed=0):
 @pytest.fixture
 def as_services(monkeypatch):
     """Actors of this machine as services too, as they are where no memory is shared."""
-    monkeypatch.setattr("sparring.learn.crew.opening.is_local", lambda url: False)
-    monkeypatch.setattr("sparring.learn.topologies.apex.is_local", lambda url: False)
+    for module in (opening, apex):
+        monkeypatch.setattr(module, "is_local", lambda url: False)
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def digest(wiring):
 def test_what_services_play_is_learned_and_a_killed_one_is_replaced(topology, shards, config, as_services):
     with wired(config, topology, shards=shards) as wiring:
         learn(wiring, 30)
-        victim = next(one for one in workers() if "llvmlite" not in Path(f"/proc/{one.pid}/maps").read_text())
+        victim = next(one for one in workers() if not is_shard(one))
         victim.kill()
         until = time.monotonic() + 60
         while not wiring.players.restarts and time.monotonic() < until:
@@ -89,7 +91,7 @@ def test_in_step_a_seed_says_all_and_it_is_what_shared_memory_says(config, monke
     with wired(config, "sync", seed=3) as wiring:
         learn(wiring, 4)
         beside = digest(wiring)
-    monkeypatch.setattr("sparring.learn.crew.opening.is_local", lambda url: False)
+    monkeypatch.setattr(opening, "is_local", lambda url: False)
     with wired(config, "sync", seed=3) as wiring:
         learn(wiring, 4)
         assert digest(wiring) == beside
@@ -123,6 +125,37 @@ def test_a_run_with_shards_goes_on_from_its_checkpoint(config):
         assert again.learner.updates == first.learner.updates
         assert abs(again.replay.flow()["replay_steps"] - held) <= 64 * 2 * 16
         learn(again, 10)
+
+
+def test_a_checkpoint_of_a_shard_that_had_just_begun_anew_is_gone_on_from(config):
+    with wired(config, "apex", shards=1) as first:
+        learn(first, 20)
+        (shard,) = workers()
+        shard.kill()
+        state = first.save()  # nobody has noticed: the gate says full, and the table is empty
+    assert state["gate"][0] >= 500
+    with wired(config, "apex", shards=1) as again:
+        again.load(state)
+        assert again.replay.flow()["replay_steps"] == 0
+        learn(again, 20)
+
+
+def is_shard(process):
+    return "llvmlite" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def test_a_run_goes_on_whoever_is_killed_and_however_often(config, as_services):
+    state = None
+    for _ in range(2):
+        with wired(config, "apex", shards=1) as wiring:
+            if state is not None:
+                wiring.load(state)
+            learn(wiring, 20)
+            for victim in (False, True, False):
+                random.choice([one for one in workers() if is_shard(one) == victim]).kill()
+                learn(wiring, 150)
+            state = wiring.save()
+    assert state["env_steps"] > 0
 
 
 def test_more_shards_than_actors_are_refused(config):

@@ -157,11 +157,12 @@ class _Hosted:
         return self._ahead
 
     def _result(self, actor: int) -> dict[str, Any] | None:
-        """The answer of its oldest call; None where that was lost, and with it all that follow."""
+        """The answer of its oldest call; None where that was lost. Those after it speak for themselves: they may have
+        reached the successor."""
         try:
             answer: dict[str, Any] = self._calls[actor][0].result(ANSWER_S)
         except Unreachable:
-            self._calls[actor].clear()
+            self._calls[actor].popleft()
             self._not_before_s[actor] = time.monotonic() + AGAIN_S
             self._broken_off.append(actor)
             return None
@@ -213,8 +214,7 @@ class Calls(_Hosted, Generic[What]):
         return pending
 
     def lost(self, actor: int) -> None:
-        """What was handed over never came: it died."""
-        self._calls[actor].clear()
+        """What was handed over never came: the actor died, or who was to take it in."""
         self._not_before_s[actor] = time.monotonic() + AGAIN_S
 
     def release(self, actor: int) -> None:

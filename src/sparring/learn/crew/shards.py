@@ -12,6 +12,7 @@ all of them are there again.
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ SERVICE = "replay"
 AHEAD = 2  # batches under way
 INSERTS = 8  # blocks under way to one shard
 ANSWER_S = 30.0
+LOAD_S = 120.0  # a shard is still being started, and a cluster may have to find it a place
 SNAPSHOT_BYTES = 256 << 20  # of all tables together; larger ones are not part of a checkpoint, and fill again
 _BY_TIME = ("observation", "action", "reward", "ending", "legal", "behaviour_logp", "mask")  # of windows: [time, n]
 
@@ -81,7 +83,7 @@ class Shards:
         self._inserting: deque[tuple[int, Pending, Players[Any]]] = deque()
         self._batches: deque[list[_Part]] = deque()
         self._rng = np.random.default_rng([plan.seed, 2])
-        self._emptied, self._restarts = False, 0
+        self._restarts = 0
         self._handles = self._start(k)  # at once: a table takes its time
 
     def insert(self, players: Players[Any], actor: int) -> None:
@@ -149,8 +151,8 @@ class Shards:
             self._handles[shard].ask("learned", rows, np.ascontiguousarray(said), generation)
 
     def emptied(self) -> bool:
-        emptied, self._emptied = self._emptied, False
-        return emptied and not self.ready()
+        """By what is there now, not by what died: a checkpoint may be of a shard that had just begun anew."""
+        return not self.ready()
 
     def has_room(self) -> bool:
         return len(self._inserting) < INSERTS * len(self._standing)
@@ -180,11 +182,11 @@ class Shards:
     def load(self, state: Tree) -> None:
         set_rng_state(self._rng, state["rng"])
         states = state["shards"]
-        self._emptied = states is None
         if states is not None:
             asked = [one.ask("load", state) for one, state in zip(self._handles, states, strict=True)]
             for shard, one in enumerate(asked):
-                self._note(shard, one.result(ANSWER_S))
+                with suppress(Unreachable):  # it died meanwhile, and begins empty
+                    self._note(shard, one.result(LOAD_S))
 
     def close(self) -> None:
         self._inserting.clear()
@@ -220,7 +222,6 @@ class Shards:
     def _note(self, shard: int, said: dict[str, Any]) -> None:
         before = self._standing[shard]
         if said["generation"] != before["generation"] and "exponent" in before:
-            self._emptied = True
             self._restarts += 1
         self._standing[shard] = {name: said[name] for name in ("generation", "size", "mass", "exponent", "prioritised")}
 
@@ -232,7 +233,6 @@ class Shards:
                 self._note(shard, handle.ask("standing").result(1.0))
             except Unreachable:
                 self._standing[shard] |= {"size": 0, "mass": 0.0}
-                self._emptied = True
 
     def _ask_ahead(self) -> None:
         mass = np.array([one["mass"] for one in self._standing])

@@ -112,7 +112,7 @@ class _Apex:
         self.players.tend()
         ended = self._take_in()
         size = self.draw.steps
-        if self.replay.emptied():
+        if self.gate.inserted >= self.gate.min_steps and self.replay.emptied():
             self.gate.inserted = self.gate.sampled = 0  # as at the beginning: nothing is sampled before it has filled
         found = self.replay.sample() if self.replay.ready() and self.gate.may_sample(size) else None
         if found is None:
