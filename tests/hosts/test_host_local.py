@@ -154,8 +154,11 @@ def test_the_dead_are_started_again_later_each_time_and_those_that_keep_dying_yo
     revival = Revival()
     assert [revival.died(now, now - 1.0) for now in range(LOOP_DEATHS - 1)] == [0.2, 0.4, 0.8, 1.6]
     assert revival.died(4.0, 3.0) is None
+    assert [Revival().died(now, None) for now in range(2)] == [0.2, 0.2]
     steady = Revival()
     assert [steady.died(100.0 * life, 100.0 * life - 50.0) for life in range(20)] == [0.2] * 20
     assert Revival(restarts=1).died(0.0, -50.0) == 0.2
+    killed = Revival()
+    assert all(killed.died(now, now - 1.0, killed=True) is not None for now in range(20))
     twice = Revival(restarts=1)
     assert [twice.died(0.0, -50.0), twice.died(100.0, 50.0)] == [0.2, None]

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from sparring.errors import WireError
 from sparring.hosts.line import Asked, Line
 from sparring.hosts.process import Process, cut
 from sparring.hosts.protocol import Event, Kind
@@ -23,6 +24,7 @@ from sparring.services.kept import Keeping
 LOOK_S = 0.5  # how often is looked at what tells nothing by itself
 STOP_S = 2.8  # whoever was asked to end and has not is killed
 MAX_EVENTS = 1000
+KILLED = "signal SIGKILL"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +37,7 @@ class Member:
     log: Path
     process: Process | None = None
     generation: int = -1
-    started_s: float = 0.0
+    up_s: float | None = None  # since when it can be called
     next_s: float = 0.0  # not started before
     leaving_s: float | None = None  # asked to end; killed then
     over: bool = False  # it is not started again
@@ -152,15 +154,14 @@ class Post:
             elif member.leaving_s is not None and now >= member.leaving_s:
                 process.kill()
         elif not member.over and now >= member.next_s:
-            self._start(member, now)
+            self._start(member)
         line.flush(now, self._settle)
 
-    def _start(self, member: Member, now: float) -> None:
+    def _start(self, member: Member) -> None:
         member.generation += 1
         id = f"{member.told.index}-{os.urandom(3).hex()}"
         told = msgspec.structs.replace(member.told, generation=member.generation, id=id)
         process = member.process = Process(told, member.log)
-        member.started_s = now
         self._poller.register(process.ready, zmq.POLLIN)
         if process.ended is not None:
             self._poller.register(process.ended, zmq.POLLIN)
@@ -169,9 +170,10 @@ class Post:
         self._poller.unregister(process.ready)
         said = process.heard_ready()
         if said:
-            with suppress(OSError):  # it has ended already, which is noticed elsewhere
+            with suppress(OSError, WireError):  # it has ended already, which is noticed elsewhere
                 member.line.up(msgspec.json.decode(said, type=Ready))
                 self._poller.register(member.line.socket, zmq.POLLIN)
+                member.up_s = time.monotonic()
                 self._happened(member, "restarted" if member.generation else "started")
 
     def _bury(self, member: Member, process: Process, how: str, now: float) -> None:
@@ -189,7 +191,8 @@ class Post:
             return
         self._happened(member, "died", why)
         member.line.down(how, self._settle)
-        wait_s = member.revival.died(now, member.started_s)
+        wait_s = member.revival.died(now, member.up_s, killed=how == KILLED)
+        member.up_s = None
         if wait_s is None:
             self._end(member, "gave up", f"it ended {member.revival.deaths} times, the last with {why}")
         else:

@@ -37,7 +37,7 @@ class Member:
     group: "Group"
     generation: int = 0
     state: str = ""
-    started_s: float = 0.0
+    up_s: float | None = None  # since when it can be called
     leaving: bool = False
     why: str = ""  # it is gone for good
     caller: str = field(default_factory=lambda: os.urandom(6).hex())
@@ -128,22 +128,19 @@ class Watch:
                         self._look(member, time.monotonic())
 
     def _look(self, member: Member, now: float) -> None:
-        was, found = member.state, member.look()
+        found = member.look()
         if not found:
             return
-        restarts = int(found["NumRestarts"])
-        if member.state == "ALIVE" and (was != "ALIVE" or restarts > member.generation):
-            member.started_s = member.started_s or now
-        for _ in range(restarts - member.generation):
+        for _ in range(int(found["NumRestarts"]) - member.generation):
             member.generation += 1
             self._happened(member, "died", "its process ended")
-            if member.revival.died(now, member.started_s or now) is None:
+            if member.revival.died(now, member.up_s) is None:
                 ray.kill(member.actor, no_restart=True)
                 self.remove(member, "gave up", f"it ended {member.revival.deaths} times")
                 return
-            member.started_s = 0.0
-        if member.state == "ALIVE" and was != "ALIVE":
-            member.started_s = now
+            member.up_s = None
+        if member.state == "ALIVE" and member.up_s is None:
+            member.up_s = now
             self._happened(member, "restarted" if member.generation else "started", "")
         if member.state == "DEAD":
             why = str(found.get("DeathCause", "")).strip() or "Ray ended it"

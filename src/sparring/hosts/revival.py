@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
-YOUNG_S = 5.0  # who dies before this age has hardly worked
+YOUNG_S = 2.0  # who could be called for less than this has hardly worked
 LOOP_DEATHS, LOOP_S = 5, 60.0  # so many deaths of the young in such a time are a crash loop
 
 
@@ -17,12 +17,13 @@ class Revival:
     deaths: int = 0
     young: deque[float] = field(default_factory=lambda: deque(maxlen=LOOP_DEATHS))
 
-    def died(self, now_s: float, started_s: float) -> float | None:
-        """How long to wait before the next life; None: there is none."""
+    def died(self, now_s: float, up_s: float | None, *, killed: bool = False) -> float | None:
+        """How long to wait before the next life; None: there is none. `up_s`: since when it could be called, None
+        where it never could. One that others killed at work is no crash loop, however often they do."""
         self.deaths += 1
-        is_young = now_s - started_s < YOUNG_S
+        is_young = up_s is None or now_s - up_s < YOUNG_S
         self.failures = self.failures + 1 if is_young else 1
-        if is_young:
+        if up_s is None or (is_young and not killed):
             self.young.append(now_s)
         if 0 <= self.restarts < self.deaths or self.loops(now_s):
             return None
