@@ -212,6 +212,21 @@ def test_who_is_killed_comes_back_and_its_handle_leads_to_it(host):
     assert worker.generation == 1
 
 
+def test_a_call_whose_argument_was_lost_is_lost_and_holds_up_none_after_it(host):
+    first, second = host.start(Worker, "worker", 2, ONE, {})
+    pid, _ = first.ask("who").result()["pid"], second.ask("who").result()
+    never = first.ask("sleep", 60.0)
+    later = [second.ask("add", never, 1.0) for _ in range(3)]
+    then = second.ask("note", "after")
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    for one in later:
+        with pytest.raises(Lost, match="died under"):
+            one.result()
+    assert then.result() == "after"
+    assert second.ask("worked").result(3.0) == ["after"]
+
+
 def test_a_crash_loop_is_given_up_and_said(host):
     (doomed,) = host.start(Doomed, "doomed", 1, ONE, {})
     asked = doomed.ask("who")

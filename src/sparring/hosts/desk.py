@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import Refused, WireError
-from sparring.hosts.failure import Told, told_of
 from sparring.services.batching import joined, parted, shape_of
+from sparring.services.failure import Busy, Told, told_of
 from sparring.services.register import Verb, verbs_of
-from sparring.services.server import Busy
 
 MAX_DEPTH = 64
 PATIENCE_S = 0.005  # between two looks for a place in a full queue

@@ -11,13 +11,13 @@ import numpy as np
 import zmq
 
 from sparring.errors import SparringError, WireError
-from sparring.hosts.failure import error_of, gone, late, lost
 from sparring.hosts.worker import Ready
 from sparring.services import frames
 from sparring.services.arena import Arena
+from sparring.services.failure import Busy, Leaving, error_of, gone, late, lost
 from sparring.services.frames import ERROR, Head, codec
 from sparring.services.handover import Peer, introduce
-from sparring.services.server import Busy, beside
+from sparring.services.server import beside
 
 LIFE_S = 3600.0  # an instance works on a call for so long; how long a caller waits is the caller's affair
 MAX_UNDER_WAY = 4096  # calls to one instance that are not answered yet
@@ -52,7 +52,7 @@ class Asked:
             with self._news:
                 self._news.wait_for(lambda: self.over, patience)
         if not self.over:
-            raise late(self.who, self.verb, patience)
+            raise late(self.who, self.who, self.verb, patience)
         if self.error is not None:
             raise self.error.with_traceback(None)
         return self.value
@@ -130,13 +130,14 @@ class Line:
     def up(self, ready: Ready) -> None:
         """Its process can be called."""
         name = b"\1" + np.random.default_rng().bytes(7)  # ZeroMQ keeps names that begin with 0 for itself
+        peer = introduce(beside(ready.address), self._arena, name)
         line = self._context.socket(zmq.DEALER)
         line.setsockopt(zmq.LINGER, 0)
         line.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded here
         line.setsockopt(zmq.RCVHWM, 0)
         line.setsockopt(zmq.IDENTITY, name)
         with self._lock:
-            self._peer = introduce(beside(ready.address), self._arena, name)
+            self._peer = peer
             self._again, self._patient = frozenset(ready.idempotent), frozenset(ready.patient)
         line.connect(ready.address)
         self.socket = line
@@ -155,7 +156,7 @@ class Line:
             self._queue = deque([*again, *(one for one in self._queue if one.said is None)])
             self._out = {}
         for one in dead:
-            one.error = lost(self.who, one.verb, why)
+            one.error = lost(self.who, self.who, one.verb, why)
             settle(one)
 
     def end(self, why: str, settle: Callable[[Asked], None]) -> None:
@@ -205,6 +206,8 @@ class Line:
     def _answered(self, asked: Asked, answer: Head, now: float, settle: Callable[[Asked], None]) -> None:
         if answer.kind == ERROR:
             asked.error = error_of(answer.body)
+            if isinstance(asked.error, Leaving):  # of this instance there is no other one to ask
+                asked.error = lost(self.who, self.who, asked.verb, asked.error.wrong)
             if isinstance(asked.error, Busy) and asked.error.limit == "wait":
                 asked.error = None
                 asked.pauses += 1

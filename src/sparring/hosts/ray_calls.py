@@ -9,8 +9,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 
 from sparring.errors import SparringError
 from sparring.hosts.desk import Failure, plain
-from sparring.hosts.failure import error_of, gone, late, lost
-from sparring.services.solver import CallFailed
+from sparring.services.failure import CallFailed, error_of, gone, late, lost
 
 DEADLINE_S = 30.0
 LAST_LINES = 4
@@ -78,12 +77,21 @@ def ask(callee: Callee, verb: str, args: tuple[Any, ...], named: dict[str, Any])
     """Begin a call; answers under way and shared values go as their references."""
     again = verb in callee.idempotent
     method = callee.actor.call_again if again else callee.actor.call
-    values = [_given(one) for one in (*args, *named.values())]
-    return RayPending(callee, verb, method.remote(verb, callee.turn(), list(named), *values))
+    given = (*args, *named.values())
+    # Inside of something Ray leaves them alone, and it is the callee who waits for them. As arguments of their own one
+    # that failed would keep the whole call from its callee, who then would wait for that call's turn in vain.
+    coming = {place: one.ref for place, one in enumerate(given) if isinstance(one, RayPending)}
+    values = [None if place in coming else _given(one) for place, one in enumerate(given)]
+    return RayPending(callee, verb, method.remote(verb, callee.turn(), (list(named), coming), *values))
 
 
 def _given(argument: Any) -> Any:
-    return argument.ref if isinstance(argument, RayPending | RayShared) else plain(argument)
+    return argument.ref if isinstance(argument, RayShared) else plain(argument)
+
+
+def last_lines(error: RayError) -> str:
+    """What Ray says of it in the end."""
+    return " | ".join(str(error).strip().splitlines()[-LAST_LINES:])
 
 
 def _of_constructor(error: RayError) -> bool:
@@ -92,11 +100,12 @@ def _of_constructor(error: RayError) -> bool:
 
 def _ours(error: RayError, callee: Callee, verb: str, patience: float) -> SparringError:
     if isinstance(error, GetTimeoutError):
-        return late(callee.who, verb, patience, callee.why_late())
+        return late(callee.who, callee.who, verb, patience, callee.why_late())
     if why := callee.why_gone():
         return gone(callee.who, why)
-    if isinstance(error, RayActorError | ObjectLostError) or _of_constructor(error):
-        return lost(callee.who, verb, " | ".join(str(error).strip().splitlines()[-LAST_LINES:]))
+    of_callee = isinstance(error, RayTaskError) and not isinstance(error, RayActorError | ObjectLostError)
+    if not of_callee or _of_constructor(error):
+        return lost(callee.who, callee.who, verb, last_lines(error))
     failed = CallFailed(str(error).strip().splitlines()[-1], where=callee.who, do="Look at its story")
     failed.story = str(error)
     return failed

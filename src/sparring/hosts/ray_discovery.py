@@ -19,11 +19,10 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from sparring.errors import ConfigError, Unreachable
-from sparring.hosts.failure import late
 from sparring.hosts.ray_calls import RayPending, ask
 from sparring.hosts.ray_cluster import STORE_BYTES, address_of, join
 from sparring.services.discovery import Announced, Door, Instance
-from sparring.services.solver import Lost
+from sparring.services.failure import Lost, late
 
 FRESH_S = 1.0  # for so long the actors' names are taken to be as they were
 PAUSE_S = 0.05
@@ -106,7 +105,7 @@ class RayDiscovery:
                 done, _ = await asyncio.wait([future], timeout=max(0.0, until - time.monotonic()))
                 if not done:
                     future.add_done_callback(lambda done: done.exception())
-                    raise late(found.who, verb, deadline_s)
+                    raise late(found.who, found.who, verb, deadline_s)
                 try:
                     return pending.answered(future.result)
                 except Lost:  # another is asked where twice is fine

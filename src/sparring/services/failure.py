@@ -7,6 +7,7 @@ from sparring import errors
 from sparring.errors import Refused, SparringError, Unreachable
 
 STORY_CHARACTERS = 8000
+Told = dict[str, str | int | None]  # an error on its way
 
 
 class CallFailed(SparringError):
@@ -34,9 +35,12 @@ class Busy(Refused):
     status = 503
 
 
-def told_of(error: BaseException, where: str) -> dict[str, str | int | None]:
+_OF_CALLS: dict[str, type[Unreachable]] = {one.__name__: one for one in (Late, Lost, Leaving)}
+
+
+def told_of(error: BaseException, where: str) -> Told:
     """What a caller elsewhere is told of an error."""
-    told: dict[str, str | int | None] = {
+    told: Told = {
         "type": type(error).__name__,
         "wrong": str(error),
         "where": where,
@@ -67,8 +71,8 @@ def error_of(told: dict[str, Any]) -> SparringError:
     words = {"where": told["where"], "do": told["do"] or "Look at its story"}
     if told["type"] == "Busy":
         return Busy(told["wrong"], **words, limit=told.get("limit"))
-    if told["type"] == "Leaving":
-        return Leaving(told["wrong"], **words)
+    if (ours := _OF_CALLS.get(told["type"])) is not None:
+        return ours(told["wrong"], **words)
     known = getattr(errors, told["type"], None)
     if isinstance(known, type) and issubclass(known, Refused):
         return known(told["wrong"], **words, field=told.get("field", ""), limit=told.get("limit"))
@@ -79,15 +83,21 @@ def error_of(told: dict[str, Any]) -> SparringError:
     return failed
 
 
-def lost(who: str, service: str, verb: str) -> Lost:
+def lost(who: str, where: str, verb: str, why: str = "") -> Lost:
     """It died under the call."""
-    return Lost(f"{who} died under {verb}", where=service, do="Ask again if twice is fine")
+    return Lost(f"{who} died under {verb}{': ' if why else ''}{why}", where=where, do="Ask again if twice is fine")
 
 
-def late(who: str, service: str, verb: str) -> Late:
+def late(who: str, where: str, verb: str, seconds: float | None = None, why: str = "") -> Late:
     """It did not answer in time."""
-    do = "Give it longer with solver.within(seconds), or start more of it"
-    return Late(f"{who} did not answer {verb} in time", where=service, do=do)
+    limit = "in time" if seconds is None else f"within {seconds:g} s"
+    do = "Give it longer (solver.within(seconds), result(seconds)), or start more of it"
+    return Late(f"{who} did not answer {verb} {limit}{': ' if why else ''}{why}", where=where, do=do)
+
+
+def gone(who: str, why: str) -> Lost:
+    """It is not started again."""
+    return Lost(f"{who} is not there any more: {why}", where=who, do="Mend it, and start it anew")
 
 
 def pause_s(busy: Busy, attempt: int, now: float, until: float) -> float:
