@@ -108,7 +108,16 @@ class Actor:
 
     def rollout(self, ticks: int, columns: Mapping[str, Array] | None = None) -> Batch:
         """Trajectories of `ticks` decisions of every game, written into `columns` where they are given."""
-        rollout = Rollout(
+        rollout = self.open_rollout(ticks, columns)
+        for _ in range(ticks):
+            self.write(rollout, self._step(0.0))
+        return self.close_rollout(rollout)
+
+    # In parts, for games that others step: decide, then take what they show.
+
+    def open_rollout(self, ticks: int, columns: Mapping[str, Array] | None) -> Rollout:
+        """Where `write` puts steps."""
+        return Rollout(
             self._seat,
             ticks,
             self.streams,
@@ -117,17 +126,39 @@ class Actor:
             memory=state_width(self._forward.spec),
             columns=columns,
         )
-        for _ in range(ticks):
-            steps = self._step(0.0)
-            if len(steps):
-                rollout.write(steps, self._truncation_value(steps))
-        begun = self._open.begun
-        now, then = self._stacks.peek(self._seen(self._view)), self._open.observation
+
+    def write(self, rollout: Rollout, steps: Steps) -> None:
+        """Steps that `take` gave."""
+        if len(steps):
+            rollout.write(steps, self._truncation_value(steps))
+
+    def close_rollout(self, rollout: Rollout) -> Batch:
+        """What was written, with what each stream sees next."""
+        begun, then = self._open.begun, self._open.observation
+        now = self._stacks.peek(self._seen(self._view))
         # A stream that waits for others has already decided: what it saw then follows its last closed step.
         seen = {leaf: np.where(_like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now}
         if self._state is None or self._open.state is None:
             return rollout.batch(seen)
         return rollout.batch(seen, np.where(begun[:, None], self._open.state, self._state))
+
+    def take(self, view: View) -> Steps:
+        """The steps that `view` closes, with what was seen in stacks; a game that is over begins anew."""
+        steps, over = self._close(view), view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
+        if np.count_nonzero(over):
+            self._note(over)
+            view = self._begin(over)
+        self._view = view
+        return steps
+
+    def break_off(self, which: Array) -> tuple[Array, Array]:
+        """Forget those games (bool [n]) and begin others: their streams, and what those thought they were worth."""
+        streams = np.tile(which, self._seats)
+        self._open.begun = self._open.begun & ~streams
+        self._return[streams] = 0.0
+        self._view = self._begin(which)
+        value = np.zeros(self.streams, np.float32) if self._open.value is None else self._open.value
+        return np.flatnonzero(streams), value[streams]
 
     def ended(self) -> Episodes:
         """The games that ended since this was last asked."""
@@ -172,20 +203,13 @@ class Actor:
 
     def _step(self, epsilon: float | Array) -> Steps:
         """Like `step`, with what was seen in stacks."""
-        self._decide(epsilon)
-        n, action = self._game.n, self._open.action
+        n, action = self._game.n, self.decide(epsilon)
         view = self._game.step([action[seat * n : (seat + 1) * n] for seat in range(self._seats)])
         self.env_steps += n
-        steps = self._close(view)
-        over = view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
-        if np.count_nonzero(over):
-            self._note(over)
-            view = self._begin(over)
-        self._view = view
-        return steps
+        return self.take(view)
 
-    def _decide(self, epsilon: float | Array) -> None:
-        """Open a step for each stream that is to act."""
+    def decide(self, epsilon: float | Array) -> Array:
+        """Open a step for each stream that is to act; what they do, [streams, …]."""
         acting = _by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
         if not self._partners.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
@@ -193,7 +217,7 @@ class Actor:
             choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon)
             zeros = np.zeros(self.streams, np.float32)
             self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros, before)
-            return
+            return choice.action
         if self._lent:
             self._open, self._lent = _Open(**{name: _copied(getattr(self._open, name)) for name in _OPEN}), False
         rows, opened = np.flatnonzero(acting), self._open
@@ -214,6 +238,7 @@ class Actor:
             forward = self._forward if player == SELF else self._partners.forwards[player]
             part = {leaf: column[places] for leaf, column in seen.items()}
             self._choose_for(mine, forward, part, epsilon)
+        return opened.action
 
     def _choose_for(self, rows: Array, forward: Forward, seen: Columns, epsilon: float | Array) -> None:
         """Write what the network chooses in those streams into their open steps."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sparring.games.protocol import RUNNING, TRUNCATED
 from sparring.games.spec import SeatSpec
 from sparring.learn.protocol import Batch
 from sparring.replay.steps import Steps
@@ -87,6 +88,14 @@ class Rollout:
             given = truncation_value if name == "truncation_value" else getattr(steps, name)
             if given is not None:
                 column[place] = given
+
+    def cut(self, streams: Array, value: Array) -> None:
+        """What those streams do next follows nothing: the last step of each was cut short, `value` being lost."""
+        last = self._next[streams] - 1
+        broken = (last >= 0) & (self._columns["ending"][last, streams] == RUNNING)
+        place = (last[broken], streams[broken])
+        self._columns["ending"][place] = TRUNCATED
+        self._columns["truncation_value"][place] = value[broken]
 
     def batch(self, next_observation: Mapping[str, Array], next_state: Array | None = None) -> Batch:
         """What was written, with what each stream sees next and what it remembers then."""

@@ -1,7 +1,7 @@
 """How a method becomes a verb of a service: it is decorated, and nothing else changes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from sparring.errors import ConfigError
@@ -23,12 +23,13 @@ class Verb:
     queue: int = 1024  # tasks and calls that may wait
     full: Full = "refuse"  # what happens to one more: its caller waits for a place, or is refused
     idempotent: bool = False  # twice does no more than once: it may be asked again elsewhere
+    batch_from: str = ""  # the attribute of an instance that says `batch`
 
 
 def register(
     *,
     response: bool = True,
-    batch: int = 1,
+    batch: int | str = 1,
     wait_ms: float = 0.0,
     queue: int = 1024,
     full: Full = "refuse",
@@ -37,8 +38,11 @@ def register(
     """Offer the method to callers elsewhere.
 
     With `batch` > 1 the method is given arrays with one more axis in front, of up to so many callers, and answers
-    with as many rows. One instance does one thing at a time, so its methods need no lock.
+    with as many rows. As text it names the attribute of the instance that holds the number; where that is 1, the
+    method is given arguments as they are. One instance does one thing at a time, so its methods need no lock.
     """
+    batch_from = batch if isinstance(batch, str) else ""
+    batch = 1 if isinstance(batch, str) else batch
     if batch < 1 or wait_ms < 0 or queue < 1 or full not in ("wait", "refuse") or (batch > 1 and not response):
         raise ConfigError(
             f"batch = {batch}, wait_ms = {wait_ms:g}, queue = {queue}, full = {full!r}, response = {response}",
@@ -47,7 +51,7 @@ def register(
         )
 
     def mark(method: Method) -> Method:
-        verb = Verb(method.__name__, response, batch, wait_ms, queue, full, idempotent)
+        verb = Verb(method.__name__, response, batch, wait_ms, queue, full, idempotent, batch_from)
         setattr(method, _MARK, verb)
         return method
 
@@ -58,7 +62,14 @@ def verbs_of(service: type | object) -> dict[str, Verb]:
     """Every registered method by its name; a subclass inherits what it does not override."""
     kind = service if isinstance(service, type) else type(service)
     found = {name: getattr(getattr(kind, name), _MARK, None) for name in dir(kind) if not name.startswith("__")}
-    return {name: verb for name, verb in found.items() if verb is not None}
+    verbs = {name: verb for name, verb in found.items() if verb is not None}
+    if kind is service:
+        return verbs
+    return {name: _settled(verb, service) for name, verb in verbs.items()}
+
+
+def _settled(verb: Verb, instance: object) -> Verb:
+    return replace(verb, batch=max(1, int(getattr(instance, verb.batch_from)))) if verb.batch_from else verb
 
 
 def service_name(service: object) -> str:

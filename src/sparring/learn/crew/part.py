@@ -7,6 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.games.catalogue import open_game
+from sparring.games.protocol import Game
 from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.games.spec import GameSpec
 from sparring.learn.actor import Actor
@@ -85,12 +86,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         """This actor's own: another for every actor, and for every one that takes a dead one's place."""
         return np.random.default_rng([self.seed, ACTING, self.actor, self.generation])
 
-    def open_actor(self, weights: Weights, policy: Policy | None = None) -> tuple[Actor, Partners]:
-        """The games opened, and whoever is met beside oneself. `policy` is the part's own where none is given."""
+    def open_actor(
+        self, weights: Weights, policy: Policy | None = None, game: Game | None = None
+    ) -> tuple[Actor, Partners]:
+        """The games opened, and whoever is met beside oneself. Policy and games are the part's own where none are
+        given."""
         partners = Partners(self.network, self.opponents, self.opponent_share, _scripts(self.spec), self.script_share)
         forward = without_torch(self.network, weights)
-        game = open_game(self.game, self.envs)
-        return Actor(game, forward, policy or self.policy, self.chance(), partners, self.reward_clip), partners
+        games = open_game(self.game, self.envs) if game is None else game
+        return Actor(games, forward, policy or self.policy, self.chance(), partners, self.reward_clip), partners
 
     def open_estimates(self) -> Estimates | None:
         """What estimates first priorities, where that is asked for."""

@@ -69,22 +69,12 @@ class Rollouts:
 
     def play(self, actor: Actor, version: int, lane: int = 0) -> None:
         """Let the actor write one rollout, with the games that ended, and hand it over. There must be room."""
-        shape = self.shape
-        columns = self._lane(self.ring.to_write(lane), lane)
-        before, games = actor.env_steps, actor.episodes
-        places = {name: column for name, column in columns.items() if _is_rollout(name)}
-        if not actor.masks:
-            places.pop("legal", None)
-        batch = actor.rollout(shape.ticks, places)
-        for name, seen in batch.next_observation.items():
-            columns[_NEXT + name][:] = seen
-        mask = batch.mask
-        columns["length"][:] = shape.ticks if mask is None else mask.sum(axis=0)
-        ended = actor.ended()
-        count = len(ended.returns)
-        columns["returns"][:count], columns["against"][:count] = ended.returns, ended.against_others
-        columns["head"][:] = (version, actor.env_steps - before, actor.episodes - games, count, actor.masks)
-        self.ring.commit(lane)
+        slot = self.open_slot(actor, lane)
+        slot.commit(actor.rollout(self.shape.ticks, slot.places), version)
+
+    def open_slot(self, actor: Actor, lane: int = 0) -> "Slot":
+        """Where the actor's next rollout is written. There must be room."""
+        return Slot(self, self._lane(self.ring.to_write(lane), lane), actor, lane)
 
     def take(self, lane: int = 0) -> Played:
         """The oldest rollout of one lane that waits."""
@@ -116,6 +106,30 @@ class Rollouts:
             else:
                 mine[name] = column[:, streams]
         return mine
+
+
+class Slot:
+    """A rollout on its way into a ring."""
+
+    def __init__(self, rollouts: Rollouts, columns: dict[str, Array], actor: Actor, lane: int) -> None:
+        self._rollouts, self._columns, self._actor, self._lane = rollouts, columns, actor, lane
+        self._env_steps, self._games = actor.env_steps, actor.episodes
+        self.places = {name: column for name, column in columns.items() if _is_rollout(name)}
+        if not actor.masks:
+            self.places.pop("legal", None)
+
+    def commit(self, batch: Batch, version: int) -> None:
+        """Hand it over: `batch` was written into its places."""
+        columns, actor, mask = self._columns, self._actor, batch.mask
+        for name, seen in batch.next_observation.items():
+            columns[_NEXT + name][:] = seen
+        columns["length"][:] = self._rollouts.shape.ticks if mask is None else mask.sum(axis=0)
+        ended = actor.ended()
+        count = len(ended.returns)
+        columns["returns"][:count], columns["against"][:count] = ended.returns, ended.against_others
+        env_steps, games = actor.env_steps - self._env_steps, actor.episodes - self._games
+        columns["head"][:] = (version, env_steps, games, count, actor.masks)
+        self._rollouts.ring.commit(self._lane)
 
 
 def played(columns: Mapping[str, Array], seat: SeatSpec) -> Played:

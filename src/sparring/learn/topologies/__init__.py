@@ -21,6 +21,7 @@ TOPOLOGIES = {
     "ring": "sparring.learn.topologies.ring:wire",
     "async": "sparring.learn.topologies.async_:wire",
     "apex": "sparring.learn.topologies.apex:wire",
+    "central": "sparring.learn.topologies.central:wire",
     "hogwild": "sparring.learn.topologies.hogwild:wire",
     "offline": "sparring.learn.topologies.offline:wire",
 }

@@ -1,0 +1,172 @@
+"""Environments and the inference that decides for them, as services of a host.
+
+    learner ─ play() ────► environments i, AHEAD calls each, so that they always have something to do
+            ─ use(…) ────► inference, whenever there are newer weights and the last have arrived
+            ─ rollout() ─► inference, the next one before the last was learned from
+
+The services find each other by name (SPARRING_DISCOVERY, as the host sets it). Whoever dies is started again by the
+host: environments begin new episodes, inference is given the newest weights and begins with an empty rollout.
+"""
+
+import time
+from collections import deque
+from typing import Any
+
+from msgspec.structs import replace
+
+from sparring.errors import TrainingStopped, Unreachable
+from sparring.hosts.opening import open_host
+from sparring.hosts.protocol import Handle, Pending, Resources
+from sparring.learn.crew.environments import Environments
+from sparring.learn.crew.hosted import Editions
+from sparring.learn.crew.inference import SERVICE as INFERENCE
+from sparring.learn.crew.inference import Inference
+from sparring.learn.crew.leader import Leader
+from sparring.learn.crew.part import Part
+from sparring.learn.crew.rollouts import Played, played
+from sparring.learn.crew.weights import NONE
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Learner
+from sparring.wire.tree import Tree
+
+ENVIRONMENTS = "environments"
+AHEAD = 8  # calls under way to each worker: together two seconds of play
+AGAIN_S = 0.25  # before a lost call is made again
+ASK_S = 0.005  # between two looks for a rollout
+ANSWER_S = 30.0
+
+
+class Served:
+    """One inference service, and `plan.actors` workers with `plan.envs` environments each."""
+
+    def __init__(self, plan: Plan, part: Part) -> None:
+        """`part` is that of one worker."""
+        self.host = open_host(plan.on)
+        self._plan, self._part = plan, part
+        self._editions = Editions(self.host, part.past, 0.0)
+        self._leader = Leader(plan, self._editions)
+        self._workers: list[Handle] = []
+        self._inference: Handle | None = None
+        self._plays: list[deque[Pending]] = [deque() for _ in range(plan.actors)]
+        self._not_before_s = [0.0] * plan.actors
+        self._using: Pending | None = None
+        self._used = NONE  # the version that was sent last
+        self._asked: Pending | None = None  # for a rollout
+        self._ask_s = 0.0  # when to ask next
+        self._columns: dict[str, Any] | None = None  # of a rollout that waits
+        self._first_generation = 0
+        self.served = 0.0  # environments that one forward decided for, lately
+        self.restarts = self.inference_restarts = 0
+
+    @property
+    def generation(self) -> int:
+        handles = [*self._workers, *([] if self._inference is None else [self._inference])]
+        return self._first_generation + 1 + max((handle.generation for handle in handles), default=-1)
+
+    def publish(self, learner: Learner, env_steps: int) -> None:
+        self._leader.publish(learner, env_steps)
+        if self._inference is None:
+            self._start()
+        self._show()
+
+    def tend(self) -> None:
+        for event in self.host.watch():
+            if event.kind == "gave up":
+                raise TrainingStopped(
+                    f"it keeps ending: {event.why}",
+                    where=f"{event.service} {event.index}",
+                    do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
+                )
+            if event.kind == "restarted" and event.service == INFERENCE:
+                self.inference_restarts += 1
+                self._used = NONE
+            elif event.kind == "restarted":
+                self.restarts += 1
+        for worker in range(len(self._workers)):
+            self._keep_playing(worker)
+        self._show()
+        self._look()
+
+    def wait(self, timeout_s: float) -> None:
+        pause = self._ask_s - time.monotonic()
+        if self._asked is not None and self._columns is None:
+            self.host.wait([self._asked], timeout_s)
+        else:
+            time.sleep(max(0.0, min(timeout_s, pause)))
+
+    def waiting(self) -> bool:
+        """Whether a rollout is there."""
+        return self._columns is not None
+
+    def take(self) -> Played:
+        """The rollout that waits; its arrays are the caller's."""
+        columns, self._columns = self._columns, None
+        assert columns is not None
+        self._look()
+        return played(columns, self._part.spec.seats[0])
+
+    def save(self) -> Tree:
+        return {"leader": self._leader.save(), "generation": self.generation}
+
+    def load(self, state: Tree) -> None:
+        self._leader.load(state["leader"])
+        self._first_generation = state["generation"]
+
+    def close(self) -> None:
+        for calls in self._plays:
+            calls.clear()
+        self._using = self._asked = self._columns = None
+        self._leader.close()
+        self.host.close()
+
+    def _start(self) -> None:
+        workers, part = self._plan.actors, replace(self._part, generation=self._first_generation)
+        needs = Resources(cpus=self._plan.cpus_per_actor, place="spread")
+        whole = replace(part, envs=workers * part.envs)
+        (self._inference,) = self.host.start(Inference, INFERENCE, 1, needs, {"part": whole.told(), "workers": workers})
+        given = [{"part": part.told(), "worker": worker} for worker in range(workers)]
+        self._workers = self.host.start(Environments, ENVIRONMENTS, workers, needs, given)
+
+    def _keep_playing(self, worker: int) -> None:
+        """Make the calls that are due; what a game raises is raised here."""
+        calls = self._plays[worker]
+        while calls and calls[0].done():
+            try:
+                calls.popleft().result(ANSWER_S)
+            except Unreachable:
+                calls.clear()
+                self._not_before_s[worker] = time.monotonic() + AGAIN_S
+        if time.monotonic() >= self._not_before_s[worker]:
+            while len(calls) < AHEAD:
+                calls.append(self._workers[worker].ask("play"))
+
+    def _show(self) -> None:
+        """Send the newest weights, once the last have arrived or are lost."""
+        if self._using is not None and self._using.done():
+            try:
+                self._using.result(ANSWER_S)
+            except Unreachable:
+                self._used = NONE
+            self._using = None
+        if self._using is None and self._inference is not None and self._used != self._editions.version:
+            self._used = self._editions.version
+            self._using = self._inference.ask("use", *self._editions.arguments())
+
+    def _look(self) -> None:
+        """Take the answer for a rollout in, and ask for the next."""
+        if self._asked is not None and self._columns is None and self._asked.done():
+            asked, self._asked = self._asked, None
+            try:
+                answer = asked.result(ANSWER_S)
+            except Unreachable:
+                self._ask_s = time.monotonic() + AGAIN_S
+                return
+            self._columns = answer["columns"]
+            if self._columns is None:
+                self._ask_s = time.monotonic() + ASK_S
+            else:
+                self.served = float(answer["served"])
+            if answer["version"] == NONE:
+                self._used = NONE  # it began anew
+        if self._asked is None and self._inference is not None and time.monotonic() >= self._ask_s:
+            self._asked = self._inference.ask("rollout")

@@ -1,0 +1,56 @@
+"""central: environments alone play; one service decides for all of them, in batches (SEED RL, Espeholt 2020).
+
+    environments 0 ─┐  what they see     ┌──────────────┐ ─ rollouts ─► learner
+    environments 1 ─┼──────────────────► │ inference    │                  │
+    environments n ─┘ ◄───────── actions │ trajectories │ ◄─── weights ────┘
+                                         │ states       │
+                                         └──────────────┘
+
+Weights go to one place and observations to where they are, so a worker needs neither a network nor its memory.
+Trajectories, recurrent states and stacks of frames are kept by the service, for each environment. Newer weights decide
+from the next tick on, also within a rollout; each step has the log-probability with which it was chosen, and a rollout
+the oldest version in it ("staleness_updates"). Two whole rollouts may wait, then workers are held. A resumed run has
+its weights, optimiser and counters whole, and goes on with games begun anew.
+"""
+
+from sparring.learn.crew.leader import rollout_part
+from sparring.learn.crew.protocol import wait_until
+from sparring.learn.crew.served import Served
+from sparring.learn.crew.trajectories import WAIT_S, CrewLearning
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Learner
+from sparring.learn.topologies import Turn, Wiring
+from sparring.store.protocol import Store
+
+SLOTS = 2
+
+
+def wire(plan: Plan, store: Store | None) -> Wiring:
+    """A learner, inference, and workers with environments; they start with the first turn."""
+    learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
+    part = rollout_part(plan, learner, slots=SLOTS, lanes=1, in_step=False)
+    return _Central(plan, learner, Served(plan, part), store)
+
+
+class _Central(CrewLearning):
+    """One turn: the oldest whole rollout, learned from."""
+
+    def __init__(self, plan: Plan, learner: Learner, served: Served, store: Store | None) -> None:
+        super().__init__(plan, learner, served, store)
+        self.served = served
+
+    def turn(self) -> Turn:
+        self.begin()
+        if not wait_until(self.served, self.served.waiting, WAIT_S):
+            return Turn(None, None, None, self.flow())
+        played = self.served.take()
+        self.count(played)
+        return self.learned(played)
+
+    def flow(self) -> dict[str, float]:
+        crew = self.served
+        return super().flow() | {
+            "inference_restarts": crew.inference_restarts,
+            "environments_per_forward": crew.served,
+            "rollouts_waiting": int(crew.waiting()),
+        }

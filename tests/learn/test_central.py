@@ -1,0 +1,359 @@
+"""central: environments alone play and one service decides for all; what it hands over is what happened."""
+
+import dataclasses
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+
+import numpy as np
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from sparring.errors import ConfigError, SparringError, Unreachable
+from sparring.games import cartpole
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.hosts.opening import open_host
+from sparring.learn.crew.environments import Environments
+from sparring.learn.crew.inference import ACT, ANEW, HOLD, Inference
+from sparring.learn.crew.leader import rollout_part
+from sparring.learn.crew.rollouts import played
+from sparring.learn.forward import Forward
+from sparring.learn.plan import Wish, plan
+from sparring.learn.policies import log_softmax
+from sparring.learn.topologies import wire
+from sparring.services.batching import joined, parted
+
+SMALL = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "epochs=2")
+STATE = "observation/state"
+
+
+def planned(config, game="cartpole", algo="ppo", settings=SMALL, actors=2, envs=4, on="local://", **wish):
+    return plan(
+        Wish(game, algo, topology="central", actors=actors, envs=envs, settings=settings, on=on, steps=10**6, **wish),
+        config,
+    )
+
+
+class Beside:
+    """An inference service in this process, asked by environments in this process; it keeps what was said."""
+
+    def __init__(self, agreed, slots=8):
+        self.learner = agreed.algorithm.begin(agreed.spec, agreed.settings, agreed.seed)
+        self.part = rollout_part(agreed, self.learner, slots=slots, lanes=1, in_step=False)
+        self.workers = agreed.actors
+        self.spec, self.seat = agreed.spec, agreed.spec.seats[0]
+        self.told, self.weights = [], {}
+        self.begin()
+
+    def begin(self):
+        """A service without weights, as one that takes a dead one's place."""
+        whole = replace(self.part, envs=self.workers * self.part.envs)
+        self.inference = Inference(whole.told(), self.workers)
+
+    def environments(self, worker, generation=0):
+        return Environments(self.part.told(), worker, generation, solver=self)
+
+    def use(self, version, shift=0.0):
+        weights = {name: one + np.float32(shift) for name, one in self.learner.weights().items()}
+        self.weights[version] = weights
+        self.version = version
+        assert self.inference.use({"version": version, "epsilon": 0.0, "weights": weights}, []) == version
+
+    def retrieve(self, service, verb, /, *args):
+        assert (service, verb) == ("inference", "act")
+        if self.workers == 1:
+            return self.inference.act(*args)
+        answer = parted(self.inference.act(*joined([args])), 1, "act")[0]
+        self.told.append(int(answer["status"]))
+        return answer
+
+    def taken(self):
+        """Every rollout that is whole."""
+        found = []
+        while (columns := self.inference.rollout()["columns"]) is not None:
+            found.append(played(columns, self.seat))
+        return found
+
+    def close(self):
+        self.inference.close()
+
+
+@contextmanager
+def beside(*args, **keys):
+    made = Beside(planned(*args, **keys))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ticks(crew):
+    """How many of them went on, each asked once."""
+    return sum(one.tick() for one in crew)
+
+
+def check_physics(rollouts):
+    """Every step leads to the next of its stream as CartPole moves, or to an end; how many were looked at."""
+    looked, last = 0, None
+    for one in rollouts:
+        batch, seen = one.batch, one.batch.observation[STATE]
+        length = batch.mask.sum(axis=0)
+        for stream in range(len(length)):
+            n = int(length[stream])
+            if last is not None and n and last[2][stream] == RUNNING and last[3][stream]:
+                assert np.array_equal(last[0][stream], seen[0, stream])  # the next rollout goes on where this ended
+            after = np.concatenate([seen[1:n, stream], batch.next_observation[STATE][stream : stream + 1]])
+            force = np.where(batch.action[:n, stream] == 1, cartpole.FORCE, -cartpole.FORCE)
+            moved = cartpole._moved(seen[:n, stream].astype(np.float64), force)
+            ending = batch.ending[:n, stream]
+            runs = ending == RUNNING
+            assert np.allclose(moved[runs], after[runs], atol=1e-5)
+            fallen = (np.abs(moved[:, 0]) > cartpole.MAX_POSITION) | (np.abs(moved[:, 2]) > cartpole.MAX_ANGLE)
+            assert (fallen == (ending == TERMINATED)).all()
+            assert (np.abs(after[ending == TERMINATED]) < 0.06).all()  # another game has begun
+            assert (batch.reward[:n, stream] == 1.0).all()
+            looked += n
+        ends = np.array([batch.ending[max(0, n - 1), s] for s, n in enumerate(length)])
+        last = (batch.next_observation[STATE], None, ends, length > 0)
+    return looked
+
+
+@pytest.mark.parametrize("actors", [1, 3])
+def test_what_is_handed_over_is_what_happened(actors, config):
+    """Whether workers come together or one at a time, in any order."""
+    with beside(config, actors=actors) as made:
+        made.use(0)
+        crew, rng = [made.environments(worker) for worker in range(actors)], np.random.default_rng(0)
+        for _ in range(100 * actors):
+            crew[rng.integers(actors)].tick()
+        rollouts = made.taken()
+        assert len(rollouts) >= 5
+        assert check_physics(rollouts) > 200
+        assert sum(one.games for one in rollouts) == sum(len(one.episodes.returns) for one in rollouts) > 3
+        forward = Forward(made.learner.network, made.weights[0])
+        for one in rollouts:
+            mask = one.batch.mask
+            out = forward({STATE: one.batch.observation[STATE][mask]})
+            logp = log_softmax(out["logits"])[np.arange(mask.sum()), one.batch.action[mask]]
+            assert np.allclose(logp, one.batch.behaviour_logp[mask], atol=1e-5)
+            assert np.allclose(out["value"], one.batch.value[mask], atol=1e-5)
+            assert one.version == 0
+
+
+def test_newer_weights_decide_from_the_next_tick_on_and_the_rollout_says_the_oldest(config):
+    with beside(config, actors=1) as made:
+        crew, boundary = made.environments(0), 24  # in the middle of the second rollout
+        for tick in range(16 * 3 + 1):
+            if tick in (0, boundary):
+                made.use(tick, shift=0.05 * bool(tick))
+            crew.tick()
+        rollouts = made.taken()
+        assert [one.version for one in rollouts] == [0, 0, boundary]
+        for first, one in enumerate(rollouts):
+            for row in range(16):
+                version = 0 if first * 16 + row < boundary else boundary
+                out = Forward(made.learner.network, made.weights[version])({STATE: one.batch.observation[STATE][row]})
+                logp = log_softmax(out["logits"])[np.arange(4), one.batch.action[row]]
+                assert np.allclose(logp, one.batch.behaviour_logp[row], atol=1e-5)
+
+
+def test_nothing_is_joined_across_the_death_of_a_worker(config):
+    with beside(config, actors=2) as made:
+        made.use(0)
+        crew = [made.environments(worker) for worker in range(2)]
+        for tick in range(100):
+            if tick == 41:
+                crew[0] = made.environments(0, generation=1)
+            for one in crew:
+                one.tick()
+        rollouts = made.taken()
+        assert check_physics(rollouts) > 300
+        cut = [one.batch.ending == TRUNCATED for one in rollouts]
+        assert sum(int(one.sum()) for one in cut) == 4  # of the games of one worker
+        held = [one.batch.truncation_value[ends] for one, ends in zip(rollouts, cut, strict=True)]
+        assert np.abs(np.concatenate(held)).min() > 0  # what came after was worth something
+        assert set(made.told) == {ACT}
+
+
+def test_a_service_that_took_a_dead_ones_place_has_all_begin_anew(config):
+    with beside(config, actors=2) as made:
+        made.use(0)
+        crew = [made.environments(worker) for worker in range(2)]
+        for _ in range(20):
+            assert ticks(crew) == 2
+        made.close()
+        made.begin()
+        assert ticks(crew) == 0
+        assert made.told[-2:] == [HOLD, HOLD]  # it has no weights yet
+        made.use(7)
+        assert ticks(crew) == 0
+        assert made.told[-2:] == [ANEW, ANEW]
+        for _ in range(40):
+            assert ticks(crew) == 2
+        rollouts = made.taken()
+        assert [one.version for one in rollouts] == [7, 7]
+        assert check_physics(rollouts) == 2 * (16 + 15) * 4  # whole when the first has 16 ticks
+
+
+def test_workers_are_held_where_too_many_rollouts_wait(config):
+    made = Beside(planned(config, actors=1), slots=2)
+    made.use(0)
+    crew = made.environments(0)
+    assert sum(crew.tick() for _ in range(60)) == 2 * 16 + 1
+    assert len(made.taken()) == 2
+    assert crew.tick()
+    made.close()
+
+
+def test_a_lost_call_begins_new_games(config, monkeypatch):
+    with beside(config, actors=1) as made:
+        made.use(0)
+        crew = made.environments(0)
+        for tick in range(100):
+            if tick == 37:
+                with monkeypatch.context() as broken:
+
+                    def gone(*_):
+                        raise Unreachable("it is gone", where="inference", do="Wait")
+
+                    broken.setattr(made, "retrieve", gone)
+                    assert not crew.tick()
+            crew.tick()
+        assert check_physics(made.taken()) > 300
+
+
+@pytest.mark.parametrize("game", ["connect-four", "recall_game:recall"])
+def test_seats_and_memories_are_kept_for_each_environment(game, config):
+    memory = () if game == "connect-four" else ("memory=gru:8",)
+    settings = (*SMALL, *memory, *(('image_layers=["flat"]',) if game == "connect-four" else ()))
+    alone = dataclasses.replace(config, train=dataclasses.replace(config.train, script_share=0.0))
+    with beside(alone, game=game, settings=settings) as made:
+        made.use(0)
+        crew, rng = [made.environments(worker) for worker in range(2)], np.random.default_rng(1)
+        for _ in range(150):
+            crew[rng.integers(2)].tick()
+        rollouts = made.taken()
+        forward = Forward(made.learner.network, made.weights[0])
+        state = None
+        ends = defaultdict(list)
+        for one in rollouts:
+            batch = one.batch
+            if memory:
+                assert state is None or np.array_equal(state[one.batch.mask[0]], batch.state[one.batch.mask[0]])
+                state = batch.state.copy()
+            for row in range(len(batch.reward)):
+                here = np.flatnonzero(batch.mask[row])
+                seen = {leaf: column[row, here] for leaf, column in batch.observation.items()}
+                out = forward(seen, None if state is None else state[here])
+                logits = (
+                    out["logits"] if batch.legal is None else np.where(batch.legal[row, here], out["logits"], -np.inf)
+                )
+                logp = log_softmax(logits)[np.arange(len(here)), batch.action[row, here]]
+                assert np.allclose(logp, batch.behaviour_logp[row, here], atol=1e-4)
+                over = batch.ending[row, here] != RUNNING
+                if state is not None:
+                    state[here] = np.where(over[:, None], 0.0, out["state"])
+                for stream, reward in zip(here[over], batch.reward[row, here][over], strict=True):
+                    ends[int(stream)].append(float(reward))
+        if memory:
+            assert np.abs(state).max() > 0
+        else:
+            for place in range(8):  # the loser's last step carries its loss
+                pairs = list(zip(ends[place], ends[8 + place], strict=False))
+                assert all(mine == -theirs for mine, theirs in pairs)
+            assert sum(map(len, ends.values())) > 4
+
+
+@contextmanager
+def wired(*args, **keys):
+    wiring = wire(planned(*args, **keys), None)
+    try:
+        yield wiring
+    finally:
+        wiring.close()
+
+
+def learn(wiring, updates, deadline_s=60.0):
+    """So many updates more; the turns of them."""
+    goal, until, turns = wiring.learner.updates + updates, time.monotonic() + deadline_s, []
+    while wiring.learner.updates < goal:
+        assert time.monotonic() < until, (wiring.learner.updates, wiring.flow())
+        turn = wiring.turn()
+        if turn.update is not None:
+            turns.append(turn)
+    return turns
+
+
+def services():
+    """Processes of this one's host by the name of their service."""
+    found = defaultdict(list)
+    for one in psutil.Process().children():
+        if "sparring.hosts.worker" in one.cmdline():
+            (name,) = {part.split(".")[0] for part in map(str, open_logs(one))} or {"?"}
+            found[name].append(one)
+    return found
+
+
+def open_logs(process):
+    return [file.path.rpartition("/")[2] for file in process.open_files() if file.path.endswith(".log")]
+
+
+def test_it_learns_and_outlives_its_environments_and_its_inference(config):
+    settings = ("rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128", "epochs=4", "learning_rate=0.003")
+    with wired(config, settings=settings, envs=8) as wiring:
+        learn(wiring, 5)
+        pids = {name: [one.pid for one in of] for name, of in services().items()}
+        assert sorted(map(len, pids.values())) == [1, 2], pids
+        services()["environments"][0].kill()
+        restarted(wiring, "actor_restarts")
+        learn(wiring, 5)
+        services()["inference"][0].kill()
+        restarted(wiring, "inference_restarts")
+        turns = learn(wiring, 60)
+        assert wiring.env_steps > 60 * 16 * 32 * 0.5
+        returns = np.concatenate([turn.episodes.returns for turn in turns[-15:]])
+        assert returns.mean() > 60
+        assert max(turn.metrics["staleness_updates"] for turn in turns) <= 6
+        state = wiring.save()
+    with wired(config, settings=settings, envs=8) as again:
+        again.load(state)
+        assert again.learner.updates == wiring.learner.updates
+        learn(again, 2)
+
+
+def restarted(wiring, what):
+    until = time.monotonic() + 60
+    while wiring.flow()[what] < 1:
+        assert time.monotonic() < until, wiring.flow()
+        wiring.turn()
+
+
+def says(what):
+    return pytest.raises(SparringError, match=what)
+
+
+def test_a_game_that_breaks_ends_the_run_with_what_it_said(config):
+    with wired(config, game="breaking_game:chain", settings=SMALL) as wiring, says("the chain broke"):
+        learn(wiring, 1)
+
+
+def test_what_it_cannot_feed_is_refused_with_what_can(config):
+    with pytest.raises(ConfigError, match="central carries trajectories, and dqn is fed with transitions"):
+        planned(config, algo="dqn", settings=())
+
+
+@pytest.fixture(scope="module")
+def ray_here():
+    """One cluster of this machine: its start is what takes time."""
+    pytest.importorskip("ray")
+    with open_host("ray://local"):
+        yield
+
+
+@pytest.mark.slow
+def test_on_ray_the_same_file_learns(config, ray_here):
+    with wired(config, on="ray://local") as wiring:
+        turns = learn(wiring, 10)
+        assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
+        assert wiring.env_steps > 0
