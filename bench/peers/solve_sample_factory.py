@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import torch
 from greedy import from_command_line
 from sample_factory.algo.runners.runner import AlgoObserver
@@ -73,6 +74,9 @@ def judge(race, watch, cfg, folder):
             out = net.forward(rows, torch.zeros(len(seen), 1))
             return out["action_logits"].argmax(1).numpy()
 
+    # Its learner keeps the best mean reward beside the weights, as a NumPy number.
+    numbers = [type(np.dtype(kind)) for kind in (np.float32, np.float64)]
+    torch.serialization.add_safe_globals([np.core.multiarray.scalar, np.dtype, *numbers])
     for path in sorted(Path(folder).glob("race/checkpoint_p0/checkpoint_*.pth"), key=lambda path: path.stat().st_mtime):
         held = torch.load(path, map_location="cpu", weights_only=True)
         net.load_state_dict(held["model"])
