@@ -30,7 +30,6 @@ EXTRA_OF = {  # a package that is missing → the extra that brings it
     "pyarrow": "export",
     "boto3": "aws",
     "botocore": "aws",
-    "ray": "ray",
     "yaml": "ray",
     "minari": "export",
 }
