@@ -1,6 +1,6 @@
 """Calls to one instance of this machine, through its lives: in their order, many under way, each answered or lost."""
 
-import time
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -164,7 +164,7 @@ class Line:
         with self._lock:
             self._gone = why
         self.down(why, settle)
-        self.flush(time.monotonic(), settle)
+        self.flush(math.inf, settle)  # those who paused, too
 
     def flush(self, now: float, settle: Callable[[Asked], None]) -> None:
         """Send what can be sent, in its order."""

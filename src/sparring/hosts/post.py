@@ -123,6 +123,7 @@ class Post:
                 self._keeping.serve()
             for member in list(self._members):
                 self._tend(member, ready, now)
+            self._pass_on(now)
             self._tell_news()
             if now >= self._next_look_s:
                 self._next_look_s = now + LOOK_S
@@ -156,6 +157,14 @@ class Post:
         elif not member.over and now >= member.next_s:
             self._start(member)
         line.flush(now, self._settle)
+
+    def _pass_on(self, now: float) -> None:
+        """Send what waited for an answer that has just come, rather than when something else happens."""
+        seen = 0
+        while self._settled != seen:
+            seen = self._settled
+            for member in list(self._members):
+                member.line.flush(now, self._settle)
 
     def _start(self, member: Member) -> None:
         member.generation += 1
