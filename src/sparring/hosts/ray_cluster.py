@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,12 @@ def join(address: str, store_bytes: int) -> bool:
 
 
 def prepare(loopback: bool) -> None:
-    """Make Ray's settings, before it is imported for the first time."""
+    """Make Ray's settings, before it is imported for the first time where that can be."""
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
-    if loopback:
-        os.environ.setdefault(_LOOPBACK, "0")
+    if loopback and os.environ.setdefault(_LOOPBACK, "0") == "0" and "ray" in sys.modules:
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = False  # it was read when somebody imported Ray, and is not read again
 
 
 def _begin(address: str, words: dict[str, Any]) -> None:
