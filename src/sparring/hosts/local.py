@@ -55,14 +55,15 @@ class LocalHandle:
 
 
 class LocalHost:
-    """A context manager. Threads may share one."""
+    """A context manager. Threads may share one. Its services find each other alone, or with `discovery` all that meet
+    there, on other machines too (consul://…)."""
 
-    def __init__(self, url: str = "local://", logs: Path | None = None) -> None:
+    def __init__(self, url: str = "local://", logs: Path | None = None, discovery: str = "") -> None:
         self.url = url
         self._folder = Private()
         self._logs = logs or self._folder.path / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self.discovery = f"local://{self._folder.path}"
+        self.discovery = discovery or f"local://{self._folder.path}"
         self._keeping = Keeping(self._folder.path / "kept")
         self._arena = Arena()
         self._post = Post(self._keeping)
