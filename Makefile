@@ -1,4 +1,4 @@
-# Eight verbs. `make demo` and `make test` do all the set-up that a fresh machine needs.
+# `make demo` and `make test` do all the set-up that a fresh machine needs.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
