@@ -135,7 +135,6 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "hidden_units": [128, 128],
         },
     ),
-    # From records: the three learn with the same network, updates and rates, so that they can be compared.
     ("gym:Pendulum-v1", "ppo"): Preset(
         steps=100_000,
         settings={
@@ -149,6 +148,7 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "entropy_coefficient": 0.0,
         },
     ),
+    # From records: the three learn with the same network, updates and rates, so that they can be compared.
     ("cartpole", "bc"): Preset(
         steps=1_280_000, settings={"hidden_units": [64, 64], "learning_rate": 1e-3, "anneal_updates": 5000}
     ),
