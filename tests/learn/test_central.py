@@ -14,14 +14,17 @@ from sparring.errors import ConfigError, SparringError, Unreachable
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.hosts.opening import open_host
+from sparring.learn.crew import blocks
 from sparring.learn.crew.environments import Environments
 from sparring.learn.crew.inference import ACT, ANEW, HOLD, Inference
 from sparring.learn.crew.leader import rollout_part
 from sparring.learn.crew.rollouts import played
+from sparring.learn.crew.within import table_for
 from sparring.learn.forward import Forward
 from sparring.learn.plan import Wish, plan
 from sparring.learn.policies import log_softmax
 from sparring.learn.topologies import wire
+from sparring.learn.topologies.apex import block_part
 from sparring.services.batching import joined, parted
 
 SMALL = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "epochs=2")
@@ -38,9 +41,12 @@ def planned(config, game="cartpole", algo="ppo", settings=SMALL, actors=2, envs=
 class Beside:
     """An inference service in this process, asked by environments in this process; it keeps what was said."""
 
-    def __init__(self, agreed, slots=8):
+    def __init__(self, agreed, slots=8, part=None):
         self.learner = agreed.algorithm.begin(agreed.spec, agreed.settings, agreed.seed)
-        self.part = rollout_part(agreed, self.learner, slots=slots, lanes=1, in_step=False)
+        if part is None:
+            self.part = rollout_part(agreed, self.learner, slots=slots, lanes=1, in_step=False)
+        else:
+            self.part = replace(part(agreed, self.learner), n_steps=0)
         self.workers = agreed.actors
         self.spec, self.seat = agreed.spec, agreed.spec.seats[0]
         self.told, self.weights = [], {}
@@ -71,7 +77,7 @@ class Beside:
     def taken(self):
         """Every rollout that is whole."""
         found = []
-        while (columns := self.inference.rollout()["columns"]) is not None:
+        while (columns := self.inference.kept()["columns"]) is not None:
             found.append(played(columns, self.seat))
         return found
 
@@ -338,9 +344,65 @@ def test_a_game_that_breaks_ends_the_run_with_what_it_said(config):
         learn(wiring, 1)
 
 
-def test_what_it_cannot_feed_is_refused_with_what_can(config):
-    with pytest.raises(ConfigError, match="central carries trajectories, and dqn is fed with transitions"):
-        planned(config, algo="dqn", settings=())
+REPLAYED = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_every_updates=100")
+
+
+def with_replay(config, **keys):
+    return dataclasses.replace(config, replay=dataclasses.replace(config.replay, **keys))
+
+
+def test_what_replay_takes_in_is_what_happened_too(config):
+    """A worker that is begun anew breaks the streams off; nothing else is lost."""
+    agreed = planned(config, algo="dqn", settings=REPLAYED, actors=2)
+    made = Beside(agreed, part=block_part)
+    made.use(0)
+    whole = replace(made.part, envs=2 * made.part.envs)
+    table = table_for(dataclasses.replace(agreed, actors=1), whole, 5000)
+    crew, rng, breaks = [made.environments(worker) for worker in range(2)], np.random.default_rng(2), 0
+    kept = 0
+    for tick in range(600):
+        if tick in (200, 333):
+            crew[0] = made.environments(0, generation=tick)
+        crew[rng.integers(2)].tick()
+        said = made.inference.kept()
+        if said["columns"] is not None:
+            if said["broken"]:
+                breaks += 1
+                for stream in range(8):
+                    table.break_off(stream)
+            (steps,) = blocks.joined(said["columns"], made.seat).steps
+            table.insert(steps)
+            kept += len(steps)
+    made.close()
+    assert breaks <= 6
+    batch, _ = table.sample(3000, np.random.default_rng(0), n_steps=1, discount=0.99)
+    goes_on = batch.ending != TERMINATED
+    force = np.where(batch.action == 1, cartpole.FORCE, -cartpole.FORCE)
+    moved = cartpole._moved(batch.observation[STATE].astype(np.float64), force)
+    assert np.allclose(moved[goes_on], batch.next_observation[STATE][goes_on], atol=1e-5)
+    fallen = (np.abs(moved[:, 0]) > cartpole.MAX_POSITION) | (np.abs(moved[:, 2]) > cartpole.MAX_ANGLE)
+    assert (fallen == ~goes_on).all()
+    assert kept > 2000
+
+
+def test_who_replays_learns_from_blocks(config):
+    settings = with_replay(config, min_steps=500, samples_per_insert=8.0)
+    with wired(settings, algo="dqn", settings=REPLAYED) as wiring:
+        learn(wiring, 30)
+        services()["inference"][0].kill()
+        until = time.monotonic() + 60
+        while not wiring.players.inference_restarts:
+            assert time.monotonic() < until
+            wiring.turn()
+        turns = learn(wiring, 100)
+        assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
+        assert wiring.env_steps > 500
+        assert wiring.episodes > 0
+
+
+def test_a_table_in_shards_is_refused_with_the_topology_that_has_them(config):
+    with pytest.raises(ConfigError, match="--topology apex"):
+        wire(planned(with_replay(config, shards=1), algo="dqn", settings=REPLAYED), None)
 
 
 @pytest.fixture(scope="module")
@@ -352,8 +414,23 @@ def ray_here():
 
 
 @pytest.mark.slow
-def test_on_ray_the_same_file_learns(config, ray_here):
+def test_on_ray_the_same_file_learns_and_outlives_its_services(config, ray_here):
     with wired(config, on="ray://local") as wiring:
         turns = learn(wiring, 10)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
         assert wiring.env_steps > 0
+        for done, victim in enumerate(ray_actors()):
+            victim.kill()
+            until = time.monotonic() + 60
+            while wiring.flow()["actor_restarts"] + wiring.flow()["inference_restarts"] <= done:
+                assert time.monotonic() < until, wiring.flow()
+                wiring.turn()
+            learn(wiring, 3)
+        assert wiring.flow()["actor_restarts"] == 2
+        assert wiring.flow()["inference_restarts"] == 1
+
+
+def ray_actors():
+    """The processes that hold a service on a cluster that this one started."""
+    below = psutil.Process().children(recursive=True)
+    return [one for one in below if one.is_running() and " ".join(one.cmdline()).startswith("ray::Actor")]

@@ -26,7 +26,7 @@ TAKES = {  # what each topology can feed an algorithm with
     "sync": ("trajectories",),
     "ring": ("trajectories",),
     "async": ("trajectories",),
-    "central": ("trajectories",),
+    "central": ("trajectories", "transitions", "sequences"),
     "hogwild": ("trajectories",),
     "apex": ("transitions", "sequences"),
     "offline": ("transitions", "sequences", "records"),

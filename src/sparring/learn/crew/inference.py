@@ -2,13 +2,12 @@
 
     worker i ─ act(what its games show) ─► gathered with other workers' ─► one forward ─► actions
     learner ─ use(edition) ─► the next decision on is by those weights, also within a rollout (as in SEED RL)
-            ─ rollout() ────► the oldest whole rollout of all environments, side by side
+            ─ kept() ───────► the oldest whole rollout (or block of steps) of all environments
 
-Each stream keeps its recurrent state, its frames and its open step here. A rollout is whole as soon as some worker has
-made all its ticks; who was slow has padding. So many whole ones may wait; then workers are told to hold.
+Each stream keeps its recurrent state, its frames and its open step here; keeping.py keeps what was closed. So many
+whole ones may wait; then workers are told to hold.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,11 @@ from msgspec.structs import replace
 
 from sparring.learn.actor import Actor
 from sparring.learn.crew.elsewhere import Elsewhere
+from sparring.learn.crew.keeping import Keeping, KeptRollouts, KeptSteps
 from sparring.learn.crew.part import read_part
-from sparring.learn.crew.rollouts import Slot
 from sparring.learn.crew.weights import NONE
 from sparring.learn.onnx_forward import without_torch
 from sparring.learn.opponents import Partners
-from sparring.learn.rollout import Rollout
 from sparring.services.batching import joined, parted
 from sparring.services.register import register
 from sparring.wire.chunk import Array
@@ -31,16 +29,6 @@ ACT, HOLD, ANEW = 0, 1, 2  # do this; ask again later, nothing was taken; begin 
 GATHER_MS = 2.0  # that a worker waits for the others, at most
 
 
-@dataclass(slots=True)
-class _Writing:
-    """A rollout that is not whole yet."""
-
-    slot: Slot
-    rollout: Rollout
-    oldest: int  # version of a decision in it
-    ticks: Array  # of each worker
-
-
 class Inference:
     """`part` is a Part as JSON, of all environments; they are those of `workers` workers, as many of each."""
 
@@ -48,13 +36,13 @@ class Inference:
         told = read_part(part)
         self._part = replace(told, generation=told.generation + generation)
         self.workers, self._envs = workers, told.envs // workers
-        self._rollouts = self._part.open_rollouts()
+        keeping = KeptRollouts if told.feeds == "rollouts" else KeptSteps
+        self._keeping: Keeping = keeping(self._part, workers)
         self._edition: dict[str, Any] | None = None
         self._version = NONE
         self._known: dict[int, int] = {}  # past selves: place → stamp
         self._past: list[dict[str, Array]] = []
         self._playing: tuple[Actor, Partners, Elsewhere] | None = None  # from the first call with weights on
-        self._writing: _Writing | None = None
         self._decided = np.full(self._part.streams, NONE, np.int64)  # with which version each open step was
         self._lives = np.full(workers, -1, np.int64)
         self._ticks = np.zeros(workers, np.int64)  # which tick is to come next of each worker
@@ -70,14 +58,14 @@ class Inference:
             answer = self.act(*joined([(worker, life, tick, shown)]))
             return parted(answer, 1, "act")[0]  # type: ignore[no-any-return]
         action = np.zeros((len(worker), len(self._part.spec.seats), self._envs, *self._leaf.shape), self._leaf.dtype)
-        if (playing := self._open(shown)) is None or (writing := self._room(playing[0])) is None:
+        if (playing := self._open(shown)) is None or not self._keeping.has_room(playing[0], self._version):
             return {"status": np.full(len(worker), HOLD, np.int64), "action": action}
         known = self._greet(worker, life, tick)
         callers = np.flatnonzero(known)
         if len(callers):
             theirs = shown if known.all() else _of_callers(shown, callers)
             actor, _, games = playing
-            self._take(actor, writing, worker[callers], tick[callers] == 0, games, theirs)
+            self._take(actor, worker[callers], tick[callers] == 0, games, theirs)
             action[callers] = self._decide(actor, worker[callers], games)
         return {"status": np.where(known, ACT, ANEW), "action": action}
 
@@ -98,21 +86,17 @@ class Inference:
         return self._version
 
     @register()
-    def rollout(self) -> dict[str, Any]:
-        """The oldest whole rollout's `columns`, None where none waits; the `version` used now, and how many
-        environments each forward served on average since this was last asked."""
-        columns = None
-        if self._rollouts.ring.ready():
-            columns = self._rollouts.take_columns()
-            self._rollouts.ring.release()
+    def kept(self) -> dict[str, Any]:
+        """The oldest whole rollout's or block's `columns`, None where none waits, and whether it is `broken` off from
+        the one before; the `version` used now, and how many environments one forward `served` lately, on average."""
+        columns, broken = self._keeping.oldest()
         served = self._rows / max(1, self._calls)
         self._calls = self._rows = 0
-        return {"version": self._version, "columns": columns, "served": served}
+        return {"version": self._version, "columns": columns, "broken": broken, "served": served}
 
     def close(self) -> None:
         """Give the memory back."""
-        self._writing = None
-        self._rollouts.ring.close()
+        self._keeping.close()
 
     @property
     def _leaf(self) -> Any:
@@ -129,15 +113,6 @@ class Inference:
             self._playing = actor, partners, games
         return self._playing
 
-    def _room(self, actor: Actor) -> _Writing | None:
-        """The rollout to be written; None: too many wait."""
-        if self._writing is None and self._rollouts.ring.room():
-            slot = self._rollouts.open_slot(actor)
-            self._writing = _Writing(
-                slot, actor.open_rollout(self._part.ticks, slot.places), self._version, np.zeros(self.workers, np.int64)
-            )
-        return self._writing
-
     def _greet(self, worker: Array, life: Array, tick: Array) -> Array:
         """bool [callers]: whose tick is the one to come; each worker counts once."""
         known = np.zeros(len(worker), bool)
@@ -149,23 +124,17 @@ class Inference:
                 self._lives[who], self._ticks[who] = whose, which + 1
         return known
 
-    def _take(
-        self, actor: Actor, writing: _Writing, workers: Array, fresh: Array, games: Elsewhere, shown: dict[str, Any]
-    ) -> None:
-        """Close the steps that what is shown completes; a rollout that is whole waits to be taken."""
-        steps, rollout = actor.take(games.come(workers, fresh, shown)), writing.rollout
+    def _take(self, actor: Actor, workers: Array, fresh: Array, games: Elsewhere, shown: dict[str, Any]) -> None:
+        """Close the steps that what is shown completes, and keep them."""
+        steps = actor.take(games.come(workers, fresh, shown))
         actor.env_steps += self._envs * int((~fresh).sum())
-        if len(steps):
-            writing.oldest = min(writing.oldest, int(self._decided[steps.stream].min()))
-        actor.write(rollout, steps)
+        oldest = int(self._decided[steps.stream].min()) if len(steps) else self._version
+        self._keeping.keep(actor, steps, workers[~fresh], oldest)
         if fresh.any():
             begun = np.zeros((self.workers, self._envs), bool)
             begun[workers[fresh]] = True
-            rollout.cut(*actor.break_off(begun.reshape(-1)))
-        writing.ticks[workers[~fresh]] += 1
-        if writing.ticks.max() >= self._part.ticks:
-            writing.slot.commit(actor.close_rollout(rollout), writing.oldest)
-            self._writing = None
+            self._keeping.cut(*actor.break_off(begun.reshape(-1)))
+        self._keeping.settle(actor)
 
     def _decide(self, actor: Actor, workers: Array, games: Elsewhere) -> Array:
         """Actions [callers, seats, envs, …]."""

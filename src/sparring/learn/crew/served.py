@@ -2,7 +2,7 @@
 
     learner ─ play() ────► environments i, AHEAD calls each, so that they always have something to do
             ─ use(…) ────► inference, whenever there are newer weights and the last have arrived
-            ─ rollout() ─► inference, the next one before the last was learned from
+            ─ kept() ────► inference, the next one before the last was learned from
 
 The services find each other by name (SPARRING_DISCOVERY, as the host sets it). Whoever dies is started again by the
 host: environments begin new episodes, inference is given the newest weights and begins with an empty rollout.
@@ -10,15 +10,16 @@ host: environments begin new episodes, inference is given the newest weights and
 
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from sparring.errors import TrainingStopped, Unreachable
+from sparring.errors import ConfigError, TrainingStopped, Unreachable
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Handle, Pending, Resources
+from sparring.learn.crew.blocks import Block, joined
 from sparring.learn.crew.environments import Environments
-from sparring.learn.crew.hosted import Editions
+from sparring.learn.crew.hosted import SHOW_EVERY_S, Editions
 from sparring.learn.crew.inference import SERVICE as INFERENCE
 from sparring.learn.crew.inference import Inference
 from sparring.learn.crew.leader import Leader
@@ -33,17 +34,20 @@ ENVIRONMENTS = "environments"
 AHEAD = 8  # calls under way to each worker: together two seconds of play
 AGAIN_S = 0.25  # before a lost call is made again
 ASK_S = 0.005  # between two looks for a rollout
+LEAST_S = 0.001  # of a rest
 ANSWER_S = 30.0
 
+What = TypeVar("What", Played, Block)
 
-class Served:
+
+class Served(Generic[What]):
     """One inference service, and `plan.actors` workers with `plan.envs` environments each."""
 
     def __init__(self, plan: Plan, part: Part) -> None:
         """`part` is that of one worker."""
         self.host = open_host(plan.on)
         self._plan, self._part = plan, part
-        self._editions = Editions(self.host, part.past, 0.0)
+        self._editions = Editions(self.host, part.past, SHOW_EVERY_S if part.feeds == "steps" else 0.0)
         self._leader = Leader(plan, self._editions)
         self._workers: list[Handle] = []
         self._inference: Handle | None = None
@@ -51,9 +55,10 @@ class Served:
         self._not_before_s = [0.0] * plan.actors
         self._using: Pending | None = None
         self._used = NONE  # the version that was sent last
-        self._asked: Pending | None = None  # for a rollout
+        self._asked: Pending | None = None  # for what was kept
         self._ask_s = 0.0  # when to ask next
-        self._columns: dict[str, Any] | None = None  # of a rollout that waits
+        self._columns: dict[str, Any] | None = None  # of a rollout or block that waits
+        self._broken = False  # it does not follow the last, and nobody was told yet
         self._first_generation = 0
         self.served = 0.0  # environments that one forward decided for, lately
         self.restarts = self.inference_restarts = 0
@@ -92,18 +97,41 @@ class Served:
         if self._asked is not None and self._columns is None:
             self.host.wait([self._asked], timeout_s)
         else:
-            time.sleep(max(0.0, min(timeout_s, pause)))
+            time.sleep(max(LEAST_S, min(timeout_s, pause)))
 
-    def waiting(self) -> bool:
-        """Whether a rollout is there."""
-        return self._columns is not None
+    def waiting(self, actor: int = 0) -> int:
+        """Whether a rollout is there; a block that follows nothing only after `broken_off` was asked."""
+        blocked = self._broken and self._part.feeds == "steps"
+        return int(self._columns is not None and not blocked)
 
-    def take(self) -> Played:
-        """The rollout that waits; its arrays are the caller's."""
+    def take(self, actor: int = 0) -> What:
+        """The rollout or block that waits; its arrays are the caller's."""
         columns, self._columns = self._columns, None
         assert columns is not None
         self._look()
-        return played(columns, self._part.spec.seats[0])
+        seat = self._part.spec.seats[0]
+        taken: What = played(columns, seat) if self._part.feeds == "rollouts" else joined(columns, seat)  # type: ignore[assignment]
+        return taken
+
+    # What a table in the learner's process asks of players, all environments being one.
+
+    def version(self, actor: int) -> int:
+        return NONE if self._columns is None else int(self._columns["head"].reshape(-1)[0])
+
+    def hand_over(self, actor: int) -> Any:
+        raise ConfigError(
+            "what inference keeps goes to the learner alone", where="central", do="Set replay.shards to 0"
+        )
+
+    def lost(self, actor: int) -> None:
+        """Nothing is handed over."""
+
+    def release(self, actor: int) -> None:
+        """What was taken is in arrays of its own."""
+
+    def broken_off(self) -> list[int]:
+        broken, self._broken = self._broken, False
+        return [0] if broken else []
 
     def save(self) -> Tree:
         return {"leader": self._leader.save(), "generation": self.generation}
@@ -159,9 +187,11 @@ class Served:
             try:
                 answer = asked.result(ANSWER_S)
             except Unreachable:
+                self._broken = True
                 self._ask_s = time.monotonic() + AGAIN_S
                 return
             self._columns = answer["columns"]
+            self._broken = self._broken or bool(answer["broken"])
             if self._columns is None:
                 self._ask_s = time.monotonic() + ASK_S
             else:
@@ -169,4 +199,4 @@ class Served:
             if answer["version"] == NONE:
                 self._used = NONE  # it began anew
         if self._asked is None and self._inference is not None and time.monotonic() >= self._ask_s:
-            self._asked = self._inference.ask("rollout")
+            self._asked = self._inference.ask("kept")

@@ -42,7 +42,21 @@ EPSILON, SPREAD = 0.4, 7.0  # ε_i = 0.4^(1 + 7 i / (n - 1))
 def wire(plan: Plan, store: Store | None) -> Wiring:
     """Learner, replay, gate, and actors that start with the first turn; a feeder where the store is mixed in."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    part = _part(plan, learner)
+    part = block_part(plan, learner)
+    sharded = plan.replay.shards > 0
+    if sharded and store is not None:
+        raise ConfigError("shards take in what actors play alone", where="--from mix", do="Set replay.shards to 0")
+    players = open_players(plan, part, lambda actor: boldness(actor, plan.actors), passing=sharded)
+    if not sharded:
+        return replaying(plan, learner, players, Within(plan, part, store), part)
+    from sparring.learn.crew.shards import Shards  # whoever has none needs no sockets
+
+    shards = Shards(plan, part, None if is_local(plan.on) else players.host)  # type: ignore[attr-defined]
+    return replaying(plan, learner, players, shards, part)
+
+
+def replaying(plan: Plan, learner: Learner, players: Players[Any], replay: Replay, part: Part) -> Wiring:
+    """A learner that replays what the players play, each as `part` says, at the plan's ratio."""
     gate = open_gate(
         plan.replay.samples_per_insert,
         plan.replay.min_steps,
@@ -50,16 +64,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
         insert_steps=part.ticks * part.streams,
         batch_steps=draw_for(plan.algorithm, plan.settings).steps,
     )
-    sharded = plan.replay.shards > 0
-    if sharded and store is not None:
-        raise ConfigError("shards take in what actors play alone", where="--from mix", do="Set replay.shards to 0")
-    players = open_players(plan, part, lambda actor: boldness(actor, plan.actors), passing=sharded)
-    if not sharded:
-        return _Apex(plan, learner, players, Within(plan, part, store), gate)
-    from sparring.learn.crew.shards import Shards  # whoever has none needs no sockets
-
-    shards = Shards(plan, part, None if is_local(plan.on) else players.host)  # type: ignore[attr-defined]
-    return _Apex(plan, learner, players, shards, gate)
+    return _Apex(plan, learner, players, replay, gate, part.ticks * part.streams)
 
 
 def boldness(actor: int, actors: int) -> float:
@@ -67,7 +72,7 @@ def boldness(actor: int, actors: int) -> float:
     return float(EPSILON ** (1 + SPREAD * actor / max(1, actors - 1)))
 
 
-def _part(plan: Plan, learner: Learner) -> Part:
+def block_part(plan: Plan, learner: Learner) -> Part:
     """What every actor is told. Only values can be estimated from, so only who chooses by them says priorities."""
     estimates = plan.algorithm.feeds == "transitions" and plan.policy == "greedy"
     return Part(
@@ -92,10 +97,12 @@ def _part(plan: Plan, learner: Learner) -> Part:
 class _Apex:
     """One turn: take in what the gate lets in, then learn one batch where it lets one out."""
 
-    def __init__(self, plan: Plan, learner: Learner, players: Players[Any], replay: Replay, gate: RatioGate) -> None:
+    def __init__(
+        self, plan: Plan, learner: Learner, players: Players[Any], replay: Replay, gate: RatioGate, block_steps: int
+    ) -> None:
         self.plan, self.learner, self.players, self.replay, self.gate = plan, learner, players, replay, gate
         self.draw = draw_for(plan.algorithm, plan.settings)
-        self._block_steps = BLOCK_TICKS * plan.envs * len(plan.spec.seats)
+        self._block_steps = block_steps  # at most
         self._begun = False
         self._next = 0  # who is looked at first, so that none is always last
         self.env_steps = self.episodes = 0  # that were handed over

@@ -10,38 +10,63 @@ Weights go to one place and observations to where they are, so a worker needs ne
 Trajectories, recurrent states and stacks of frames are kept by the service, for each environment. Newer weights decide
 from the next tick on, also within a rollout; each step has the log-probability with which it was chosen, and a rollout
 the oldest version in it ("staleness_updates"). Two whole rollouts may wait, then workers are held. A resumed run has
-its weights, optimiser and counters whole, and goes on with games begun anew.
+its weights, optimiser and counters whole, and goes on with games begun anew. For an algorithm that replays, the
+service hands over blocks of steps instead, and the learner has a table, as in apex.
 """
 
+import dataclasses
+
+from msgspec.structs import replace
+
+from sparring.errors import ConfigError
+from sparring.learn.crew.blocks import Block
 from sparring.learn.crew.leader import rollout_part
 from sparring.learn.crew.protocol import wait_until
+from sparring.learn.crew.rollouts import Played
 from sparring.learn.crew.served import Served
 from sparring.learn.crew.trajectories import WAIT_S, CrewLearning
+from sparring.learn.crew.within import Within
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Turn, Wiring
+from sparring.learn.topologies.apex import BLOCK_TICKS, block_part, replaying
 from sparring.store.protocol import Store
 
-SLOTS = 2
+SLOTS = 1  # of whole rollouts that wait in the service; one more waits with the learner
 
 
 def wire(plan: Plan, store: Store | None) -> Wiring:
     """A learner, inference, and workers with environments; they start with the first turn."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
+    if plan.algorithm.feeds != "trajectories":
+        return _replaying(plan, learner, store)
     part = rollout_part(plan, learner, slots=SLOTS, lanes=1, in_step=False)
     return _Central(plan, learner, Served(plan, part), store)
+
+
+def _replaying(plan: Plan, learner: Learner, store: Store | None) -> Wiring:
+    """Inference as the one actor of a learner with a table, which explores as the algorithm says."""
+    if plan.replay.shards > 0:
+        do = "Set replay.shards to 0, or use --topology apex"
+        raise ConfigError("central replays from one table, the learner's", where="[replay] shards", do=do)
+    # Priorities begin as the table has them; a block of all environments is as large as one of an actor's.
+    part = replace(block_part(plan, learner), n_steps=0, ticks=max(1, BLOCK_TICKS // plan.actors))
+    whole = replace(part, envs=plan.actors * plan.envs)
+    alone = dataclasses.replace(plan, actors=1, envs=whole.envs)
+    served: Served[Block] = Served(plan, part)
+    return replaying(alone, learner, served, Within(alone, whole, store), whole)
 
 
 class _Central(CrewLearning):
     """One turn: the oldest whole rollout, learned from."""
 
-    def __init__(self, plan: Plan, learner: Learner, served: Served, store: Store | None) -> None:
+    def __init__(self, plan: Plan, learner: Learner, served: Served[Played], store: Store | None) -> None:
         super().__init__(plan, learner, served, store)
         self.served = served
 
     def turn(self) -> Turn:
         self.begin()
-        if not wait_until(self.served, self.served.waiting, WAIT_S):
+        if not wait_until(self.served, lambda: self.served.waiting() > 0, WAIT_S):
             return Turn(None, None, None, self.flow())
         played = self.served.take()
         self.count(played)
@@ -52,5 +77,5 @@ class _Central(CrewLearning):
         return super().flow() | {
             "inference_restarts": crew.inference_restarts,
             "environments_per_forward": crew.served,
-            "rollouts_waiting": int(crew.waiting()),
+            "rollouts_waiting": crew.waiting(),
         }
