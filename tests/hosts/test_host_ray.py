@@ -6,7 +6,10 @@ from host_contract import *  # noqa: F403
 from sparring.hosts.opening import open_host
 from sparring.hosts.ray_cluster import join
 
-pytestmark = pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
