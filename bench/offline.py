@@ -16,8 +16,8 @@ greedy episodes; the peers are bc's median and the records' own mean. Returns of
 given as scores, (1 + return) / 2, so that a ratio means something.
 
 Ranking: the estimator is named here, before any run: dr, discount 0.995 in CartPole and 1 in Connect Four. (It was fqe
-until that ranked the models of one set of records with ρ = 0.7 twice, where dr had 0.9 and 1.) Five models are put aside
-by their true return while ppo learns, before anything is estimated; dr ranks them from the same records.
+until that ranked the models of one set of records with ρ = 0.7 in both games, where dr had 0.9 and 1.) Five models are
+put aside by their true return while ppo learns, before anything is estimated; dr ranks them from the same records.
 
 Seeds are drawn from the commit's hash unless given; settings were tuned on records of seeds 1000 to 1005 (learners of
 seeds 1 to 3), which are never drawn. Records and every run are kept in bench/results/quick/offline/ for as long as the
