@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def _begin(address: str, words: dict[str, Any]) -> None:
         except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
             ray.shutdown()
             if last:
-                where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in /tmp/ray/session_latest/logs"
+                where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
                 raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
 
 
@@ -151,7 +152,9 @@ def _running_here() -> str | None:
     if not found:
         with (
             suppress(OSError),
-            open(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray/ray_current_cluster")) as file,
+            open(
+                os.path.join(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+            ) as file,
         ):
             found = file.read().strip()
     if not found:
