@@ -150,12 +150,8 @@ def _running_here() -> str | None:
     """The address of the cluster that was started on this machine, where it still answers."""
     found = os.environ.get("RAY_ADDRESS", "")
     if not found:
-        with (
-            suppress(OSError),
-            open(
-                os.path.join(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-            ) as file,
-        ):
+        folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+        with suppress(OSError), open(os.path.join(folder, "ray", "ray_current_cluster")) as file:
             found = file.read().strip()
     if not found:
         return None
