@@ -52,6 +52,7 @@ def two_nodes() -> Iterator[Cluster]:
         port = free.getsockname()[1]
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # short: sockets lie in it
     environment = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # a host of this process may have said no, to stay on loopback
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "180",
         "RAY_AUTH_MODE": "token",

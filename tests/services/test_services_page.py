@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "services.md"
@@ -12,10 +13,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "services.md"
 def test_the_examples_run_as_they_stand(tmp_path):
     service, caller, topic = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (tmp_path / "actor.py").write_text(service)
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [sys.executable, "actor.py"], cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as actor:
+    with (
+        tempfile.TemporaryDirectory() as meeting,  # a socket's path is short, and tmp_path need not be
+        subprocess.Popen(
+            [sys.executable, "actor.py"],
+            cwd=tmp_path,
+            env=(environment := os.environ | {"XDG_RUNTIME_DIR": meeting, "PYTHONUNBUFFERED": "1"}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as actor,
+    ):
         assert actor.stdout.read(5) == b"Enter"
         for text, words in ((caller, "action 0\n"), (f"import numpy as np\n{topic}", "")):
             done = subprocess.run(
