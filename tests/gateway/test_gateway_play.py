@@ -196,8 +196,11 @@ def _ask(socket, frame):
 
 
 def test_a_frame_above_the_limit_closes_the_socket(server, http):
-    with socket_to(server) as socket, pytest.raises(ConnectionClosed) as closed:
-        _ask(socket, "x" * (2 << 20))
+    for _ in range(5):  # a reset of what was still being sent may overtake the word of why
+        with socket_to(server) as socket, pytest.raises(ConnectionClosed) as closed:
+            _ask(socket, "x" * (2 << 20))
+        if closed.value.rcvd is not None:
+            break
     assert closed.value.rcvd.code == 1009
     assert http.get("/healthz").status_code == 200
 
