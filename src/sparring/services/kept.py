@@ -17,12 +17,10 @@ from typing import Any
 import msgspec
 
 from sparring.services import frames
-from sparring.services.arena import unnamed
-from sparring.services.frames import ANSWER, Codec, Head
+from sparring.services.written import mapped, read, written
 
 PATIENCE_S = 1.0
 _NUMBER = struct.Struct("<q")
-_LENGTH = struct.Struct("<q")
 _TOLD = struct.Struct("<q")  # the bytes behind the descriptor
 
 
@@ -44,7 +42,7 @@ class Kept:
 
     def value(self) -> Any:
         """The value, as others see it."""
-        return _read(mmap.mmap(self.handle, max(1, self.length), access=mmap.ACCESS_READ), self.length)
+        return read(mmap.mmap(self.handle, max(1, self.length), access=mmap.ACCESS_READ), self.length)
 
 
 class Keeping:
@@ -65,13 +63,7 @@ class Keeping:
 
     def keep(self, value: Any) -> Kept:
         """Put a value (plain data and arrays): one copy, whoever looks at it."""
-        said = Codec().encode(Head(frames.VERSION, ANSWER, 0, "", 0.0, value))
-        length = sum(_LENGTH.size + len(part) for part in said)
-        handle = unnamed(max(1, length))
-        with mmap.mmap(handle, max(1, length)) as memory:
-            for part in said:
-                memory.write(_LENGTH.pack(len(part)))
-                memory.write(part)
+        handle, length = written(value)
         with self._lock:
             self._numbers += 1
             kept = Kept(msgspec.msgpack.encode(_Place(str(self._path), self._numbers)), handle, length)
@@ -106,7 +98,7 @@ def opened(data: memoryview) -> Any:
         memory = _seen.get(place)
         if memory is None:
             memory = _seen[place] = _asked_for(msgspec.msgpack.decode(place, type=_Place))
-    return _read(memory, len(memory))
+    return read(memory, len(memory))
 
 
 def _asked_for(place: _Place) -> mmap.mmap:
@@ -120,22 +112,7 @@ def _asked_for(place: _Place) -> mmap.mmap:
         raise LookupError(f"a kept value cannot be had: {error}") from None
     if len(said) != _TOLD.size or len(handles) != 1:
         raise LookupError("a kept value is gone")
-    try:
-        return mmap.mmap(handles[0], max(1, _TOLD.unpack(said)[0]), access=mmap.ACCESS_READ)
-    finally:
-        os.close(handles[0])
-
-
-def _read(mapped: mmap.mmap, length: int) -> Any:
-    """The value in memory; its arrays are read-only views that keep it."""
-    memory = memoryview(mapped)
-    parts, start = [], 0
-    while start < length:
-        (size,) = _LENGTH.unpack_from(memory, start)
-        start += _LENGTH.size
-        parts.append(memory[start : start + size])
-        start += size
-    return Codec().decode(parts).body
+    return mapped(handles[0], _TOLD.unpack(said)[0])
 
 
 frames.EXTENSIONS[frames.KEPT] = opened

@@ -1,7 +1,6 @@
 """The writer's side of a topic (topics.py): each version is one piece of memory, whose descriptor readers are sent."""
 
 import contextlib
-import mmap
 import os
 import selectors
 import socket
@@ -12,16 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from sparring.errors import ConfigError
-from sparring.services import frames
-from sparring.services.arena import unnamed
 from sparring.services.discovery import Discovery
-from sparring.services.frames import ANSWER, Codec, Head
 from sparring.services.register import register
 from sparring.services.server import Server
+from sparring.services.written import mapped, read, written
 
 ASK = struct.Struct("<q")  # the version that is known already
 TOLD = struct.Struct("<qq")  # a version, and its bytes
-_LENGTH = struct.Struct("<q")
 PREFIX, MIRROR = "topic-", "mirror-"
 
 
@@ -68,13 +64,7 @@ class Publisher:
 
     def publish(self, value: Any, version: int | None = None) -> int:
         """Show `value` (plain data and arrays) to all; its version, one more than the last unless it is given."""
-        said = Codec().encode(Head(frames.VERSION, ANSWER, 0, "", 0.0, value))
-        length = sum(_LENGTH.size + len(part) for part in said)
-        handle = unnamed(max(1, length))
-        with mmap.mmap(handle, max(1, length)) as memory:
-            for part in said:
-                memory.write(_LENGTH.pack(len(part)))
-                memory.write(part)
+        handle, length = written(value)
         with self._lock:
             if version is not None and version <= self._version:
                 os.close(handle)
@@ -93,7 +83,11 @@ class Publisher:
             if self._version < 0 or (since_s == self._since_s and after >= self._version):
                 return None
             handle, length, version = os.dup(self._handle), self._length, self._version
-        return [self._since_s, version, read(handle, length)]  # as it was published, whatever became of the original
+        return [
+            self._since_s,
+            version,
+            read(mapped(handle, length), length),
+        ]  # as it was published, whatever became of the original
 
     def _rouse(self) -> None:
         with contextlib.suppress(BlockingIOError):  # then it was roused often enough
@@ -161,16 +155,3 @@ class Publisher:
                     del self._waiting[line]
                     with contextlib.suppress(OSError):  # whoever does not read is not waited for
                         socket.send_fds(line, [TOLD.pack(self._version, self._length)], [self._handle])
-
-
-def read(handle: int, length: int) -> Any:
-    """The value in a piece of memory; its arrays are read-only views that keep it."""
-    memory = memoryview(mmap.mmap(handle, max(1, length), access=mmap.ACCESS_READ))
-    os.close(handle)
-    parts, start = [], 0
-    while start < length:
-        (size,) = _LENGTH.unpack_from(memory, start)
-        start += _LENGTH.size
-        parts.append(memory[start : start + size])
-        start += size
-    return Codec().decode(parts).body

@@ -16,7 +16,8 @@ from typing import Any, Self
 from sparring.errors import Unreachable
 from sparring.services.discovery import Discovery, Instance
 from sparring.services.mirror import Mirror, mirror, near_of
-from sparring.services.publishing import ASK, MIRROR, TOLD, Publisher, read, service_of
+from sparring.services.publishing import ASK, MIRROR, TOLD, Publisher, service_of
+from sparring.services.written import mapped, read
 
 __all__ = ["Publisher", "Subscription"]
 LOOK_S = 0.5  # how often a subscriber looks whether another publisher has come
@@ -94,7 +95,7 @@ class Subscription:
             return
         self._asked = False
         version, length = TOLD.unpack(said)
-        self.value, self.version = read(handles[0], length), version
+        self.value, self.version = read(mapped(handles[0], length), length), version
 
     def _connected(self) -> socket.socket | None:
         """A line to the latest publisher, or to who mirrors it; the old one where there is none."""

@@ -10,7 +10,7 @@ calls are lost; its successor is asked anew, and what it then plays follows noth
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from sparring.errors import TrainingStopped, Unreachable
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Handle, Host, Pending, Resources, Shared
 from sparring.learn.crew.acting import Acting
-from sparring.learn.crew.blocks import Block, joined
+from sparring.learn.crew.blocks import Block
 from sparring.learn.crew.leader import Leader
 from sparring.learn.crew.part import Part
 from sparring.learn.crew.rollouts import Played, played, side_by_side
@@ -203,10 +203,7 @@ class Calls(_Hosted, Generic[What]):
     def take(self, actor: int) -> What:
         answer = self._read(actor)
         assert answer is not None
-        seat = self._part.spec.seats[0]
-        columns = answer["columns"]
-        taken: What = played(columns, seat) if self._part.feeds == "rollouts" else joined(columns, seat)  # type: ignore[assignment]
-        return taken
+        return cast(What, self._part.taken(answer["columns"]))
 
     def hand_over(self, actor: int) -> Pending:
         pending = self._calls[actor].popleft()

@@ -20,6 +20,7 @@ from sparring.learn.opponents import Partners
 from sparring.learn.own_policy import open_policy
 from sparring.learn.policies import Policy
 from sparring.learn.protocol import Weights
+from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec
 
 ACTING = 1  # of the streams of chance that a seed has; 2 samples, 3 feeds
@@ -81,6 +82,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     def open_blocks(self, descriptor: int | None = None) -> blocks.Blocks:
         shape = blocks.Shape(self.spec.seats[0], self.ticks, self.streams, state_width(self.network), self.slots)
         return blocks.Blocks(shape, descriptor)
+
+    def taken(self, columns: dict[str, Array]) -> rollouts.Played | blocks.Block:
+        """What an actor played, from the columns in which it came here."""
+        seat = self.spec.seats[0]
+        return rollouts.played(columns, seat) if self.feeds == "rollouts" else blocks.joined(columns, seat)
 
     def chance(self) -> Generator:
         """This actor's own: another for every actor, and for every one that takes a dead one's place."""

@@ -10,21 +10,21 @@ host: environments begin new episodes, inference is given the newest weights and
 
 import time
 from collections import deque
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from msgspec.structs import replace
 
 from sparring.errors import ConfigError, TrainingStopped, Unreachable
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Handle, Pending, Resources
-from sparring.learn.crew.blocks import Block, joined
+from sparring.learn.crew.blocks import Block
 from sparring.learn.crew.environments import Environments
 from sparring.learn.crew.hosted import SHOW_EVERY_S, Editions
 from sparring.learn.crew.inference import SERVICE as INFERENCE
 from sparring.learn.crew.inference import Inference
 from sparring.learn.crew.leader import Leader
 from sparring.learn.crew.part import Part
-from sparring.learn.crew.rollouts import Played, played
+from sparring.learn.crew.rollouts import Played
 from sparring.learn.crew.weights import NONE
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
@@ -109,9 +109,7 @@ class Served(Generic[What]):
         columns, self._columns = self._columns, None
         assert columns is not None
         self._look()
-        seat = self._part.spec.seats[0]
-        taken: What = played(columns, seat) if self._part.feeds == "rollouts" else joined(columns, seat)  # type: ignore[assignment]
-        return taken
+        return cast(What, self._part.taken(columns))
 
     # What a table in the learner's process asks of players, all environments being one.
 

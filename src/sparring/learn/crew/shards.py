@@ -77,8 +77,8 @@ class Shards:
             )
         self._plan, self._part = plan, part
         self._draw = draw_for(plan.algorithm, plan.settings)
-        self._own_host = open_host(plan.on) if host is None else None
-        self._host: Host = host or self._own_host  # type: ignore[assignment]
+        self._own_host = host is None
+        self._host = open_host(plan.on) if host is None else host
         self._standing: list[dict[str, Any]] = [{"size": 0, "mass": 0.0, "generation": 0} for _ in range(k)]
         self._inserting: deque[tuple[int, Pending, Players[Any]]] = deque()
         self._batches: deque[list[_Part]] = deque()
@@ -191,8 +191,8 @@ class Shards:
     def close(self) -> None:
         self._inserting.clear()
         self._batches.clear()
-        if self._own_host is not None:
-            self._own_host.close()
+        if self._own_host:
+            self._host.close()
 
     def _start(self, count: int) -> list[Handle]:
         plan, part = self._plan, self._part

@@ -1,5 +1,6 @@
 """Actors of this machine: processes that inherit a board of weights and rings, so that nothing is copied or sent."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -18,7 +19,7 @@ from sparring.wire.tree import Tree
 What = TypeVar("What", Played, Block)
 
 
-class _Shared:
+class _Shared(ABC):
     """A crew around a board, started with the first version."""
 
     def __init__(self, plan: Plan, part: Part) -> None:
@@ -72,8 +73,9 @@ class _Shared:
             self.crew = None
         self._leader.close()
 
+    @abstractmethod
     def _launch(self, call: Call) -> Launch:
-        raise NotImplementedError
+        """How an actor is started, with memory that no other has touched."""
 
     def _launched(self, call: Call, ring: int, part: Part) -> Launch:
         board = self._board.block.descriptor
