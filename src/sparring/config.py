@@ -44,6 +44,21 @@ class CollectConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Between gateway and store."""
+
+    url: str = ""  # kinesis://NAME?region=…&endpoint=…; "": the gateway appends straight to the store
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    """From the stream into the store."""
+
+    trigger_s: float = 1.0  # a batch begins this often
+    lake_url: str = ""  # s3://bucket/prefix?endpoint=…: training-ready Parquet is written there too; "": nowhere
+
+
+@dataclass(frozen=True, slots=True)
 class StoreConfig:
     """Experience, kept."""
 
@@ -135,6 +150,8 @@ class Config:
     games: tuple[str, ...] = ()  # TOML specs (paths relative to the config file) or ids, beside the built-in games
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    sink: SinkConfig = field(default_factory=SinkConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

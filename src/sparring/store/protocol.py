@@ -10,7 +10,7 @@ from numpy.random import Generator
 from sparring.wire.chunk import Chunk, Source
 from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
-Verdict = Literal["new", "had", "conflict", "forbidden", "gone"]
+Verdict = Literal["new", "had", "conflict", "forbidden", "gone", "taken"]  # taken: by a stream, on its way
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""What every stream offers: chunks taken in, kept in order within an episode, read again shard by shard.
+
+A stream cannot say whether it had a chunk before: it answers "taken", and delivers at least once. Whoever writes
+rows finds what came twice, and what is wrong with it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NewType, Protocol, Self
+
+from sparring.store.protocol import Appended
+from sparring.wire.chunk import Chunk
+
+Position = NewType("Position", str)  # within one shard, opaque; BEGINNING comes before everything it still keeps
+BEGINNING = Position("")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One ordered part of a stream. After a split or a merge a shard has parents, to be read to their end first."""
+
+    id: str
+    parents: tuple[str, ...] = ()
+    closed: bool = False  # takes nothing more; it ends, and its children go on
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One chunk as it lies in a shard, not yet decoded: what does not decode is its reader's to put aside."""
+
+    shard: str
+    position: Position  # read on after this one
+    arrived_ms: int  # when the stream took it
+    uploader: str  # who put it there
+    data: bytes  # an encoded chunk, if all is well
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What was read at once. `ended`: the shard is closed and has nothing after `position`."""
+
+    placed: list[Placed]
+    position: Position
+    ended: bool
+    behind_ms: int  # how far its newest is behind the shard's own newest, as the stream says
+
+
+class Stream(Protocol):
+    """A context manager. Safe to call from several threads."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close."""
+        ...
+
+    def append(self, chunks: Sequence[Chunk]) -> Appended:
+        """Take the chunks in; in the stream on return, "taken" for each. Order is kept within an episode."""
+        ...
+
+    def shards(self) -> list[Shard]:
+        """Every shard that still keeps something, parents before children."""
+        ...
+
+    def page(self, shard: Shard, after: Position, *, limit: int = 10_000) -> Page:
+        """What lies after a position, at most one read's worth; an empty page when nothing is there now."""
+        ...
+
+    def read(self, shard: Shard, after: Position) -> Iterator[Placed]:
+        """Everything there is after a position, page by page; ends where the shard has nothing more for now."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        ...
