@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := serve,train,services,export,games,ray,aws,dev
+EXTRAS := serve,train,services,export,games,ray,aws,spark,cassandra,dev
 UV := $(shell command -v uv || echo $(VENV)/bin/uv)
 UV_PIN := uv==0.13.7
 # PyPI's Linux wheel of torch is the CUDA build. Where a CPU build can be reached: make setup TORCH=cpu
@@ -34,7 +34,7 @@ check: setup  ## format, lint, types, shape; under a minute
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/shape
 
-servers: setup  ## real servers for the tests, under $$SPARRING_SERVERS or ~/.cache/sparring/servers; once, some 8 minutes of CPU
+servers: setup  ## real servers for the tests, under $$SPARRING_SERVERS or ~/.cache/sparring/servers; once, some 10 minutes of CPU
 	@$(BIN)/python tests/servers/install.py
 
 bench-peers: setup  ## the peers of the benchmarks, each in its own environment under ~/.cache/sparring/peers

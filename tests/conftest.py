@@ -1,13 +1,35 @@
-"""For every test: what it started is gone when it ends, and a required part is never skipped."""
+"""For every test: what it started is gone when it ends, a required part is never skipped, and servers are shared.
+
+A test that asks for `cassandra_server`, `s3_server`, `kinesalite_server`, `moto_server` or `spark_server` gets one that
+all workers of the run share, started when the first asks: it takes a keyspace, bucket or stream of its own, and kills
+nothing. A test that kills a server starts its own, by `servers.running`.
+"""
 
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from servers import aws_servers, cassandra_ring, sharing, spark_cluster
+from servers.aws_servers import S3, Kinesis
+from servers.cassandra_ring import Cassandra
+from servers.running import installed
+from servers.spark_cluster import Spark
+
 LEFTOVER_S = 5.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        sharing.begin()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        sharing.finish()
 
 
 def required() -> set[str]:
@@ -47,3 +69,75 @@ def nothing_left_behind() -> Iterator[None]:
             continue  # ZeroMQ's own, one for the process: it gives arrays back that were sent without a copy
         thread.join(LEFTOVER_S)
         assert not thread.is_alive(), f"left running: thread {thread.name}"
+
+
+@pytest.fixture(scope="session")
+def cassandra_server() -> Cassandra:
+    """One node, for the whole run."""
+
+    def start(folder: Path) -> Cassandra:
+        ring = cassandra_ring.described(folder)
+        cassandra_ring.start(ring)
+        return ring
+
+    with installed():
+        return sharing.shared("cassandra", Cassandra, start)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> S3:
+    """versitygw, for the whole run."""
+
+    def start(folder: Path) -> S3:
+        described = aws_servers.s3(folder)
+        described.server.start()
+        return described
+
+    with installed():
+        return sharing.shared("s3", S3, start)
+
+
+@pytest.fixture(scope="session")
+def kinesalite_server() -> Kinesis:
+    """kinesalite, for the whole run."""
+    return _kinesis("kinesalite")
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Kinesis:
+    """moto in a process of its own, for the whole run; it plays the rest of AWS, too."""
+    return _kinesis("moto")
+
+
+def _kinesis(kind: aws_servers.Kind) -> Kinesis:
+    def start(folder: Path) -> Kinesis:
+        described = aws_servers.kinesis(folder, kind)
+        described.server.start()
+        return described
+
+    with installed():
+        return sharing.shared(kind, Kinesis, start)
+
+
+@pytest.fixture(scope="session")
+def spark_server() -> Spark:
+    """A master and one worker of two cores, for the whole run."""
+
+    def start(folder: Path) -> Spark:
+        cluster = spark_cluster.described(folder)
+        spark_cluster.start(cluster)
+        return cluster
+
+    with installed():
+        return sharing.shared("spark", Spark, start)
+
+
+@pytest.fixture
+def local_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The environment holds the credentials that all local servers take, and nothing of the person's own."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    for name, value in aws_servers.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)

