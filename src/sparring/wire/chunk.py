@@ -180,10 +180,12 @@ def pack(encoded: list[bytes]) -> bytes:
     return b"".join(part for chunk in encoded for part in (struct.pack("<I", len(chunk)), chunk))
 
 
-def unpack(data: bytes | memoryview) -> list[memoryview]:
-    """The encoded chunks of one upload, not yet decoded."""
+def unpack(data: bytes | memoryview, most_chunks: int = 1 << 20) -> list[memoryview]:
+    """The encoded chunks of one upload, not yet decoded; WireError where there are more than `most_chunks`."""
     view, parts = memoryview(data), []
     while len(view):
+        if len(parts) == most_chunks:
+            raise _bad(f"more than {most_chunks} chunks", "Send fewer at once")
         if len(view) < 4:
             raise _bad(f"{len(view)} bytes after the last chunk", "Write each chunk's length, then the chunk")
         (size,) = struct.unpack_from("<I", view)
