@@ -8,7 +8,6 @@ import http.client
 import os
 import signal
 import socket
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -53,7 +52,7 @@ class Process:
     @property
     def pid(self) -> int | None:
         """Of the process that runs, if one does."""
-        return alive(self._pidfile)
+        return alive(self.pidfile)
 
     def start(self) -> Self:
         """Started, and answering."""
@@ -70,7 +69,7 @@ class Process:
         ]
         # No Popen: it would belong to whoever holds the object, and complain when that ends first.
         pid = os.posix_spawnp(self.words[0], self.words, os.environ | self.env, file_actions=files, setsid=True)
-        self._pidfile.write_text(f"{pid} {psutil.Process(pid).create_time()}")
+        self.pidfile.write_text(f"{pid} {psutil.Process(pid).create_time()}")
         return self
 
     def wait(self) -> Self:
@@ -86,11 +85,11 @@ class Process:
 
     def kill(self) -> None:
         """kill -9, and all that it started."""
-        end(self._pidfile, gently_s=0.0)
+        end(self.pidfile, gently_s=0.0)
 
     def stop(self, gently_s: float = 20.0) -> None:
         """SIGTERM, and after `gently_s` kill -9."""
-        end(self._pidfile, gently_s)
+        end(self.pidfile, gently_s)
 
     def restart(self) -> Self:
         """As it was, on the same ports and data, after a kill or without."""
@@ -98,7 +97,7 @@ class Process:
         return self.start()
 
     @property
-    def _pidfile(self) -> Path:
+    def pidfile(self) -> Path:
         return Path(self.folder) / f"{self.name}.pid"
 
     def _last_words(self) -> str:
@@ -172,9 +171,3 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
-
-
-def beside_python(program: str) -> str | None:
-    """A program that a package put into this environment."""
-    path = Path(sys.executable).parent / program
-    return str(path) if path.exists() else None
