@@ -20,6 +20,7 @@ from servers.running import installed
 from servers.spark_cluster import Spark
 
 LEFTOVER_S = 5.0
+DRIVERS_LOOPS = ("event_loop", "asyncio_thread")  # of the Cassandra driver, for as long as the process lives
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,8 +66,8 @@ def nothing_left_behind() -> Iterator[None]:
     _, alive = psutil.wait_procs(new, timeout=LEFTOVER_S)
     assert not alive, f"left running: {[(child.pid, child.cmdline()) for child in alive if child.is_running()]}"
     for thread in set(threading.enumerate()) - threads:
-        if type(thread).__name__ == "GarbageCollectorThread":
-            continue  # ZeroMQ's own, one for the process: it gives arrays back that were sent without a copy
+        if type(thread).__name__ == "GarbageCollectorThread" or thread.name in DRIVERS_LOOPS:
+            continue  # ZeroMQ's own gives arrays back that were sent without a copy; each is one for the process
         thread.join(LEFTOVER_S)
         assert not thread.is_alive(), f"left running: thread {thread.name}"
 
