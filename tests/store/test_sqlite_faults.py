@@ -16,7 +16,7 @@ import pytest
 from derived import GAME, chunks_of, differences, episode_of, player_of
 from sparring.errors import SparringError, StoreFailed
 from sparring.store import open_store
-from sparring.store.protocol import Query
+from sparring.store.protocol import MinuteCount, Query
 from sparring.store.sqlite import SqliteStore
 
 WRITER = [sys.executable, str(Path(__file__).parent / "writer.py")]
@@ -309,7 +309,7 @@ def test_a_file_that_another_process_holds_is_said_to_be_held(file: Path) -> Non
         assert store.append(chunks_of(5, 0, 0))[0].verdict == "new"
 
 
-def test_a_file_of_version_1_opens_as_it_is(file: Path) -> None:
+def test_a_file_of_version_1_is_brought_to_this_version_with_all_that_it_has(file: Path) -> None:
     shutil.copy(Path(__file__).parent / "fixtures" / "version-1.db", file)
     with open_store(url_of(file)) as store:
         chunks = list(store.read(Query(GAME)))
@@ -317,6 +317,9 @@ def test_a_file_of_version_1_opens_as_it_is(file: Path) -> None:
         assert all(differences(chunk) == [] for chunk in chunks)
         assert store.append(chunks_of(5, 0, 0))[0].verdict == "had"
         assert store.append(chunks_of(5, 7, 0))[0].verdict == "gone"
+        assert isinstance(store, SqliteStore)
+        store.count_minutes([MinuteCount(GAME, 60_000, "batch", steps=3)])
+        assert [minute.steps for minute in store.minutes(GAME, 0)] == [3]
 
 
 def test_a_file_from_the_future_is_refused_untouched(file: Path) -> None:
@@ -324,7 +327,7 @@ def test_a_file_from_the_future_is_refused_untouched(file: Path) -> None:
     db = sqlite3.connect(file)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads up to 1\. Use the Sparring"):
+    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads up to 2\. Use the Sparring"):
         open_store(url_of(file))
 
 

@@ -6,7 +6,7 @@ first (`state/…`) and is null elsewhere.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Exported:
 
 def write(store: Store, query: Query, path: Path, *, progress: Callable[[int], None] = lambda steps: None) -> Exported:
     """Export `query` into one file, a row group at a time. Two passes: the first finds out which columns there are."""
-    schema = _schema(store, query, path)
+    schema = _schema(store.read(query), str(path))
     chunks = steps = waiting = 0
     rows: list[Any] = []
     partial = path.with_name(f"{path.name}.partial")
@@ -72,6 +72,15 @@ def write(store: Store, query: Query, path: Path, *, progress: Callable[[int], N
             writer.write_table(pa.Table.from_batches(rows, schema))
     partial.replace(path)  # under its name only once it is whole
     return Exported(chunks, steps, path.stat().st_size)
+
+
+def encode(chunks: Sequence[Chunk], where: str) -> bytes:
+    """A whole file of these chunks, in memory; for few at a time. Refused where two disagree about a column's type."""
+    schema = _schema(chunks, where)
+    held = pa.BufferOutputStream()
+    with pq.ParquetWriter(held, schema, compression="zstd") as writer:
+        writer.write_table(pa.Table.from_batches([_batch(chunk, schema) for chunk in chunks], schema))
+    return bytes(held.getvalue())
 
 
 def read(path: Path) -> Iterator[Chunk]:
@@ -103,15 +112,15 @@ def _layout(chunk: Chunk) -> list[Column]:
     return [Column(name, array.dtype.name, array.shape) for name, array in chunk.columns.items()]
 
 
-def _schema(store: Store, query: Query, path: Path) -> Any:
+def _schema(chunks: Iterable[Chunk], where: str) -> Any:
     """One type per column over all chunks: plain where every chunk has one number per step, a list otherwise."""
     dtypes: dict[str, str] = {}
     plain: dict[str, bool] = {}
-    for chunk in store.read(query):
+    for chunk in chunks:
         for column in _layout(chunk):
             if dtypes.setdefault(column.name, column.dtype) != column.dtype:
                 wrong = f"{column.name} is {dtypes[column.name]} in some chunks and {column.dtype} in others"
-                raise Refused(wrong, where=str(path), do="Export one --version, or one --seat, at a time")
+                raise Refused(wrong, where=where, do="Export one --version, or one --seat, at a time")
             flat = len(column.shape) == 1 and not column.name.startswith(PER_CHUNK)
             plain[column.name] = plain.get(column.name, True) and flat
     schema = _HEADER

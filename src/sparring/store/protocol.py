@@ -129,11 +129,15 @@ class Store(Protocol):
         ...
 
     def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
-        """Newest last."""
+        """Newest last, by the receipt of their last chunk (Cassandra: within ten minutes of opening)."""
         ...
 
     def read(self, query: Query, *, part: int = 0, of: int = 1) -> Iterator[Chunk]:
-        """Chunks in the order of receipt; `of` readers with different `part` share them out by episode."""
+        """Oldest first: SQLite in the order of receipt, Cassandra in the order in which the episodes were opened.
+
+        Either way a seat's chunks come in the order of their steps where they arrived so. `of` readers with
+        different `part` share them out by episode.
+        """
         ...
 
     def sample(self, query: Query, steps: int, rng: Generator) -> list[Chunk]:
@@ -162,4 +166,72 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Finish what was begun and let go of the file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A chunk that came by stream and was not kept, and why. Its bytes stay in the stream until that forgets them."""
+
+    game: GameId  # "" where the bytes did not say
+    shard: str
+    position: str  # with the shard: what the row is known by, so that a batch done again adds none
+    verdict: str  # the store's, or "wire" and "chunk" for what no store was asked about
+    reason: str
+    field: str = ""
+    uploader: str = ""
+    episode: str = ""
+    seat: int = 0
+    first_step: int = 0
+    arrived_ms: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteCount:
+    """What one batch of a sink kept of one game and minute; the same batch again replaces it."""
+
+    game: GameId
+    minute_ms: int  # its first millisecond, by the time of receipt
+    batch: str
+    steps: int = 0
+    chunks: int = 0
+    players: tuple[int, ...] = ()  # marks (store/rows.py), so that reading can tell the same player in two batches
+    ended: int = 0  # seats that came to their end
+    returns: float = 0.0  # summed over those seats
+    lag_ms_sum: int = 0  # from receipt to kept, over all chunks
+    lag_ms_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """One minute of one game, over all batches."""
+
+    minute_ms: int
+    steps: int
+    chunks: int
+    players: int
+    ended: int
+    mean_return: float | None
+    lag_ms: float  # mean
+    lag_ms_max: int
+
+
+class Ledger(Protocol):
+    """What a sink writes beside the chunks. Every store here is one, too."""
+
+    def quarantine(self, rows: Sequence[Quarantined]) -> None:
+        """Keep them; durable on return. Repeating it is harmless."""
+        ...
+
+    def quarantined(self, game: GameId) -> Iterator[Quarantined]:
+        """In the order of arrival; retention (`trim`) removes them by it."""
+        ...
+
+    def count_minutes(self, rows: Sequence[MinuteCount]) -> None:
+        """Keep them; durable on return. Repeating it is harmless."""
+        ...
+
+    def minutes(self, game: GameId, since_ms: int) -> list[Minute]:
+        """The minutes that began at `since_ms` or later and have a count, oldest first."""
         ...

@@ -40,7 +40,20 @@ CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WI
 INSERT INTO counters VALUES ('removals', 0), ('scrub', 0);
 """
 
-MIGRATIONS = (_VERSION_1,)  # entry i leads from version i to i + 1; a released entry is never edited
+# What a sink writes beside the chunks.
+_VERSION_2 = """
+CREATE TABLE quarantine (shard TEXT NOT NULL, position TEXT NOT NULL, game TEXT NOT NULL, verdict TEXT NOT NULL,
+    reason TEXT NOT NULL, field TEXT NOT NULL, uploader TEXT NOT NULL, episode TEXT NOT NULL, seat INTEGER NOT NULL,
+    first_step INTEGER NOT NULL, arrived_ms INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
+    PRIMARY KEY (shard, position)) STRICT, WITHOUT ROWID;
+CREATE INDEX quarantine_by_game ON quarantine (game, arrived_ms);
+CREATE TABLE minutes (game TEXT NOT NULL, minute_ms INTEGER NOT NULL, batch TEXT NOT NULL, steps INTEGER NOT NULL,
+    chunks INTEGER NOT NULL, players BLOB NOT NULL, ended INTEGER NOT NULL, returns REAL NOT NULL,
+    lag_ms_sum INTEGER NOT NULL, lag_ms_max INTEGER NOT NULL,
+    PRIMARY KEY (game, minute_ms, batch)) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2)  # entry i leads from version i to i + 1; a released entry is never edited
 
 
 def connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
@@ -131,7 +144,7 @@ def _check(db: sqlite3.Connection, where: str) -> None:
     # quick_check walks every page but does not compare indexes with their tables; for the small tables
     # that is done too, since a damaged index would hide a chunk and let it be stored twice.
     found = [text for (text,) in db.execute("PRAGMA quick_check(3)")]
-    for table in ("chunks", "tombstones", "counters"):
+    for table in ("chunks", "tombstones", "counters", "quarantine", "minutes"):
         found += [text for (text,) in db.execute(f"PRAGMA integrity_check({table})")]
     damage = [text for text in found if text != "ok"]
     if damage:

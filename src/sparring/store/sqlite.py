@@ -19,11 +19,22 @@ from typing import Any, Self
 from numpy.random import Generator
 
 from sparring.errors import ConfigError, StoreFailed, WireError
-from sparring.store import erasure, mending, retention, schema, summary
+from sparring.store import erasure, ledger, mending, retention, schema, summary
 from sparring.store.counts import Counts
 from sparring.store.draws import Draws
 from sparring.store.faults import FAULTS, failed, is_disk_failure
-from sparring.store.protocol import Appended, EpisodeRecord, Erased, GameStats, Kept, Query, Trimmed
+from sparring.store.protocol import (
+    Appended,
+    EpisodeRecord,
+    Erased,
+    GameStats,
+    Kept,
+    Minute,
+    MinuteCount,
+    Quarantined,
+    Query,
+    Trimmed,
+)
 from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, digest, judge, mark, prepare
 from sparring.store.selection import where
 from sparring.wire.chunk import Chunk, Key, decode_parts
@@ -156,12 +167,41 @@ class SqliteStore:
         """Remove whole episodes, oldest first: all received before `before_ms`, then down to `max_bytes`."""
         with self.writing() as db:
             erasure.finish(db, str(self.path))
+            if before_ms > 0:
+                with transaction(db):
+                    ledger.trim(db, before_ms)
             return retention.trim(db, before_ms=before_ms, max_bytes=max_bytes)
 
     def games(self) -> list[GameId]:
         """Every game that has chunks."""
         with self.reading() as db:
             return [GameId(game) for (game,) in db.execute(_GAMES)]
+
+    def quarantine(self, rows: Sequence[Quarantined]) -> None:
+        """One transaction, synced before this returns."""
+        with self.writing() as db, transaction(db):
+            ledger.quarantine(db, rows)
+
+    def quarantined(self, game: GameId) -> Iterator[Quarantined]:
+        """In the order of arrival, a page at a time."""
+        after: Quarantined | None = None
+        while True:
+            with self.reading() as db:
+                page = ledger.quarantine_page(db, game, after)
+            yield from page
+            if len(page) < ledger.PAGE_ROWS:
+                return
+            after = page[-1]
+
+    def count_minutes(self, rows: Sequence[MinuteCount]) -> None:
+        """One transaction, synced before this returns."""
+        with self.writing() as db, transaction(db):
+            ledger.count(db, rows)
+
+    def minutes(self, game: GameId, since_ms: int) -> list[Minute]:
+        """Summed over the batches, oldest first."""
+        with self.reading() as db:
+            return ledger.minutes(db, game, since_ms)
 
     def close(self) -> None:
         """Let go of the file; the last one out empties the log."""
