@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sparring.store.protocol import Store
+    from sparring.store.protocol import LedgerStore
 
-BACKENDS = {"sqlite": "sparring.store.sqlite"}  # scheme → module with `open_url(url, **settings) -> Store`
+BACKENDS = {"sqlite": "sparring.store.sqlite"}  # scheme → module with `open_url(url, **settings) -> LedgerStore`
 
 
-def open_store(url: str, **settings: Any) -> "Store":
+def open_store(url: str, **settings: Any) -> "LedgerStore":
     """The store at `url`, opened and checked. `settings` are the backend's own (docs/store.md)."""
     scheme = url.partition("://")[0]
     if scheme not in BACKENDS:
         known = ", ".join(f"{name}://" for name in BACKENDS)
         raise ConfigError(f"no store speaks {url!r}", where="[store] url", do=f"Use one of {known}")
-    store: Store = importlib.import_module(BACKENDS[scheme]).open_url(url, **settings)
+    store: LedgerStore = importlib.import_module(BACKENDS[scheme]).open_url(url, **settings)
     return store

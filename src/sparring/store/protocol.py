@@ -235,3 +235,7 @@ class Ledger(Protocol):
     def minutes(self, game: GameId, since_ms: int) -> list[Minute]:
         """The minutes that began at `since_ms` or later and have a count, oldest first."""
         ...
+
+
+class LedgerStore(Store, Ledger, Protocol):
+    """Both in one, as every backend is."""
