@@ -155,7 +155,8 @@ def _registry(config: Config) -> Finding:
     if config.registry_url.startswith("file:") and not folder.exists():
         return Finding("registry", True, f"{config.registry_url}, not yet made")
     try:
-        open_registry(config.registry_url)
+        with open_registry(config.registry_url):
+            pass
     except SparringError as error:
         return Finding("registry", False, error.wrong, error.do, needed=True)
     return Finding("registry", True, config.registry_url)
