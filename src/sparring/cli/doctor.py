@@ -13,13 +13,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparring.cli.output import Output
+from sparring.cli.output import Output, missing_package
 from sparring.config import Config
 from sparring.errors import SparringError
 
@@ -128,11 +129,7 @@ def _stream(config: Config) -> Finding:
 
     if not config.stream.url:
         return Finding("stream", True, "none: the gateway appends straight to the store")
-    try:
-        open_stream(config.stream.url).close()
-    except SparringError as error:
-        return Finding("stream", False, error.wrong, error.do, needed=True)
-    return Finding("stream", True, config.stream.url)
+    return _opens("stream", config.stream.url, open_stream)
 
 
 def _store(config: Config) -> Finding:
@@ -141,11 +138,7 @@ def _store(config: Config) -> Finding:
     file = Path(config.store_url.removeprefix("sqlite://"))
     if config.store_url.startswith("sqlite:") and not file.exists():
         return Finding("store", True, f"{config.store_url}, not yet made")
-    try:
-        open_store(config.store_url).close()
-    except SparringError as error:
-        return Finding("store", False, error.wrong, error.do, needed=True)
-    return Finding("store", True, config.store_url)
+    return _opens("store", config.store_url, open_store)
 
 
 def _registry(config: Config) -> Finding:
@@ -154,12 +147,19 @@ def _registry(config: Config) -> Finding:
     folder = Path(config.registry_url.removeprefix("file://"))
     if config.registry_url.startswith("file:") and not folder.exists():
         return Finding("registry", True, f"{config.registry_url}, not yet made")
+    return _opens("registry", config.registry_url, open_registry)
+
+
+def _opens(what: str, url: str, opener: Callable[[str], AbstractContextManager[object]]) -> Finding:
+    """Whether it answers, by the very code that will use it."""
     try:
-        with open_registry(config.registry_url):
-            pass
+        with opener(url):
+            return Finding(what, True, url)
     except SparringError as error:
-        return Finding("registry", False, error.wrong, error.do, needed=True)
-    return Finding("registry", True, config.registry_url)
+        said = error
+    except ModuleNotFoundError as error:
+        said = missing_package(error)
+    return Finding(what, False, said.wrong, said.do, needed=True)
 
 
 def _port(config: Config) -> Finding:

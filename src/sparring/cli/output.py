@@ -30,6 +30,8 @@ EXTRA_OF = {  # a package that is missing → the extra that brings it
     "pyarrow": "export",
     "boto3": "aws",
     "botocore": "aws",
+    "cassandra": "cassandra",
+    "pyspark": "spark",
     "yaml": "ray",
     "minari": "export",
 }
