@@ -22,9 +22,10 @@ from sparring.dashboard.runs import Runs
 from sparring.errors import Missing, Refused
 from sparring.games.catalogue import Catalogue
 from sparring.registry.protocol import Registry
-from sparring.store.protocol import Store
+from sparring.store.protocol import LedgerStore
 
 FRESH_S = 1.0  # pages poll every second or two; many of them cost as much as one
+MINUTES_FRESH_S = 5.0  # an hour of them is some thousand rows
 WEB = Path(str(resources.files("sparring.dashboard"))) / "web"
 KINDS = {".js": "text/javascript; charset=utf-8", ".html": "text/html; charset=utf-8"}
 HEADERS = {
@@ -39,13 +40,14 @@ HEADERS = {
 _encode = msgspec.json.Encoder().encode
 
 
-def routes(config: Config, store: Store, registry: Registry, catalogue: Catalogue) -> list[Route]:
+def routes(config: Config, store: LedgerStore, registry: Registry, catalogue: Catalogue) -> list[Route]:
     """The pages and their API. Handlers are plain functions: starlette runs them on threads."""
     runs = Runs(Path(config.data) / "runs")
     overview = Overview(store, registry, catalogue, runs)
     games = Fresh(overview.games, FRESH_S, time.monotonic)
     promotions = Fresh(overview.promotions, FRESH_S, time.monotonic)
     seen = Fresh(runs.seen, FRESH_S, time.monotonic)
+    minutes = Fresh(lambda: overview.minutes(int(time.time() * 1000)), MINUTES_FRESH_S, time.monotonic)
 
     def list_games(request: Request) -> Response:
         rows = games()
@@ -67,6 +69,9 @@ def routes(config: Config, store: Store, registry: Registry, catalogue: Catalogu
     def read_stats(request: Request) -> Response:
         return _json(overview.stats(request.query_params.get("game", "")))
 
+    def list_minutes(request: Request) -> Response:
+        return _json({"games": minutes(), "now_ms": int(time.time() * 1000)})
+
     return [
         Route("/", _page("index.html")),
         Route("/models", _page("models.html")),
@@ -79,6 +84,7 @@ def routes(config: Config, store: Store, registry: Registry, catalogue: Catalogu
         Route("/api/runs", list_runs),
         Route("/api/runs/{run}/metrics", read_metrics),
         Route("/api/stats", read_stats),
+        Route("/api/minutes", list_minutes),
     ]
 
 

@@ -15,12 +15,13 @@ from sparring.games.catalogue import Catalogue
 from sparring.games.spec import GameSpec
 from sparring.registry.protocol import Evidence, Listed, Registry
 from sparring.registry.reigns import Reign
-from sparring.store.protocol import GameStats, Store
+from sparring.store.protocol import GameStats, LedgerStore, Minute
 from sparring.wire.champion import Champion
 from sparring.wire.ids import GameId, ModelId
 
 PLAYABLE = ("connect-four", "duel", "cartpole")  # those that have a page of their own
 MAX_PROMOTIONS = 50
+MINUTES_BACK = 60
 
 Value = TypeVar("Value")
 
@@ -100,7 +101,7 @@ class Fresh(Generic[Value]):
 class Overview:
     """Reads, and never writes."""
 
-    def __init__(self, store: Store, registry: Registry, catalogue: Catalogue, runs: Runs) -> None:
+    def __init__(self, store: LedgerStore, registry: Registry, catalogue: Catalogue, runs: Runs) -> None:
         self.store, self.registry, self.catalogue, self.runs = store, registry, catalogue, runs
 
     def games(self) -> list[GameSeen]:
@@ -130,6 +131,12 @@ class Overview:
     def stats(self, game: str) -> GameStats:
         """What the store counts."""
         return self.store.stats(self.known(game).id)
+
+    def minutes(self, now_ms: int) -> dict[GameId, list[Minute]]:
+        """What came through a sink in the last hour, of each game that had any."""
+        since_ms = (now_ms // 60_000 - MINUTES_BACK + 1) * 60_000
+        found = {spec.id: self.store.minutes(spec.id, since_ms) for spec in self._newest()}
+        return {game: minutes for game, minutes in found.items() if minutes}
 
     def known(self, game: str) -> GameSpec:
         """The newest spec of the game, or Missing."""

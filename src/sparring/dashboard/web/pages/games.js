@@ -1,6 +1,7 @@
 // What is there to play, how much was played, and who reigns.
 
 import { $, ago, brief, count, h, poll, s, say, server, short, show } from "../page.js";
+import { hour } from "../minutes.js";
 
 const ABOUT = {
   "connect-four": ["Connect Four", "Four in a line wins. The classic that looks simple until it isn't.", fourArt],
@@ -72,3 +73,5 @@ poll(async () => {
   say($("models"), count(sum("models")));
   say($("running"), count(running));
 }, 2);
+
+poll(hour($("hour"), $("hour-game"), $("minutes")), 5);
