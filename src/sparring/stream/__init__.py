@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
     from sparring.stream.protocol import Stream
@@ -12,10 +12,18 @@ BACKENDS = {"kinesis": "sparring.stream.kinesis"}  # scheme → module with `ope
 
 
 def open_stream(url: str, **settings: Any) -> "Stream":
-    """The stream at `url`, reached and checked."""
+    """The stream at `url`, reached and checked. `settings` are the backend's own (docs/stream.md)."""
     scheme = url.partition("://")[0]
     if scheme not in BACKENDS:
         known = ", ".join(f"{name}://" for name in BACKENDS)
         raise ConfigError(f"no stream speaks {url!r}", where="[stream] url", do=f"Use one of {known}")
-    stream: Stream = importlib.import_module(BACKENDS[scheme]).open_url(url, **settings)
+    try:
+        module = importlib.import_module(BACKENDS[scheme])
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("sparring"):
+            raise
+        do = "Run pip install 'sparring[aws]'"
+        where = settings.get("setting", "[stream] url")
+        raise Missing(f"the package {error.name!r} is not installed", where=where, do=do) from None
+    stream: Stream = module.open_url(url, **settings)
     return stream

@@ -31,7 +31,7 @@ class Placed:
 
     shard: str
     position: Position  # read on after this one
-    arrived_ms: int  # when the stream took it
+    arrived_ms: int  # when the gateway got it; without one, when the stream took it
     uploader: str  # who put it there
     data: bytes  # an encoded chunk, if all is well
 
@@ -71,6 +71,14 @@ class Stream(Protocol):
         """Everything there is after a position, page by page; ends where the shard has nothing more for now."""
         ...
 
+    def tip(self, shard: Shard, after: Position) -> Position:
+        """A position near the shard's end, found without reading all before it; `after` where nothing is new."""
+        ...
+
+    def ready(self) -> None:
+        """Return where it can be written, as far as asking tells; raise what is wrong otherwise."""
+        ...
+
     def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connections; whoever waits in a call is sent away."""
         ...

@@ -1,0 +1,73 @@
+"""Moves from any number of shards to any other end at equal ranges, and never starve the stream on the way."""
+
+import itertools
+
+import pytest
+
+from sparring.stream.protocol import Shard
+from sparring.stream.resharding import SPACE, Merge, Range, Split, next_count, next_move
+from sparring.stream.shards import in_order, readable
+
+
+def even(shards: int, step: int | None = None) -> list[Range]:
+    """Equal ranges; with `step` those of a server that rounds the size and gives the rest to the last."""
+    firsts = [at * (step or 0) or SPACE * at // shards for at in range(shards)]
+    lasts = [first - 1 for first in firsts[1:]] + [SPACE - 1]
+    return [Range(f"shard-{at}", first, last) for at, (first, last) in enumerate(zip(firsts, lasts, strict=True))]
+
+
+def moved(ranges: list[Range], move: Split | Merge, names: itertools.count) -> list[Range]:
+    """What a server makes of a move."""
+    held = {one.shard: one for one in ranges}
+    if isinstance(move, Split):
+        one = held.pop(move.shard)
+        assert one.first < move.at <= one.last
+        new = [Range(f"new-{next(names)}", one.first, move.at - 1), Range(f"new-{next(names)}", move.at, one.last)]
+    else:
+        one, other = held.pop(move.shard), held.pop(move.neighbour)
+        assert one.last + 1 == other.first
+        new = [Range(f"new-{next(names)}", one.first, other.last)]
+    return [*held.values(), *new]
+
+
+@pytest.mark.parametrize(("now", "wanted"), [(2, 4), (4, 3), (3, 2), (1, 7), (7, 1), (5, 6), (12, 5), (4, 4)])
+def test_moves_lead_to_equal_ranges(now, wanted):
+    ranges, names = even(now), itertools.count()
+    for _ in range(4 * (now + wanted)):
+        move = next_move(ranges, wanted)
+        if move is None:
+            break
+        ranges = moved(ranges, move, names)
+        assert min(now, wanted) <= len(ranges) <= now + wanted
+    assert len(ranges) == wanted
+    assert all(abs(one.share - 1 / wanted) < 1e-9 for one in ranges)
+
+
+@pytest.mark.parametrize("shards", [3, 7, 10])
+def test_a_server_that_rounds_otherwise_is_left_alone(shards):
+    assert next_move(even(shards, SPACE // shards), shards) is None
+
+
+def test_one_call_goes_at_most_to_twice_or_to_half():
+    assert [next_count(now, 10) for now in (1, 2, 4, 8)] == [2, 4, 8, 10]
+    assert [next_count(now, 3) for now in (17, 9, 5, 4)] == [9, 5, 3, 3]
+
+
+def test_shards_are_listed_parents_first_and_forgotten_parents_are_left_out():
+    family = [
+        Shard("c", ("a", "b")),
+        Shard("d", ("gone",)),
+        Shard("b", ("z",), closed=True),
+        Shard("a", closed=True),
+        Shard("z", closed=True),
+    ]
+    found = in_order(family)
+    assert [shard.id for shard in found] == ["a", "d", "z", "b", "c"]
+    assert next(shard for shard in found if shard.id == "d").parents == ()
+
+
+def test_children_are_read_when_all_their_parents_ended():
+    family = in_order([Shard("a", closed=True), Shard("b", closed=True), Shard("c", ("a", "b")), Shard("d")])
+    assert [shard.id for shard in readable(family, set())] == ["a", "b", "d"]
+    assert [shard.id for shard in readable(family, {"a"})] == ["b", "d"]
+    assert [shard.id for shard in readable(family, {"a", "b"})] == ["c", "d"]
