@@ -14,8 +14,10 @@ EVERYWHERE = {"wire", "config", "errors"}
 MAY_KNOW = {  # the architecture: what each stage may import beside itself and EVERYWHERE
     "wire": set(),
     "games": set(),
-    "client": {"games", "learn.policies"},  # inside the game: no torch, no server
-    "gateway": {"games", "store", "registry", "learn.policies", "dashboard"},
+    "client": {"games", "learn.policies", "stream"},  # inside the game: no torch, no server
+    "gateway": {"games", "store", "stream", "registry", "learn.policies", "dashboard"},
+    "stream": {"store.protocol"},  # a stream answers as a store does
+    "sink": {"games", "store", "stream", "registry.bucket", "registry.durable"},
     "store": {"games"},
     "replay": {"games", "store", "learn.protocol"},  # a table answers with the Batch that a learner is fed
     "learn": {"games", "replay", "store", "registry", "services", "hosts"},
