@@ -76,6 +76,7 @@ class RegistryConfig:
     champion_days: float = 7.0  # a champion's manifest expires after this; serve signs again in time
     gate_episodes: int = 200  # played by the promotion gate
     rollout_share: float = 1.0  # of clients that get a new champion at once
+    signing_key: str = "{data}/models/signing.key"  # of s3://: this machine's file of the key that signs champions
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,12 @@ class Config:
 
     @property
     def registry_url(self) -> str:
-        return self.registry.url.replace("{data}", self.data)
+        """registry.url; with s3:// also where this machine keeps the signing key, which no bucket holds."""
+        url = self.registry.url.replace("{data}", self.data)
+        if not url.startswith("s3://") or "key=" in url or not self.registry.signing_key:
+            return url
+        key = self.registry.signing_key.replace("{data}", self.data)
+        return f"{url}{'&' if '?' in url else '?'}{urlencode({'key': key})}"
 
 
 def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Config:

@@ -17,7 +17,8 @@ class Peer:
     def __init__(self):
         self.kept, self.uploads, self.seen = {}, [], []
         self.answers, self.always = [], None
-        self.files = {}
+        self.files = {}  # path → bytes, or what is called with the request's headers for status, headers and bytes
+        self.gets = []  # path with query, headers
         self.sample_rate, self.ahead_ms = 1.0, 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -67,7 +68,10 @@ def _handler(peer):
 
         def do_GET(self):
             content = peer.files.get(self.path.partition("?")[0])
-            if content is None:
+            peer.gets.append((self.path, dict(self.headers)))
+            if callable(content):
+                self._say(*content(self.headers))
+            elif content is None:
                 self._say(404, {}, {"error": {"code": "missing", "message": "none"}})
             else:
                 self._say(200, {}, content)

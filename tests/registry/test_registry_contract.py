@@ -17,9 +17,9 @@ GAME = GameId("cartpole")
 EVIDENCE = Evidence(episodes=200, mean=480.0, sd=20.0)
 
 
-@pytest.fixture(params=["file"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.servers)])
 def url(request, tmp_path):
-    return {"file": f"file://{tmp_path}/models"}[request.param]
+    return f"file://{tmp_path}/models" if request.param == "file" else request.getfixturevalue("bucket_url")
 
 
 @pytest.fixture
@@ -233,10 +233,10 @@ def test_a_card_that_names_a_file_elsewhere_is_refused(registry):
 
 
 def test_a_url_that_names_no_backend_is_refused():
-    for url in ("ftp://x/models", "models", "file://", "file:///"):
+    for url in ("ftp://x/models", "models", "file://", "file:///", "s3://", "s3:///"):
         with pytest.raises(ConfigError) as caught:
             open_registry(url)
-        assert str(caught.value) == f"[registry]: url = {url!r}. Use file://…."
+        assert str(caught.value) == f"[registry]: url = {url!r}. Use file://… or s3://…."
 
 
 def test_a_card_survives_json(registry):

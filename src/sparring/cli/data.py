@@ -213,7 +213,9 @@ def _saw(args: argparse.Namespace, game: GameId, first_received_ms: int | None) 
     if first_received_ms is None:
         return []
     found: list[ModelId] = []
-    for listed in open_registry(args.config.registry_url).models(game):  # oldest first, so parents come before
+    with open_registry(args.config.registry_url) as registry:
+        models = registry.models(game)
+    for listed in models:  # oldest first, so parents come before
         lineage = listed.card.lineage
         read = lineage.store_until_ms is not None and lineage.store_until_ms >= first_received_ms
         if read or any(parent in found for parent in lineage.parents):

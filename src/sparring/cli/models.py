@@ -1,12 +1,14 @@
-"""list [GAME] · show ID · verify [ID] · pull ID --from URL · push FOLDER|ID · promote ID · rollback GAME.
+"""list [GAME] · show · verify · pull ID --from URL · push FOLDER|ID · promote ID · rollback GAME · copy · (un)share.
 
 An ID may be cut short to any beginning that only one model has. `promote` plays the gate's games first,
-unless --force-reason says why not; `rollback` returns to the champion before the present one.
+unless --force-reason says why not; `rollback` returns to the champion before the present one. `copy` takes
+every model and champion to another registry, `share` lets everybody download from a bucket whose URL says public=1.
 """
 
 import argparse
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from sparring.wire.ids import GameId, ModelId
     from sparring.wire.model import Model
 
-ACTIONS = ("list", "show", "verify", "pull", "push", "promote", "rollback")
+ACTIONS = ("list", "show", "verify", "pull", "push", "promote", "rollback", "copy", "share", "unshare")
 SHORT = 12
 
 
@@ -33,7 +35,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="verify every model (also without an ID)")
     parser.add_argument("--from", dest="source", metavar="URL", help="pull: the gateway to download from")
     parser.add_argument("--token", help="pull: a key with scope read")
-    parser.add_argument("--to", metavar="REGISTRY", help="push: file:///folder, by default the configured registry")
+    parser.add_argument(
+        "--to",
+        metavar="REGISTRY",
+        help="push, copy: file:///folder or s3://…; push by default: the configured registry",
+    )
     parser.add_argument("--episodes", type=int, help="promote: games of the gate, by default registry.gate_episodes")
     parser.add_argument("--seed", type=int, default=0, help="promote: of the gate's games")
     parser.add_argument("--force-reason", metavar="TEXT", help="promote without the gate, and say why")
@@ -52,6 +58,9 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         "push": _push,
         "promote": _promote,
         "rollback": _rollback,
+        "copy": _copy,
+        "share": _share,
+        "unshare": _share,
     }[args.action]
     with open_registry(
         args.config.registry_url, champion_days=settings.champion_days, rollout_share=settings.rollout_share
@@ -182,6 +191,47 @@ def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) ->
         f"instead of {now.model[:SHORT]}"
     )
     return {"from": now.model, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
+
+
+def _copy(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Models, their evidence and who reigns; counters go on, so that clients follow without a gap."""
+    from sparring.registry import open_registry
+    from sparring.wire.champion import verify
+
+    if args.to is None:
+        raise _usage("copy --to REGISTRY")
+    settings = replace(args.config.registry, url=args.to)
+    copied, champions = [], []
+    with open_registry(
+        replace(args.config, registry=settings).registry_url,
+        champion_days=settings.champion_days,
+        rollout_share=settings.rollout_share,
+    ) as other:
+        for game in sorted(_games(registry)):
+            for listed in registry.models(game):
+                copied.append(other.publish(registry.fetch(listed.card.id)))
+                if listed.evidence is not None:
+                    other.judge(copied[-1], listed.evidence)
+                output.progress(f"{copied[-1][:SHORT]} of {game}")
+            lanes = [lane for version in registry.versions(game) if (lane := registry.history(game, version))]
+            above = max((lane[-1].champion.counter for lane in lanes), default=0)
+            for lane in sorted(lanes, key=_last_decision):
+                last = lane[-1]
+                signed = other.promote(game, last.champion.model, last.record.evidence, above=above)
+                champions.append(msgspec.to_builtins(verify(signed, other.trust)))
+        output.say(f"{len(copied)} models and {len(champions)} champions: {args.to.partition('?')[0]}")
+    return {"models": copied, "champions": champions}
+
+
+def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    url, wanted = args.config.registry.url, args.action == "share"
+    if not url.startswith("s3://"):
+        raise Refused("only a bucket can be shared", where=f"registry.url = {url}", do="`spar serve` shares a folder")
+    from sparring.registry.s3 import S3Registry
+
+    assert isinstance(registry, S3Registry)
+    output.say(registry.share(wanted))
+    return {"shared": wanted}
 
 
 def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, output: Output) -> "tuple[Evidence, str]":

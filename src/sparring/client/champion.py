@@ -27,6 +27,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     counter: int
     signed: Signed
     running: Signed | None = None
+    etag: str = ""  # of the manifest that runs, so that a restart asks only whether it changed
 
 
 def accepted(
@@ -81,16 +82,18 @@ class Memory:
         with locked(self._path.with_suffix(".lock")):
             held = self.read()
             champion = accepted(signed, held, trust, game=game, seat=seat, now_ms=now_ms)
-            running = held.running if held is not None else None
-            self._write(Held(key=signed.key, counter=champion.counter, signed=signed, running=running), held)
+            fresh = Held(key=signed.key, counter=champion.counter, signed=signed)
+            if held is not None:
+                fresh = msgspec.structs.replace(fresh, running=held.running, etag=held.etag)
+            self._write(fresh, held)
             return champion
 
-    def loaded(self, signed: Signed) -> None:
+    def loaded(self, signed: Signed, etag: str) -> None:
         """Its model was verified and runs. A newer manifest that another process accepted meanwhile stays."""
         with locked(self._path.with_suffix(".lock")):
             held = self.read()
             if held is not None:
-                self._write(msgspec.structs.replace(held, running=signed), held)
+                self._write(msgspec.structs.replace(held, running=signed, etag=etag), held)
 
     def _write(self, fresh: Held, held: Held | None) -> None:
         if fresh != held:

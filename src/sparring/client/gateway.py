@@ -9,11 +9,10 @@ import httpx
 import msgspec
 
 from sparring.client.answers import read_body
+from sparring.client.download import Download
 from sparring.errors import ConfigError, Missing, Unreachable
 from sparring.wire.champion import Signed
 from sparring.wire.ids import ModelId
-
-MAX_MODEL_BYTES = 1 << 30
 
 
 def tls(url: str, ca: str | Path | None) -> ssl.SSLContext | bool:
@@ -33,6 +32,7 @@ class Gateway:
         self._clock_ms = 0  # the gateway's clock less ours
         self.sample_rate = 1.0
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, verify=tls(url, ca), trust_env=False)
+        self._download, self._ca = Download(self._http, tls), ca
         self.renew(token)
 
     def renew(self, token: str | None) -> None:
@@ -84,19 +84,8 @@ class Gateway:
 
     def file(self, model: ModelId, name: str) -> bytes:
         """One file of a model, not yet verified; at most MAX_MODEL_BYTES of it."""
-        path = f"/v1/models/{quote(model, safe='')}/{name}"
         try:
-            with self._http.stream("GET", path) as response:
-                self._check(response.status_code, path)
-                parts, size = [], 0
-                for part in response.iter_bytes():
-                    size += len(part)
-                    if size > MAX_MODEL_BYTES:
-                        raise Unreachable(
-                            f"{name} is above {MAX_MODEL_BYTES} bytes", where=self.url, do="Ask its operator"
-                        )
-                    parts.append(part)
-                return b"".join(parts)
+            return self._download.get(f"/v1/models/{quote(model, safe='')}/{name}", self._check, self._ca)
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 

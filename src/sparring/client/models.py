@@ -9,10 +9,10 @@ import msgspec
 from numpy.random import Generator
 
 from sparring.client.champion import Memory, belongs
-from sparring.client.gateway import Gateway
 from sparring.client.locks import write_whole
 from sparring.client.runner import Runner
 from sparring.client.statistics import Counters
+from sparring.client.way import Way
 from sparring.errors import Missing, ModelDamaged, SparringError, StoreFailed
 from sparring.games.spec import GameSpec
 from sparring.wire.champion import Champion, for_client
@@ -26,7 +26,7 @@ class Models:
     """Owns its thread. `runner(seat)` is what a new episode of that seat acts with, to its end."""
 
     def __init__(
-        self, gateway: Gateway, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters
+        self, gateway: Way, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters
     ) -> None:
         self._gateway, self._folder, self._game = gateway, folder, game
         self._client, self._trust, self._counters = client, trust, counters
@@ -101,7 +101,7 @@ class Models:
                     log.warning("no trust was given: the first key is pinned, %s", signed.key)
                 champion = memory.keep(signed, self._trust, game=self._game, seat=seat, now_ms=now_ms)
                 self._follow(champion, seat)
-                memory.loaded(signed)
+                memory.loaded(signed, etag)
                 self._seats[seat] = etag
         except Missing:
             log.debug("no champion of %s %s yet", self._game.id, self._game.version)
@@ -170,6 +170,8 @@ class Models:
                 champion = belongs(held.running, self._trust or held.key, game=self._game, seat=seat)
                 self._expires_at_ms[seat] = champion.expires_at_ms
                 self._install(Runner(self._read(for_client(champion, self._client))), champion, seat)
+                if held.signed == held.running:
+                    self._seats[seat] = held.etag
         except FileNotFoundError:
             log.debug("the model held for seat %d is not on disk; it is fetched", seat)
         except (ModelDamaged, OSError) as error:

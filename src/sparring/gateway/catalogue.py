@@ -49,7 +49,8 @@ async def get_champion(request: Request, parts: Parts) -> Response:
 
 
 async def get_model_file(request: Request, parts: Parts) -> Response:
-    """A file of a model: those exact bytes, which never change under this address."""
+    """A file of a model: those exact bytes, which never change under this address. With direct=1 the answer may be
+    where to get them instead: the registry's own server."""
     model, name = request.path_params["model"], request.path_params["file"]
     if not _ID.fullmatch(model) or name not in FILES:
         raise Missing(
@@ -57,9 +58,13 @@ async def get_model_file(request: Request, parts: Parts) -> Response:
         )
     tag = f'"{model}/{name}"'
     headers = {"ETag": tag, "Cache-Control": "public, max-age=31536000, immutable"}
-    content = await asyncio.to_thread(parts.registry.file, ModelId(model), name)
     if request.headers.get("if-none-match") == tag:
         return Response(None, 304, headers)
+    if request.query_params.get("direct") == "1":  # only who asks for it: others may not follow, or not reach it
+        link = await asyncio.to_thread(parts.registry.link, ModelId(model), name)
+        if link is not None:
+            return Response(None, 307, {"Location": link, "Cache-Control": "no-store"})
+    content = await asyncio.to_thread(parts.registry.file, ModelId(model), name)
     return Response(content, 200, headers, FILES[name])
 
 

@@ -106,7 +106,8 @@ ENDPOINTS = (
         "read",
         get_model_file,
         "A model's file; it never changes",
-        gives={304: "Not changed", 404: "No such model or file"},
+        query=("direct",),
+        gives={307: "With direct=1: get it there", 304: "Not changed", 404: "No such model or file"},
     ),
     # Last, since {game} would swallow the others' ends.
     Endpoint(

@@ -60,10 +60,12 @@ def train(
         run = Run.find(runs, wish.game, wish.algo, orders.resume)
         agreed = _again(run, wish, config)
     with ExitStack() as stack:
-        registry = open_registry(
-            config.registry_url,
-            champion_days=config.registry.champion_days,
-            rollout_share=config.registry.rollout_share,
+        registry = stack.enter_context(
+            open_registry(
+                config.registry_url,
+                champion_days=config.registry.champion_days,
+                rollout_share=config.registry.rollout_share,
+            )
         )
         store = None
         if agreed.source != "sim":

@@ -10,32 +10,39 @@ Nothing is kept open: any number of processes may read and publish at once.
 
 import hashlib
 import logging
-import math
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sparring.errors import Missing, ModelDamaged, Refused, SparringError, StoreFailed
+from sparring.errors import Missing, ModelDamaged, Refused, SparringError
+from sparring.registry.cards import (
+    CARD,
+    EVIDENCE,
+    ID,
+    MAX_CARD_BYTES,
+    MAX_FILE_BYTES,
+    check_evidence,
+    check_has,
+    check_id,
+    check_whole,
+    gone,
+    no_such,
+    place,
+    read_card,
+)
 from sparring.registry.durable import kept, publish_folder, read_inside, replace_file, sweep
 from sparring.registry.protocol import Evidence, Listed
-from sparring.registry.reigns import Record, Reign, Reigns
-from sparring.registry.signing import signing_key
-from sparring.wire.champion import Champion, Signed, canonical, key_name, sign
+from sparring.registry.reigns import Reign, Reigns
+from sparring.registry.signing import FolderKey
+from sparring.registry.succession import DAY_S, Succession
+from sparring.wire.champion import Signed, canonical
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import Card, Model, check
 
-CARD, EVIDENCE = "card.json", "evidence.json"
-MAX_CARD_BYTES = 4 << 20
-MAX_FILE_BYTES = 2 << 30
-_DAY_S = 86_400.0
-_ID = re.compile(r"[0-9a-f]{64}\Z")
-_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _Mark = tuple[int, int, int]  # a file's inode, time and size: another mark is another content
 
 log = logging.getLogger(__name__)
@@ -52,13 +59,15 @@ class FileRegistry:
         rollout_share: float = 1.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.root, self.rollout_share = root, rollout_share
-        self._life_ms, self._clock = int(champion_days * _DAY_S * 1000), clock
+        self.root = root
         with kept(root):
             root.mkdir(parents=True, exist_ok=True)
-            sweep(root, _DAY_S, clock())
-        self._reigns = Reigns(root / "champions")
-        self._key: Ed25519PrivateKey | None = None
+            sweep(root, DAY_S, clock())
+        reigns = Reigns(root / "champions")
+        self._signer = FolderKey(root, reigns.any)
+        self._succession = Succession(
+            reigns, self._signer, champion_days=champion_days, rollout_share=rollout_share, clock=clock
+        )
         self._cards: dict[ModelId, Card] = {}  # verified; an id never means another card
         self._evidence: dict[ModelId, tuple[_Mark, Evidence | None]] = {}
 
@@ -73,11 +82,11 @@ class FileRegistry:
     @property
     def trust(self) -> str:
         """The name of the key that signs here: what `connect(trust=…)` takes. Made on first need."""
-        return key_name(self._signing().public_key())
+        return self._signer.trust
 
     def publish(self, model: Model) -> ModelId:
         """Keep the model under its id; atomic, durable on return, and harmless when repeated."""
-        text = _check_whole(model)
+        text = check_whole(model)
         folder = self.root / model.id
         with kept(folder):
             if not publish_folder(folder, {CARD: text, **model.files}):
@@ -94,17 +103,16 @@ class FileRegistry:
         if name == CARD:
             return self._card_text(model)
         card = self._card(model)
-        if name not in card.files:
-            raise Missing(f"it has no file {name[:80]!r}", where=_where(model), do=f"Ask for {', '.join(card.files)}")
+        check_has(card, model, name)
         return check(model, card, {name: self._read(model, name)}).files[name]
 
     def ids(self) -> list[ModelId]:
         """Every model's id, of all games, whole or damaged."""
-        return sorted(ModelId(entry.name) for entry in os.scandir(self.root) if _ID.match(entry.name))
+        return sorted(ModelId(entry.name) for entry in os.scandir(self.root) if ID.match(entry.name))
 
     def models(self, game: GameId) -> list[Listed]:
         """Every model of the game, oldest first. One whose card is damaged is left out, and logged."""
-        champions = self._reigns.reigning(game, self.trust) if self._reigns.any() else set()
+        champions = self._succession.reigning(game)
         found = []
         for model in self.ids():
             try:
@@ -120,13 +128,7 @@ class FileRegistry:
     def judge(self, model: ModelId, evidence: Evidence) -> None:
         """Keep what an evaluation said of the model, promoted or not; lists show the newest."""
         self._card_text(model)  # Missing where it is not there
-        if not (math.isfinite(evidence.mean) and math.isfinite(evidence.sd)):
-            raise Refused(
-                f"its return is {evidence.mean} ± {evidence.sd}",
-                where=_where(model),
-                do="Evaluate it again; a model that diverged is not worth keeping",
-                field="evidence",
-            )
+        check_evidence(model, evidence)
         path = self.root / model / EVIDENCE
         with kept(path):
             replace_file(path, canonical(evidence))
@@ -145,100 +147,31 @@ class FileRegistry:
         return known[1]
 
     def champion(self, game: GameId, version: str, seat: int | None = None) -> Signed | None:
-        """The signed manifest for that version and seat, signed anew near its expiry; None where none reigns.
-
-        A seat without a champion of its own is served by the one for all seats.
-        """
-        if not self._reigns.any():
-            return None
-        reign = None if seat is None else self._reigns.newest(game, version, seat, self.trust)
-        reign = reign or self._reigns.newest(game, version, None, self.trust)
-        if reign is None:
-            return None
-        if self._life_left(reign) < 0.5:
-            reign = self._renewed(reign)
-        return reign.record.signed
+        """The signed manifest for that version and seat, signed anew near its expiry; None where none reigns."""
+        return self._succession.champion(game, version, seat)
 
     def versions(self, game: GameId) -> list[str]:
         """The game's versions that have a champion."""
-        return self._reigns.versions(game)
+        return self._succession.versions(game)
 
     def history(self, game: GameId, version: str, seat: int | None = None) -> list[Reign]:
         """Every signing for that version and seat, oldest first, with its evidence."""
-        return self._reigns.history(game, version, seat, self.trust) if self._reigns.any() else []
+        return self._succession.history(game, version, seat)
 
-    def promote(self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None) -> Signed:
-        """Make the model champion of its version with the next counter. Going back is a promotion too.
-
-        While it is rolled out, clients outside `rollout_share` keep the champion before it; a rollback
-        (`evidence.by` is "rollback") is for everyone at once.
-        """
+    def promote(
+        self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None, *, above: int = 0
+    ) -> Signed:
+        """Make the model champion of its version with the next counter. Going back is a promotion too."""
         card = self.fetch(model).card
         if card.game != game:
-            raise Refused(f"it plays {card.game}", where=_where(model), do=f"Promote a model of {game}", field="game")
-        self._signing()  # before anything is written
+            raise Refused(f"it plays {card.game}", where=place(model), do=f"Promote a model of {game}", field="game")
+        self._signer.private()  # before anything is written
         self.judge(model, evidence)
-        back = evidence.by == "rollback"
-        with self._reigns.writing(game) as counter:
-            now = self._present(game, card.version, seat)
-            previous = None if now is None or back else now.champion.model
-            if now is not None and now.champion.model == model:
-                previous = now.champion.previous  # promoted again: the same roll-out, with today's share
-            issued = self._now_ms()
-            champion = Champion(
-                game=game,
-                version=card.version,
-                seat=seat,
-                model=model,
-                spec=card.spec,
-                counter=counter,
-                issued_at_ms=issued,
-                expires_at_ms=issued + self._life_ms,
-                previous=previous,
-                rollout_share=1.0 if back else self.rollout_share,
-            )
-            record = Record("rollback" if back else "promotion", sign(champion, self._signing()), evidence)
-            self._reigns.append(champion, record)
-        return record.signed
+        return self._succession.crown(card, model, evidence, seat, above)
 
-    def _present(self, game: GameId, version: str, seat: int | None) -> Reign | None:
-        try:
-            return self._reigns.newest(game, version, seat, self.trust)
-        except ModelDamaged as error:  # a promotion is the way out of it
-            log.warning("the record before this promotion is damaged: %s", error)
-            return None
-
-    def _renewed(self, old: Reign) -> Reign:
-        said, trust = old.champion, self.trust
-        try:
-            with self._reigns.writing(said.game) as counter:
-                newest = self._reigns.newest(said.game, said.version, said.seat, trust) or old
-                if self._life_left(newest) >= 0.5:
-                    return newest  # another process was first
-                now = self._now_ms()
-                champion = msgspec.structs.replace(
-                    newest.champion, counter=counter, issued_at_ms=now, expires_at_ms=now + self._life_ms
-                )
-                record = Record("renewal", sign(champion, self._signing()), newest.record.evidence)
-                self._reigns.append(champion, record)
-                return Reign(champion, record)
-        except StoreFailed as error:
-            if self._life_left(old) <= 0:
-                raise
-            log.warning("the champion is not signed anew, it still holds: %s", error)
-            return old
-
-    def _life_left(self, reign: Reign) -> float:
-        life_ms = max(1, reign.champion.expires_at_ms - reign.champion.issued_at_ms)
-        return (reign.champion.expires_at_ms - self._now_ms()) / life_ms
-
-    def _now_ms(self) -> int:
-        return int(self._clock() * 1000)
-
-    def _signing(self) -> Ed25519PrivateKey:
-        if self._key is None:
-            self._key = signing_key(self.root, may_make=not self._reigns.any())
-        return self._key
+    def link(self, model: ModelId, name: str) -> str | None:
+        """None: a folder is read by this process alone."""
+        return None
 
     def _card(self, model: ModelId) -> Card:
         text = self._card_text(model)
@@ -249,20 +182,17 @@ class FileRegistry:
     def _card_text(self, model: ModelId) -> bytes:
         text = self._read(model, CARD)
         if (found := hashlib.sha256(text).hexdigest()) != model:
-            raise ModelDamaged(f"its card hashes to {found[:12]}", where=_where(model), do="Publish or pull it again")
+            raise ModelDamaged(f"its card hashes to {found[:12]}", where=place(model), do="Publish or pull it again")
         return text
 
     def _read(self, model: ModelId, name: str) -> bytes:
-        if not _ID.match(model):
-            raise Missing(f"{model[:80]!r} is not a model's id", where="registry", do="Give its 64 hex digits")
+        check_id(model)
         try:
             return read_inside(self.root / model, name, MAX_CARD_BYTES if name == CARD else MAX_FILE_BYTES)
         except FileNotFoundError:
             if (self.root / model).is_dir():
-                raise ModelDamaged(f"its {name} is gone", where=_where(model), do="Publish or pull it again") from None
-            raise Missing(
-                "there is no such model here", where=_where(model), do="`spar models list` shows those that are"
-            ) from None
+                raise gone(model, name) from None
+            raise no_such(model) from None
 
     def _read_evidence(self, model: ModelId) -> Evidence | None:
         try:
@@ -280,32 +210,3 @@ class FileRegistry:
             aside = self.root / f".damaged-{model.id}-{time.time_ns()}"
             (self.root / model.id).rename(aside)
             publish_folder(self.root / model.id, {CARD: text, **model.files})
-
-
-def read_card(text: bytes, model: ModelId) -> Card:
-    """The card in `text`, whose hash is `model`; ModelDamaged where it says more or other than a card can."""
-    try:
-        card = msgspec.json.decode(text, type=Card)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelDamaged(f"its card does not read: {error}", where=_where(model), do="Pull it again") from None
-    if card.format != 1 or card.id != model:
-        raise ModelDamaged(
-            f"its card is of format {card.format} or not canonical", where=_where(model), do="Upgrade Sparring"
-        )
-    if bad := [name for name in card.files if not _FILE.match(name) or name in (CARD, EVIDENCE)]:
-        raise ModelDamaged(f"its card names a file {bad[0][:40]!r}", where=_where(model), do="Do not use it")
-    return card
-
-
-def _check_whole(model: Model) -> bytes:
-    """The card's text, if the model is exactly what its card says; ModelDamaged otherwise."""
-    text = canonical(model.card)
-    read_card(text, model.id)
-    check(model.id, model.card, model.files)
-    if missing := sorted(set(model.card.files) - set(model.files)):
-        raise ModelDamaged(f"its {missing[0]} is missing", where=_where(model.id), do="Give every file that it names")
-    return text
-
-
-def _where(model: ModelId) -> str:
-    return f"model {model[:12]}"

@@ -84,8 +84,12 @@ class Registry(Protocol):
         """The signed manifest for that version and seat, signed anew near its expiry; None where none reigns."""
         ...
 
-    def promote(self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None) -> Signed:
-        """Make the model champion of its version with the next counter. Going back is a promotion too."""
+    def promote(
+        self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None, *, above: int = 0
+    ) -> Signed:
+        """Make the model champion of its version with the next counter. Going back is a promotion too.
+
+        The first promotion of a game has the counter after `above`: that of a registry which this one replaces."""
         ...
 
     def judge(self, model: ModelId, evidence: Evidence) -> None:
@@ -106,4 +110,8 @@ class Registry(Protocol):
 
     def history(self, game: GameId, version: str, seat: int | None = None) -> "list[Reign]":
         """Every signing for exactly that version and seat, oldest first, with its evidence."""
+        ...
+
+    def link(self, model: ModelId, name: str) -> str | None:
+        """An address from which anyone who holds it can download that file for some minutes; None: there is none."""
         ...

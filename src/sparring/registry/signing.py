@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -9,13 +10,32 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sparring.errors import ConfigError, Missing
 from sparring.registry.durable import append_file, kept
+from sparring.wire.champion import key_name
 
 NAME = "signing.key"
 
 
-def signing_key(root: Path, *, may_make: bool) -> Ed25519PrivateKey:
-    """The key in `root`; a new one where there is none and nothing was signed yet (`may_make`)."""
-    path = root / NAME
+class FolderKey:
+    """The key of a registry that is a folder: made in it on first need, unless something was signed there before."""
+
+    def __init__(self, root: Path, signed_before: Callable[[], bool]) -> None:
+        self._root, self._signed_before = root, signed_before
+        self._key: Ed25519PrivateKey | None = None
+
+    @property
+    def trust(self) -> str:
+        """The key's public name: what `connect(trust=…)` takes."""
+        return key_name(self.private().public_key())
+
+    def private(self) -> Ed25519PrivateKey:
+        """The key itself."""
+        if self._key is None:
+            self._key = signing_key(self._root / NAME, may_make=not self._signed_before())
+        return self._key
+
+
+def signing_key(path: Path, *, may_make: bool) -> Ed25519PrivateKey:
+    """The key in `path`; a new one where there is none and nothing was signed yet (`may_make`)."""
     if not path.exists():
         if not may_make:
             raise Missing(
