@@ -16,6 +16,7 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import Missing, Refused, Unreachable, WireError
+from sparring.services.census import census
 from sparring.services.discovery import Local
 from sparring.services.server import Busy, Server
 from sparring.services.solver import CallFailed, Late, Lost, Solver
@@ -236,14 +237,30 @@ def test_sigterm_ends_a_service_cleanly_and_kill_leaves_no_route(start, folder, 
     assert list(folder.iterdir()) == []
 
 
-def test_calls_that_begin_together_are_spread(start, solver):
+def test_calls_that_begin_together_are_spread(start, solver, tmp_path):
     for id in ("a", "b"):
         start(id)
     assert solver.retrieve(Worker, "whoami")
-    asleep = []
-    threads = [threading.Thread(target=lambda: asleep.append(solver.retrieve(Worker, "nap", 0.5))) for _ in range(4)]
+    held, over = [], tmp_path / "over"
+    patient = solver.within(60)
+    threads = [
+        threading.Thread(target=lambda: held.append(patient.retrieve(Worker, "until", str(over)))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
+    counts = waiting(solver)
+    over.touch()
     for thread in threads:
         thread.join()
-    assert sorted(asleep) == ["a", "a", "b", "b"]
+    assert counts == {"a": 2, "b": 2}  # while none of them was answered
+    assert sorted(held) == ["a", "a", "b", "b"]
+
+
+def waiting(solver):
+    """How many calls are at each instance, once there are four."""
+    until = time.monotonic() + 30
+    while True:
+        counts = {one.instance.id: one.outstanding or 0 for one in census(solver._discovery)}
+        if sum(counts.values()) == 4 or time.monotonic() > until:
+            return counts
+        time.sleep(0.02)

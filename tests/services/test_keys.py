@@ -9,9 +9,11 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 from worker_services import Worker
@@ -88,6 +90,21 @@ def test_a_trusted_caller_is_answered_and_nobody_on_the_way_can_read_it(folder):
         assert len(passed) > 500
         assert SECRET.encode() not in passed
         assert b"echo" not in passed
+
+
+def test_large_arrays_between_machines_are_copied_by_us_on_neither_side(folder):
+    large = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
+    with serving(folder) as (address, key), Solver(caller(folder, folder / "k", address, key)) as solver:
+        solver.retrieve(Worker, "echo", large[:10])
+        tracemalloc.start()  # it sees every array and every bytes of this process, which is both sides
+        try:
+            ((got,), _) = solver.retrieve(Worker, "echo", large)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        np.testing.assert_array_equal(got, large)
+        assert most < large.nbytes / 4
+        assert not got.flags.writeable
 
 
 def test_a_stranger_gets_no_answer(folder):

@@ -4,18 +4,23 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
-from sparring.errors import Missing
 from sparring.services.discovery import open_discovery
 from sparring.services.register import register
 from sparring.services.server import Server
 
+sys.path.append(str(Path(__file__).parents[1]))  # as a program it knows its own folder alone
 
-class Worker:
+from worker_verbs import Verbs
+
+
+class Worker(Verbs):
     def __init__(self, id: str = "") -> None:
-        self.id, self.done, self.sizes = id, [], []
+        super().__init__()
+        self.id = id
 
     @register(idempotent=True)
     def echo(self, *values, **named):
@@ -26,9 +31,11 @@ class Worker:
         return self.id
 
     @register()
-    def sleep(self, seconds):
-        time.sleep(seconds)
-        return seconds
+    def until(self, path):
+        """Until somebody makes the file."""
+        while not Path(path).exists():
+            time.sleep(0.01)
+        return self.id
 
     @register(idempotent=True)
     def nap(self, seconds):
@@ -40,35 +47,15 @@ class Worker:
         time.sleep(0.2)
         self.done.append(number)
 
-    @register()
-    def worked(self):
-        return list(self.done)
-
     @register(batch=8, wait_ms=50)
     def double(self, x):
         self.sizes.append(len(x))
         return 2 * x
 
-    @register()
-    def batches(self):
-        return list(self.sizes)
-
-    @register(response=False, queue=2, full="refuse")
-    def rare(self, seconds):
-        time.sleep(seconds)
-
     @register(response=False, queue=1, full="wait")
     def patient(self, seconds):
         time.sleep(seconds)
         self.done.append(seconds)
-
-    @register()
-    def breaks(self, kind):
-        if kind == "ours":
-            raise Missing("there is no cheese", where="larder", do="Buy some")
-        if kind == "object":
-            return object()
-        raise ZeroDivisionError("by nothing")
 
     @register(batch=4, wait_ms=20)
     def uneven(self, x):

@@ -69,11 +69,6 @@ class LoopLine:
         self._handle = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._handle, self._read)
         self._send = plain_send(self._socket)
-        target.lines.add(self)
-
-    @property
-    def under_way(self) -> int:
-        return len(self._waiting)
 
     def is_full(self) -> bool:
         """Whether a call has to wait until another one is answered: so many are under way, or those hold all memory
@@ -108,7 +103,6 @@ class LoopLine:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._target.lines.discard(self)
         self._loop.remove_reader(self._handle)
         self._socket.close()
         for number in list(self._waiting):

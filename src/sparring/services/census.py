@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import zmq
 
 from sparring.errors import SparringError
 from sparring.services import frames
-from sparring.services.discovery import Discovery, Instance
+from sparring.services.discovery import Announced, Discovery, Door, Instance
 from sparring.services.frames import ANSWER, CALL, Codec, Head
 from sparring.services.register import HOW_BUSY
 
@@ -21,6 +22,34 @@ class Counted(msgspec.Struct, frozen=True):
 
     instance: Instance
     outstanding: int | None
+
+
+class Alone:
+    """A discovery in which there is one instance: whoever calls its service calls that one."""
+
+    def __init__(self, discovery: Discovery, instance: Instance) -> None:
+        self._discovery, self._instance = discovery, instance
+
+    def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Door:
+        return self._discovery.listen(socket, service, id)
+
+    def connect(self, socket: "zmq.Socket[Any]", instance: Instance) -> None:
+        self._discovery.connect(socket, instance)
+
+    def announce(self, instance: Instance) -> Announced:
+        return self._discovery.announce(instance)
+
+    def instances(self, service: str) -> tuple[Instance, ...]:
+        return (self._instance,) if service == self._instance.service else ()
+
+    def alive(self, instance: Instance) -> bool:
+        return self._discovery.alive(instance)
+
+    def services(self) -> tuple[str, ...]:
+        return (self._instance.service,)
+
+    def close(self) -> None:
+        """It is another's."""
 
 
 def census(discovery: Discovery) -> list[Counted]:

@@ -24,7 +24,7 @@ from sparring.services.routes import Target
 LOOK_S = 0.25  # how often a caller that waits looks whether its instance still lives
 # ZeroMQ's words as plain numbers: PyZMQ's are enumerations, which cost a microsecond for each use.
 EVENTS, READABLE, AT_ONCE, MORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.SNDMORE)
-SPIN_S = 0.0001  # an answer that comes within this is waited for awake
+SPIN_S = 0.00025  # an answer that comes within this is waited for awake
 SLEPT_CALLS = 16  # after one that did not come, so many are slept for before it is tried again
 
 
@@ -99,14 +99,11 @@ class Line:
         self._codec = Codec()
         self._number = 0
         self._soon, self._slept = True, 0
-        self.under_way = 0
-        target.lines.add(self)
 
     def ask(self, kind: int, verb: str, body: Any, seconds: float) -> Head:
         """The answer. Late or Lost where there is none; the line is not to be used after that."""
         self._number = number = self._number + 1
         said = self._codec.encode(Head(VERSION, kind, number, verb, seconds, body), self._arena, self._name)
-        self.under_way = 1
         if len(said) == 1:
             self._send(said[0])
         else:
@@ -127,7 +124,6 @@ class Line:
                 heard.append(frame.buffer)
             answer = self._codec.decode(heard, self._mapped)
             if answer.id == number:
-                self.under_way = 0
                 if not self._soon:
                     self._slept += 1
                     self._soon = self._slept >= SLEPT_CALLS
@@ -144,7 +140,6 @@ class Line:
             os.sched_yield()
 
     def close(self) -> None:
-        self._target.lines.discard(self)
         self._socket.close()
 
     def _last(self, kind: int, verb: str, seconds: float) -> zmq.Frame:

@@ -1,6 +1,6 @@
 """What all know of an instance, and what a way of finding them can do. Opened by its URL in discovery.py."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 import zmq
@@ -64,3 +64,17 @@ class Discovery(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Publishes(Protocol):
+    """The writer of a topic."""
+
+    def publish(self, value: Any, version: int | None = None) -> int:
+        """Show `value` (plain data and arrays) to all; its version, one more than the last unless it is given."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...

@@ -4,7 +4,6 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
 
 from sparring.services.discovery import Discovery, Instance
 
@@ -12,28 +11,15 @@ FRESH_S = 0.05  # what was found is used for so long without another look
 STICKY_KEYS = 100_000  # the longest unused are forgotten
 
 
-class Busied(Protocol):
-    """A line, as far as its load goes."""
-
-    @property
-    def under_way(self) -> int:
-        """Calls that are not answered yet."""
-        ...
-
-
 class Target:
     """An instance, and what is known of it here."""
 
-    __slots__ = ("gone", "instance", "lines")
+    __slots__ = ("calls", "gone", "instance")
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.lines: set[Busied] = set()  # each counts its own calls, so that no call needs a lock
+        self.calls = 0  # under way from here: from the choice on, so that calls that begin together are spread
         self.gone = False
-
-    def calls(self) -> int:
-        """Those under way from here."""
-        return sum(line.under_way for line in self.lines.copy())
 
 
 class Routes:
@@ -41,7 +27,6 @@ class Routes:
 
     def __init__(self, discovery: Discovery, rng: random.Random) -> None:
         self._discovery = discovery
-        # Among equals it goes round: calls that begin together, before any is counted, are spread all the same.
         self._turn = rng.randrange(1 << 16)
         self._found: dict[str, tuple[float, tuple[Target, ...]]] = {}  # service → until when it is fresh, who
         self._targets: dict[tuple[str, str, str], Target] = {}  # by service, id and address
@@ -49,36 +34,42 @@ class Routes:
         self._lock = threading.Lock()
 
     def choose(self, service: str, key: str | None, refused: Sequence[str], now: float) -> Target | None:
-        """Where a call goes now; None where nobody is there, apart from the `refused`."""
+        """Where a call goes now; None where nobody is there, apart from the `refused`. It counts until `done`."""
         found = self._found.get(service)
         there = found[1] if found is not None and now < found[0] else self._look(service, now)
         if refused:
             there = tuple(one for one in there if one.instance.id not in refused)
-        if len(there) == 1:
-            return there[0]
-        return self._choose(service, key, there) if there else None
+        if not there:
+            return None
+        with self._lock:
+            chosen = there[0] if len(there) == 1 else self._choose(service, key, there)
+            chosen.calls += 1
+        return chosen
+
+    def done(self, target: Target) -> None:
+        """A call that was sent there is over, however it ended."""
+        with self._lock:
+            target.calls -= 1
 
     def look_again(self, service: str) -> None:
         """Something there is not as it was found."""
         self._found.pop(service, None)
 
     def _choose(self, service: str, key: str | None, there: Sequence[Target]) -> Target:
-        with self._lock:
-            if key is not None:
-                kept = self._kept.get((service, key))
-                for one in there:
-                    if one.instance.id == kept:
-                        self._kept.move_to_end((service, key))
-                        return one
-            calls = [one.calls() for one in there]
-            least = min(calls)
-            equals = [one for one, count in zip(there, calls, strict=True) if count == least]
-            self._turn += 1
-            chosen = equals[self._turn % len(equals)]
-            if key is not None:
-                self._kept[service, key] = chosen.instance.id
-                if len(self._kept) > STICKY_KEYS:
-                    self._kept.popitem(last=False)
+        if key is not None:
+            kept = self._kept.get((service, key))
+            for one in there:
+                if one.instance.id == kept:
+                    self._kept.move_to_end((service, key))
+                    return one
+        least = min(one.calls for one in there)
+        equals = [one for one in there if one.calls == least]
+        self._turn += 1
+        chosen = equals[self._turn % len(equals)]
+        if key is not None:
+            self._kept[service, key] = chosen.instance.id
+            if len(self._kept) > STICKY_KEYS:
+                self._kept.popitem(last=False)
         return chosen
 
     def _look(self, service: str, now: float) -> tuple[Target, ...]:

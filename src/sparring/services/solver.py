@@ -29,7 +29,8 @@ from sparring.services.register import service_name
 from sparring.services.routes import Routes, Target
 
 if TYPE_CHECKING:
-    from sparring.services.topics import Subscription
+    from sparring.services.protocol import Publishes
+    from sparring.services.reading import Reader
 
 ABSENT_S = 0.02  # between two looks for a service that has no instance
 
@@ -75,8 +76,18 @@ class Solver:
         """Like `send`, in an event loop."""
         await self._call_async(TASK, service_name(service), verb, (args, named))
 
-    def subscribe(self, topic: str, wait_s: float = 0.0) -> "Subscription":
+    def publisher(self, topic: str) -> "Publishes":
+        """The writer of a topic."""
+        if (publisher := getattr(self._discovery, "publisher", None)) is not None:  # one with topics of its own: Ray's
+            return publisher(topic)  # type: ignore[no-any-return]
+        from sparring.services.topics import Publisher
+
+        return Publisher(topic, self._discovery)
+
+    def subscribe(self, topic: str, wait_s: float = 0.0) -> "Reader":
         """The latest value of a topic, for one thread: as there is (async), or with `wait_s` waited for (sync)."""
+        if (subscription := getattr(self._discovery, "subscription", None)) is not None:
+            return subscription(topic, wait_s)  # type: ignore[no-any-return]
         from sparring.services.topics import Subscription
 
         return Subscription(topic, self._discovery, wait_s)
@@ -127,6 +138,8 @@ class Solver:
                 except (Unreachable, WireError) as failed:
                     shared.lines.drop(target)
                     error = failed
+                finally:
+                    shared.routes.done(target)
                 if (pause := shared.goes_on(error, target, verb, refused, attempt, until)) > 0:
                     time.sleep(pause)
             attempt += 1
@@ -155,6 +168,8 @@ class Solver:
                     error = error_of(answer.body)
                 except (Unreachable, WireError) as failed:
                     error = failed
+                finally:
+                    shared.routes.done(target)
                 if isinstance(error, Lost):
                     shared.of_loop().drop(target)
                 if (pause := shared.goes_on(error, target, verb, refused, attempt, until)) > 0:

@@ -11,52 +11,27 @@ Of two publishers of a topic the later one counts: a learner that was started ag
 import socket
 import time
 from pathlib import Path
-from typing import Any, Self
 
-from sparring.errors import Unreachable
 from sparring.services.discovery import Discovery, Instance
 from sparring.services.mirror import Mirror, mirror, near_of
 from sparring.services.publishing import ASK, MIRROR, TOLD, Publisher, service_of
+from sparring.services.reading import Reader
 from sparring.services.written import mapped, read
 
 __all__ = ["Publisher", "Subscription"]
 LOOK_S = 0.5  # how often a subscriber looks whether another publisher has come
 
 
-class Subscription:
-    """A reader of a topic, for one thread. It holds the newest value that it has seen; arrays are views of the memory
-    that all readers of the machine share, and cannot be written. `wait_s` > 0 makes `take` wait (sync)."""
+class Subscription(Reader):
+    """Arrays are views of the memory that all readers of the machine share, and cannot be written."""
 
     def __init__(self, topic: str, discovery: Discovery, wait_s: float = 0.0) -> None:
-        self.topic, self._service, self._discovery = topic, service_of(topic), discovery
-        self.version, self.value, self._wait_s = -1, None, wait_s
+        super().__init__(topic, wait_s)
+        self._service, self._discovery = service_of(topic), discovery
         self._line: socket.socket | None = None
         self._asked = False
         self._source, self._looked = "", 0.0  # who is listened to, and when that was last thought about
         self._mirror: Mirror | None = None
-
-    def take(self, version: int = 0) -> Any:
-        """What to work with when `version` is wanted: that or a later one (sync), or what there is (async)."""
-        return self.at_least(version, self._wait_s) if self._wait_s > 0 else self.newest()
-
-    def newest(self, timeout_s: float = 0.0) -> Any:
-        """The newest value there is now (async); waits only where none was ever seen, at most so long."""
-        self._look(0.0 if self.version >= 0 else timeout_s)
-        return self.value
-
-    def at_least(self, version: int, timeout_s: float) -> Any:
-        """The value once its version is `version` or later (sync); Unreachable after the timeout."""
-        until = time.monotonic() + timeout_s
-        while self.version < version:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise Unreachable(
-                    f"version {version} did not come, {self.version} is the newest",
-                    where=f"topic {self.topic}",
-                    do="See whether its publisher lives: `spar services list`",
-                )
-            self._look(min(left, 0.25))
-        return self.value
 
     def close(self) -> None:
         """Listen no more; the value stays."""
@@ -66,12 +41,6 @@ class Subscription:
         if self._mirror is not None:
             self._mirror.close()
             self._mirror = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _look(self, timeout_s: float) -> None:
         """Take the newest version if there is a newer one, or if it comes in time."""
