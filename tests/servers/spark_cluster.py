@@ -50,8 +50,8 @@ def described(folder: Path, workers: int = 1, *, cores: int = 2, memory: str = "
         words = (program, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--port", str(mine[0]))
         words += ("--webui-port", str(mine[1]), "--cores", str(cores), "--memory", memory)
         words += ("--work-dir", str(home / name), url)
-        known = f"-127.0.0.1-{mine[0]}"  # the worker's id ends so
-        hands.append(Process(name, str(home), words, f"{ui}/json/", known, daemon))
+        # The worker's own page names its master once that has taken it in; the master's would still list a dead one.
+        hands.append(Process(name, str(home), words, f"http://127.0.0.1:{mine[1]}/json/", url, daemon))
     conf = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
