@@ -1,9 +1,8 @@
-"""What every store promises, written against the protocol alone; a new backend is one more entry in BACKENDS."""
+"""What every store promises, written against the protocol alone; a new backend is one more `url` in conftest.py."""
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -15,13 +14,6 @@ from sparring.store import open_store
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import GameId
-
-BACKENDS: dict[str, Callable[[Path], str]] = {"sqlite": lambda folder: f"sqlite:///{folder}/experience.db"}
-
-
-@pytest.fixture(params=BACKENDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return BACKENDS[request.param](tmp_path)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from derived import chunks_of
-from sparring.errors import StoreFailed
+from sparring.errors import StoreFailed, Unreachable
 from sparring.store import open_store
 
 
@@ -24,7 +24,7 @@ def main(url: str, client: int, first: int, episodes: int) -> None:
         for episode in range(first, first + episodes):
             try:
                 kept = store.append(chunks_of(5, client, episode))
-            except StoreFailed as error:
+            except (StoreFailed, Unreachable) as error:
                 say("failed", error)
                 continue
             say("ok" if all(one.verdict in ("new", "had") for one in kept) else "refused", episode)

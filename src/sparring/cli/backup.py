@@ -1,7 +1,7 @@
 """The data folder, whole, into one file: experience, models, champions, runs and keys.
 
-A running server may go on; the store is copied by SQLite's own backup. The file holds keys: keep it as
-safe as the folder. Players erased later are still in it: erase them again after a restore.
+A running server may go on; the store is copied by SQLite's own backup (one in Cassandra is not in the folder, and
+not in the file: its snapshots are the ring's). The file holds keys: keep it as safe as the folder. Players erased later are still in it: erase them again after a restore.
 """
 
 import argparse
@@ -26,6 +26,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     began_s = time.monotonic()
     packed = pack(Path(args.config.data), target, int(time.time() * 1000), progress=output.progress)
     output.say(f"{packed.files} files, {packed.bytes / 1e6:.1f} MB, as {packed.archive_bytes / 1e6:.1f} MB: {target}")
+    if args.config.store_url.startswith("cassandra:"):
+        output.say("experience is not in it: it is in Cassandra, whose nodes keep snapshots (docs/store.md)")
     seconds = round(time.monotonic() - began_s, 3)
     return {
         "file": str(target),

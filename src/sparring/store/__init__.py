@@ -8,7 +8,10 @@ from sparring.errors import ConfigError
 if TYPE_CHECKING:
     from sparring.store.protocol import LedgerStore
 
-BACKENDS = {"sqlite": "sparring.store.sqlite"}  # scheme → module with `open_url(url, **settings) -> LedgerStore`
+BACKENDS = {  # scheme → module with `open_url(url, **settings) -> Store`
+    "sqlite": "sparring.store.sqlite",
+    "cassandra": "sparring.store.cassandra",
+}
 
 
 def open_store(url: str, **settings: Any) -> "LedgerStore":

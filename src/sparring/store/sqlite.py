@@ -69,8 +69,13 @@ def open_url(url: str, **settings: Any) -> "SqliteStore":
 class SqliteStore:
     """Chunks in one file. See `Store` for what each verb promises."""
 
-    def __init__(self, path: Path, *, busy_timeout_s: float = 10.0, check: bool = True) -> None:
-        """`check` walks the whole file first; leave it out only where another process just did."""
+    def __init__(
+        self, path: Path, *, busy_timeout_s: float = 10.0, check: bool = True, sole_writer: bool = False
+    ) -> None:
+        """`check` walks the whole file first; leave it out only where another process just did.
+        `sole_writer` is for stores that have several; a file has one at a time anyhow.
+        """
+        del sole_writer
         self.path, self._busy_timeout_s = path, busy_timeout_s
         self.damaged: dict[Key, str] = {}  # found while reading; such chunks are left out, never served
         self._writing = threading.Lock()

@@ -42,7 +42,7 @@ def episode_page(db: sqlite3.Connection, query: Query, after: int) -> EpisodePag
         )
         kept = [row for row in map(_sealed, rows) if row is not None and row.seat in wanted]
         if kept:
-            records.append(_record(kept))
+            records.append(record(kept))
     return EpisodePage(records, lasts[-1][0] if len(lasts) == PAGE_EPISODES else None)
 
 
@@ -64,7 +64,8 @@ def _sealed(found: tuple[Any, ...]) -> Row | None:
     return row if row.seal() == found[-1] else None  # a damaged row makes its seat incomplete, never wrong
 
 
-def _record(rows: list[Row]) -> EpisodeRecord:
+def record(rows: list[Row]) -> EpisodeRecord:
+    """One episode from the rows of its chunks, in the order of seat and step."""
     newest = max(rows, key=lambda row: row.received_at_ms)
     return EpisodeRecord(
         game=GameId(newest.game),

@@ -12,6 +12,8 @@ EpisodeId = NewType("EpisodeId", str)  # UUIDv7, canonical lower-case text
 PlayerId = NewType("PlayerId", str)  # a pseudonym: 32 hex digits, never a name
 ModelId = NewType("ModelId", str)  # SHA-256 of a model's manifest, 64 hex digits
 
+AHEAD_MS = 86_400_000  # that an episode's time may be ahead
+
 _EPISODE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
@@ -30,6 +32,18 @@ def is_episode(text: str) -> bool:
 def opened_at_ms(episode: EpisodeId) -> int:
     """When the episode was opened, in Unix milliseconds, by the clock of whoever opened it."""
     return int(episode[:8] + episode[9:13], 16)
+
+
+def misdated(episode: EpisodeId, now_ms: int, keep_ms: int) -> str:
+    """Why an episode opened at such a time is not kept: over a day ahead of `now_ms`, or older than retention
+    (`keep_ms`, 0 keeps all); "" where its time is good. Where its rows lie follows from that time, so it must be sane.
+    """
+    age_ms = now_ms - opened_at_ms(episode)
+    if age_ms < -AHEAD_MS:
+        return f"it was opened {-age_ms / 3_600_000:.1f} hours ahead of the clock here"
+    if 0 < keep_ms < age_ms:
+        return f"it was opened {age_ms / 86_400_000:.1f} days ago, and only {keep_ms / 86_400_000:g} are kept"
+    return ""
 
 
 def asked_for(episode: EpisodeId, sample_rate: float) -> bool:

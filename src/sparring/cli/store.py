@@ -1,0 +1,101 @@
+"""migrate · describe: where experience is kept.
+
+migrate makes the keyspace and tables of cassandra://…, or brings them to this version's; doing it again is harmless.
+A SQLite file is brought to this version whenever it is opened. describe says what is there and how full.
+"""
+
+import argparse
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from sparring.cli.output import Output
+
+if TYPE_CHECKING:
+    from sparring.store.cassandra import CassandraStore
+
+FULL_BYTES = 100_000_000  # of a partition, above which Cassandra's reads and repairs grow slow
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `spar store` takes."""
+    parser.add_argument("action", choices=["migrate", "describe"])
+    parser.add_argument(
+        "--replication",
+        type=int,
+        default=0,
+        help="migrate: copies, when the keyspace is made (3, or one for each node)",
+    )
+    parser.add_argument(
+        "--buckets",
+        type=int,
+        default=0,
+        help="migrate: partitions of a game and day (64); holds for days to come, where there are chunks already",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Do one action; the --json object."""
+    if not args.config.store_url.startswith("cassandra:"):
+        return _embedded(args, output)
+    return (_migrate if args.action == "migrate" else _describe)(args, output)
+
+
+def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.store import open_store
+
+    with open_store(args.config.store_url) as store:
+        games = {game: asdict(store.stats(game)) for game in store.games()}
+    output.say(f"{args.config.store_url} has this version's tables; {len(games)} games")
+    return {"url": args.config.store_url, "games": games}
+
+
+def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.store.cassandra import address, migrating
+
+    began_s = time.monotonic()
+    where = address.read(args.config.store_url)
+    now_ms = int(time.time() * 1000)
+    done = migrating.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
+    made = "made" if done.made else "found"
+    output.say(f"keyspace {done.keyspace} {made}, {done.replication} copies of each row")
+    output.say(f"tables of version {done.version}" + (f", before: {done.before}" if done.before else ""))
+    since = f" from {_date(done.from_day)} on" if done.from_day else ""
+    output.say(f"{done.buckets} partitions for each game and day{since}")
+    return {"url": str(where), **asdict(done), "seconds": round(time.monotonic() - began_s, 3)}
+
+
+def _describe(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.store.cassandra import address, migrating, open_url
+
+    with open_url(args.config.store_url) as store:
+        ring, where = store.ring, address.read(args.config.store_url)
+        copies = migrating.replication_of(ring)
+        nodes = {str(host.address): bool(host.is_up) for host in ring.cluster.metadata.all_hosts()}
+        output.say(f"{where}, tables of version {migrating.version_of(ring)}")
+        output.say("copies: " + ", ".join(f"{count} in {name or 'all'}" for name, count in copies.items()))
+        output.say("nodes: " + ", ".join(f"{name} {'up' if up else 'down'}" for name, up in sorted(nodes.items())))
+        for day, buckets in store.layout().rows:
+            output.say(f"{buckets} partitions for each game and day" + (f" from {_date(day)} on" if day else ""))
+        games = _games(store, output)
+        layout = [{"from_day": day, "buckets": buckets} for day, buckets in store.layout().rows]
+    return {"url": str(where), "replication": copies, "nodes": nodes, "layout": layout, "games": games}
+
+
+def _games(store: "CassandraStore", output: Output) -> list[dict[str, Any]]:
+    games = []
+    for game in store.games():
+        stats, largest = store.stats(game), store.largest_partition(game)
+        games.append({**asdict(stats), "largest_partition_bytes": largest})
+        output.say(
+            f"{game}: {stats.episodes} episodes, {stats.chunks} chunks, {stats.encoded_bytes / 1e6:.1f} MB, "
+            f"fullest partition {largest / 1e6:.1f} MB"
+        )
+        if largest > FULL_BYTES:
+            output.say(f"{game}: that is above 100 MB; `spar store migrate --buckets N` makes those to come smaller")
+    return games
+
+
+def _date(day: int) -> str:
+    return str((datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).date())

@@ -1,0 +1,56 @@
+"""Where an episode's rows lie: partition (game, day, bucket), from its id alone. No I/O.
+
+`day` is the day that the UUIDv7 says, in UTC; `bucket` a hash of the id, modulo the number of buckets that holds from
+that day on. That number may change for days to come, never for one whose ids exist, so a retry always meets its row.
+"""
+
+import bisect
+import struct
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cassandra.metadata import Murmur3Token
+
+from sparring.wire.ids import EpisodeId, GameId, opened_at_ms
+
+DAY_MS = 86_400_000
+BUCKETS = 64  # at 100 MB each: 6.4 GB of chunks per game and day
+
+
+class Place(NamedTuple):
+    """A partition of `chunks`."""
+
+    game: GameId
+    day: int  # since 1970-01-01
+    bucket: int
+
+
+class Layout:
+    """How many buckets a day has."""
+
+    def __init__(self, rows: Iterable[tuple[int, int]]) -> None:
+        """`rows` are (first day, buckets from then on)."""
+        self.rows = sorted(rows)
+        self._days = [day for day, _ in self.rows]
+
+    def buckets(self, day: int) -> int:
+        at = bisect.bisect_right(self._days, day) - 1
+        return self.rows[max(at, 0)][1]
+
+    def place(self, game: GameId, episode: EpisodeId) -> Place:
+        day = opened_at_ms(episode) // DAY_MS
+        return Place(game, day, zlib.crc32(episode.encode()) % self.buckets(day))
+
+
+def in_part(place: Place, part: int, of: int) -> bool:
+    """Whether a partition's token lies in the `part`-th of `of` equal ranges of the ring."""
+    return of == 1 or (token(place) + (1 << 63)) * of >> 64 == part
+
+
+def token(place: Place) -> int:
+    """Where on the ring the partition is."""
+    packed = (place.game.encode(), struct.pack(">i", place.day), struct.pack(">i", place.bucket))
+    key = b"".join(struct.pack(">H", len(part)) + part + b"\0" for part in packed)
+    found: int = Murmur3Token.hash_fn(key)
+    return found

@@ -1,0 +1,210 @@
+"""A connection to a ring: token-aware, statements prepared once, and only what is idempotent sent twice."""
+
+import logging
+import os
+import ssl
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from cassandra import ConsistencyLevel
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
+from cassandra.policies import DCAwareRoundRobinPolicy, RetryPolicy, TokenAwarePolicy
+from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
+
+from sparring.errors import ConfigError, StoreFailed
+from sparring.store.cassandra.address import Address
+from sparring.store.cassandra.faults import explained
+
+OPEN_WITHIN_S = 8.0  # for all hosts of the URL together
+AT_ONCE = 64  # statements under way
+TRIES = 3
+PROTOCOL = 4  # Cassandra 3 to 5 and Amazon Keyspaces speak it
+
+Row = tuple[Any, ...]
+
+
+class RetryIdempotent(RetryPolicy):  # type: ignore[misc]  # the driver has no types
+    """Another node is asked, a few times, for a statement that may run twice; anything else fails at once."""
+
+    def on_read_timeout(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
+        return self._again(query, retry_num)
+
+    def on_write_timeout(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
+        return self._again(query, retry_num)
+
+    def on_unavailable(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
+        return self._again(query, retry_num)
+
+    def on_request_error(self, query: Any, consistency: Any, error: Any, retry_num: int) -> tuple[int, None]:
+        return self._again(query, retry_num)
+
+    def _again(self, query: Any, retry_num: int) -> tuple[int, None]:
+        again = getattr(query, "is_idempotent", False) and retry_num < TRIES
+        return (self.RETRY_NEXT_HOST if again else self.RETHROW), None
+
+
+class Ring:
+    """One session. Safe to use from several threads; a process that forks opens its own."""
+
+    def __init__(self, address: Address, *, keyspace: bool = True) -> None:
+        """`keyspace` False: nothing is in it yet, `spar store migrate` is about to make it."""
+        self.address, self.where = address, str(address)
+        self._write = _level(address.consistency)
+        self._read = _level(address.read_consistency)
+        self._prepared: dict[str, PreparedStatement] = {}
+        self._preparing = threading.Lock()
+        self.closed = False
+        # One line for each batch above 5 KiB, from the server, is no news: they are within one partition.
+        logging.getLogger("cassandra.protocol").setLevel(logging.ERROR)
+        self.cluster = _cluster(address)
+        try:
+            with explained(self.where):
+                self.session: Session = self.cluster.connect()
+            if keyspace:
+                with explained(self.where):
+                    self._enter()
+        except BaseException:
+            self.close()
+            raise
+
+    def _enter(self) -> None:
+        if self.address.keyspace not in self.cluster.metadata.keyspaces:
+            raise StoreFailed(
+                f"there is no keyspace {self.address.keyspace!r}", where=self.where, do="Run `spar store migrate`"
+            )
+        self.session.set_keyspace(self.address.keyspace)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self.closed = True
+        self.cluster.shutdown()
+
+    def write(self, cql: str, values: Sequence[Any] = ()) -> BoundStatement:
+        """A statement that changes rows and may run twice."""
+        return self._bound(cql, values, self._write, idempotent=True)
+
+    def once(self, cql: str, values: Sequence[Any] = ()) -> BoundStatement:
+        """A statement that is not sent again when its fate is unknown."""
+        return self._bound(cql, values, self._write, idempotent=False)
+
+    def look(self, cql: str, values: Sequence[Any] = ()) -> BoundStatement:
+        """A read that decides about a write: it sees every write that was acknowledged."""
+        return self._bound(cql, values, self._write, idempotent=True)
+
+    def scan(self, cql: str, values: Sequence[Any] = ()) -> BoundStatement:
+        """A read for training, statistics and export."""
+        return self._bound(cql, values, self._read, idempotent=True)
+
+    def batch(self, statements: Iterable[BoundStatement], *, conditional: bool = False) -> BatchStatement:
+        """Statements on one partition, so that a replica applies all or none of them."""
+        together = BatchStatement(BatchType.UNLOGGED, consistency_level=self._write)
+        for one in statements:
+            together.add(one)
+        together.is_idempotent = not conditional
+        if conditional:
+            together.serial_consistency_level = ConsistencyLevel.LOCAL_SERIAL
+        return together
+
+    def all(self, statements: Iterable[Any], at_once: int = AT_ONCE) -> list[list[Row]]:
+        """Run them side by side; the rows of each, in their order. Raises the first failure as a sentence."""
+        self.check_open()
+        found: list[list[Row]] = []
+        pending: deque[Any] = deque()
+        with explained(self.where):
+            for one in statements:
+                pending.append(self.session.execute_async(one))
+                if len(pending) >= at_once:
+                    found.append(list(pending.popleft().result()))
+            found += [list(future.result()) for future in pending]
+        return found
+
+    def one(self, statement: Any) -> list[Row]:
+        """Run it; its rows."""
+        return self.all([statement])[0]
+
+    def pages(self, statement: BoundStatement, first: int, most: int, page_bytes: int = 1 << 20) -> Iterator[Row]:
+        """Rows page by page; the first is asked for at once, each next one while the last is used. Pages grow
+        from `first` rows to `most`, but not above some `page_bytes`, as far as the last page tells.
+        """
+        self.check_open()
+        statement.fetch_size = first
+        with explained(self.where):
+            future = self.session.execute_async(statement)
+        return self._rest(statement, future, most, page_bytes)
+
+    def _rest(self, statement: BoundStatement, future: Any, most: int, page_bytes: int) -> Iterator[Row]:
+        while True:
+            with explained(self.where):
+                result = future.result()
+                rows, state = result.current_rows, result.paging_state
+                if state is not None:
+                    statement.fetch_size = _next_size(rows, statement.fetch_size, most, page_bytes)
+                    future = self.session.execute_async(statement, paging_state=state)
+            yield from rows
+            if state is None:
+                return
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise StoreFailed("the store is closed", where=self.where, do="Open it again")
+
+    def _bound(self, cql: str, values: Sequence[Any], level: int, *, idempotent: bool) -> BoundStatement:
+        self.check_open()
+        statement = self._prepared.get(cql)
+        if statement is None:
+            with self._preparing, explained(self.where):
+                statement = self._prepared.get(cql) or self.session.prepare(cql)
+                self._prepared[cql] = statement
+        bound = statement.bind(values)
+        bound.consistency_level, bound.is_idempotent = level, idempotent
+        return bound
+
+
+def _next_size(rows: Sequence[Row], size: int, most: int, page_bytes: int) -> int:
+    held = sum(len(cell) for row in rows for cell in row if isinstance(cell, bytes))
+    fits = page_bytes * max(1, len(rows)) // max(1, held)
+    return max(1, min(most, 4 * size, fits))
+
+
+def _cluster(address: Address) -> Cluster:
+    profile = ExecutionProfile(
+        load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(address.local_dc)),
+        retry_policy=RetryIdempotent(),
+        row_factory=tuple_factory,
+        request_timeout=address.timeout_s,
+        consistency_level=_level(address.consistency),
+        serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
+    )
+    name, password = os.environ.get("CASSANDRA_USERNAME"), os.environ.get("CASSANDRA_PASSWORD")
+    patience_s = OPEN_WITHIN_S / max(2, len(address.hosts))
+    with explained(str(address)):
+        return Cluster(
+            list(address.hosts),
+            port=address.port,
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            auth_provider=PlainTextAuthProvider(name, password) if name and password else None,
+            ssl_context=_tls(address),
+            protocol_version=PROTOCOL,
+            connect_timeout=patience_s,
+            control_connection_timeout=patience_s,
+            idle_heartbeat_interval=10,
+        )
+
+
+def _tls(address: Address) -> ssl.SSLContext | None:
+    if not (address.tls or address.ca):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.ca or None)
+    except OSError as error:
+        raise ConfigError(f"ca={address.ca!r}: {error}", where="[store] url", do="Name a readable PEM file") from None
+    context.check_hostname = False  # nodes are met by address; what is checked is who signed their certificate
+    return context
+
+
+def _level(name: str) -> int:
+    level: int = getattr(ConsistencyLevel, name.upper())
+    return level
