@@ -30,8 +30,10 @@ from sparring.client.settings import Settings, SettingsKeys, read_settings
 from sparring.client.specs import spec_for
 from sparring.client.spool import Spool
 from sparring.client.statistics import Counters, Statistics
+from sparring.client.straight import Straight, is_stream
 from sparring.client.upload import Sender
-from sparring.errors import Refused, Unreachable
+from sparring.client.way import Way
+from sparring.errors import ConfigError, Refused, Unreachable
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.wire.chunk import Array, Source
 from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_episode, new_episode
@@ -46,7 +48,8 @@ _ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]
 def connect(url: str, game: str, player: str | None = None, **settings: Unpack[SettingsKeys]) -> "Connection":
     """A connection to the gateway at `url` for one game and, where it is known, one player.
 
-    Returns without waiting for the gateway, unless the game's spec must be fetched from it. See docs/client.md
+    Returns without waiting for the gateway, unless the game's spec must be fetched from it. A trusted game server may
+    give a stream, kinesis://…, and a pseudonym instead, see docs/stream.md; that is opened first. See docs/client.md
     for every setting; an unknown one is refused. Close it, or use it as a block.
     """
     return Connection(url, game, player, read_settings(dict(settings)))
@@ -58,7 +61,7 @@ class Connection:
     def __init__(self, url: str, game: str, player: str | None, settings: Settings) -> None:
         self._settings, self._player, self._counters = settings, player, Counters()
         token, ca = settings.token, settings.ca
-        self._gateway = Gateway(url, game, token, settings.timeout_s, ca)
+        self._gateway = _way(url, game, player, settings)
         self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
         self._groups: dict[str, Group] = {}
         self._open: dict[int, Episode] = {}
@@ -79,7 +82,7 @@ class Connection:
         self._recorder = Recorder(self._spool, self._counters, settings.flush_every_s, self._sender.wake)
         self._models = Models(self._gateway, folder, self.spec, client, settings.trust, self._counters)
         if settings.act == "server":
-            self._server = ServerAct(self._gateway.url, game, token, settings.act_timeout_s, ca)
+            self._server = ServerAct(settings.gateway or self._gateway.url, game, token, settings.act_timeout_s, ca)
         else:
             self._models.start(settings.poll_every_s, self._rng.spawn(1)[0])
         self._said_chance = self._closed = False
@@ -148,7 +151,9 @@ class Connection:
                 self._tell_chance(str(error))
                 return by_chance(seat, legal, self._rng)
         if runner is None:
-            self._tell_chance(f"there is no champion of {self.spec.id} {self.spec.version} yet")
+            by_stream = isinstance(self._gateway, Straight) and self._settings.gateway is None
+            none = "models do not come by a stream, and gateway= is not given"
+            self._tell_chance(none if by_stream else f"there is no champion of {self.spec.id} {self.spec.version} yet")
             return by_chance(seat, legal, self._rng)
         return runner.decide(seat, observation, legal, self._rng, strength, held)
 
@@ -266,6 +271,14 @@ class Connection:
         if not self._said_chance:
             self._said_chance = True
             log.warning("%s: act() draws a legal action by chance, recorded as %s", why, CHANCE)
+
+
+def _way(url: str, game: str, player: str | None, settings: Settings) -> Way:
+    if is_stream(url):
+        return Straight(url, game, player, settings)
+    if settings.gateway is not None:
+        raise ConfigError("gateway= goes with a stream", where="sparring.connect", do="Give its address first")
+    return Gateway(url, game, settings.token, settings.timeout_s, settings.ca)
 
 
 def _name(*parts: str) -> str:

@@ -8,10 +8,11 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from sparring.client.answers import read_body
+from sparring.client.answers import Answer, read_body, understand
 from sparring.client.download import Download
 from sparring.errors import ConfigError, Missing, Unreachable
 from sparring.wire.champion import Signed
+from sparring.wire.chunk import pack
 from sparring.wire.ids import ModelId
 
 
@@ -45,6 +46,17 @@ class Gateway:
     def now_ms(self) -> int:
         """The gateway's clock as far as we know it, in Unix milliseconds."""
         return int(time.time() * 1000) + self._clock_ms
+
+    def send(self, chunks: list[bytes]) -> Answer:
+        """Upload encoded chunks; what became of them. Unreachable where nobody answered."""
+        try:
+            response = self.upload(pack(chunks))
+        except httpx.TransportError as error:
+            wrong = f"no answer from the gateway ({type(error).__name__}: {error})"
+            raise Unreachable(wrong, where=self.url, do="It is tried again") from None
+        answer = understand(response.status_code, response.content, len(chunks), response.headers.get("retry-after"))
+        self.heard(answer.sample_rate)
+        return answer
 
     def upload(self, packed: bytes) -> httpx.Response:
         """POST chunks; learns the gateway's clock from the answer."""

@@ -21,6 +21,7 @@ class SettingsKeys(TypedDict, total=False):
     spec: GameSpec | str | Path | None
     folder: str | Path | None
     ca: str | Path | None
+    gateway: str | None
     seed: int | None
     flush_every_s: float
     memory_bytes: int
@@ -43,6 +44,7 @@ class Settings:
     spec: GameSpec | str | Path | None = None  # the game's spec, or its TOML file; None asks catalogue, then gateway
     folder: str | Path | None = None  # spool, models and pins; None is the user's data folder
     ca: str | Path | None = None  # PEM file of the authority that signed the gateway's certificate
+    gateway: str | None = None  # of connect("kinesis://…"): the gateway that models come from; None: no models
     seed: int | None = None  # of act()'s chance; None draws one
     flush_every_s: float = 3.0  # what a running episode has recorded is sent this often
     memory_bytes: int = 64 << 20  # of steps not yet on disk; beyond it the rest of an episode is dropped

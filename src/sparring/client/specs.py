@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.client.gateway import Gateway
 from sparring.client.locks import write_whole
+from sparring.client.way import Way
 from sparring.errors import ConfigError, Missing, Unreachable
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, checked, read
@@ -18,7 +18,7 @@ class _Told(msgspec.Struct, frozen=True):
     spec: GameSpec
 
 
-def spec_for(game: str, given: GameSpec | str | Path | None, gateway: Gateway, cache: Path) -> GameSpec:
+def spec_for(game: str, given: GameSpec | str | Path | None, gateway: Way, cache: Path) -> GameSpec:
     """The spec. Only where it is neither given nor known here is the gateway asked, and then the caller waits."""
     if given is not None:
         spec = given if isinstance(given, GameSpec) else read(Path(given))

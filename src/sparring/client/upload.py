@@ -1,18 +1,17 @@
-"""The sender: a thread that carries the spool to the gateway, batch by batch, until each chunk is settled."""
+"""The sender: a thread that carries the spool to gateway or stream, batch by batch, until each chunk is settled."""
 
 import logging
 import threading
 import time
 
-import httpx
 from numpy.random import Generator
 
-from sparring.client.answers import KEPT, LATER, Answer, Fate, understand
+from sparring.client.answers import KEPT, LATER, Answer, Fate
 from sparring.client.backoff import pause_s
-from sparring.client.gateway import Gateway
 from sparring.client.spool import Entry, Spool
 from sparring.client.statistics import Counters
-from sparring.wire.chunk import pack
+from sparring.client.way import Way
+from sparring.errors import Unreachable
 
 BATCH_CHUNKS = 64
 BATCH_BYTES = 2 << 20
@@ -24,8 +23,8 @@ log = logging.getLogger("sparring.client")
 class Sender:
     """Owns its thread. `run` ends when `stop` was called; what is unsent stays in the spool."""
 
-    def __init__(self, gateway: Gateway, spool: Spool, counters: Counters, rng: Generator, retry_most_s: float) -> None:
-        self._gateway, self._spool, self._counters = gateway, spool, counters
+    def __init__(self, way: Way, spool: Spool, counters: Counters, rng: Generator, retry_most_s: float) -> None:
+        self._way, self._spool, self._counters = way, spool, counters
         self._rng, self._most_s = rng, retry_most_s
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._failures, self._most_chunks = 0, BATCH_CHUNKS
@@ -76,15 +75,13 @@ class Sender:
             return None
         self._counters.add(tries=1)
         try:
-            response = self._gateway.upload(pack([entry.chunk for entry in batch]))
-        except httpx.TransportError as error:
-            return self._failed(f"no answer from the gateway ({type(error).__name__}: {error})")
+            answer = self._way.send([entry.chunk for entry in batch])
+        except Unreachable as error:
+            return self._failed(error.wrong)
         except RuntimeError:
             if self._stopping.is_set():  # close() let go of the HTTP client in mid-request
                 return None
             raise
-        answer = understand(response.status_code, response.content, len(batch), response.headers.get("retry-after"))
-        self._gateway.heard(answer.sample_rate)
         return self._act_on(answer, batch)
 
     def _act_on(self, answer: Answer, batch: list[Entry]) -> float | None:
