@@ -222,8 +222,8 @@ def alone() -> Iterator[None]:
 
 
 def say(words: str, to: TextIO | None = None) -> None:
-    """At once, also into a file."""
-    print(words, file=to, flush=True)
+    """At once, also into a file, and as one piece: several say something at the same time."""
+    print(f"{words}\n", end="", file=to, flush=True)
 
 
 def _run(words: list[str], where: Path, environment: dict[str, str]) -> str:
