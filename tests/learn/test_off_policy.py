@@ -23,6 +23,7 @@ from sparring.learn.off_policy.estimators import doubly_robust, fitted, importan
 from sparring.learn.off_policy.fitting import FitConfig, Policy, at_its_best, behaviour_logp, fitted_q, value_bounds
 from sparring.learn.off_policy.judge import judge
 from sparring.learn.off_policy.records import Records, of_episodes, read_records
+from sparring.learn.off_policy.world import WorldConfig
 from sparring.learn.plan import Wish
 from sparring.learn.train import Orders, train
 from sparring.store import open_store
@@ -39,7 +40,9 @@ REWARD = np.array([[[0.0, 1.0], [0.5, -0.5]], [[1.0, 0.0], [0.2, 2.0]], [[-1.0, 
 MOVES = np.array([[0.8, 0.3], [0.6, 0.1]])  # P(next state is 0 | s, a)
 PLAYERS = np.array([[0.6, 0.4], [0.3, 0.7]])  # μ(a | s)
 TARGET = np.array([[0.2, 0.8], [0.7, 0.3]])  # π(a | s)
-FIT = FitConfig(updates=1500, behaviour_updates=600, hidden_units=(32,), target_every_updates=10)
+FIT = FitConfig(
+    updates=1500, behaviour_updates=600, hidden_units=(32,), target_every_updates=10, world=WorldConfig(2, 200)
+)
 
 
 def exact(policy):
@@ -201,7 +204,7 @@ def test_the_command_prints_every_estimate_and_refuses_scripts(config):
     done = spar(config, "evaluate", model, "--from", "store")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert [one["name"] for one in said["estimates"]] == ["recorded", "wis", "fqe", "dr"]
+    assert [one["name"] for one in said["estimates"]] == ["recorded", "wis", "fqe", "dr", "world"]
     assert (said["model"], said["episodes"], said["behaviour"]) == (model, 20, "estimated by bc")
     assert all(one["low"] <= one["high"] for one in said["estimates"])
     assert "missing: behaviour_logp" in done.stderr

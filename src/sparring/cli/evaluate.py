@@ -4,7 +4,8 @@ MODEL is a model's id or the beginning of one, champion:GAME, or script:GAME/NAM
 bare name of one of the game's scripts. Seats are swapped; models play at their best.
 
 With --from store nobody plays: what people recorded says what the model would earn, by weighted importance sampling
-(wis), fitted Q evaluation (fqe) and doubly robust estimation (dr), each with the spread over resampled episodes.
+(wis), fitted Q evaluation (fqe), doubly robust estimation (dr) and games in a world learned from the records (world),
+each with its spread. The one to rank models by is named.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
             for one in said.estimates
         ],
     )
-    output.say(f"discount {said.discount:g}; behaviour policy: {said.behaviour}")
+    output.say(f"rank models by {said.advised}; discount {said.discount:g}; behaviour policy: {said.behaviour}")
     if tried is not None:
         against = f" against {tried.against}" if tried.against else ""
         output.say(f"trial: {tried.mean:.4g} (sd {tried.sd:.3g}) in {tried.episodes} games{against}, not discounted")

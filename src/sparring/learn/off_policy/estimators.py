@@ -107,6 +107,16 @@ def doubly_robust(records: Records, weights: Weights, judged: Judged, discount: 
     return _bootstrapped("dr", value, records.episodes, weights.effective, rng)
 
 
+def tried(returns: Array, rng: Generator) -> Estimate:
+    """Mean of what the policy earned in learned worlds, [learners, games]. Resampled are games and learners, so that
+    the spread shows the fits' own errors too, as far as the learners do not share them."""
+    learners, games = returns.shape
+    fits = rng.multinomial(learners, np.full(learners, 1 / learners), size=RESAMPLES)
+    starts = rng.multinomial(games, np.full(games, 1 / games), size=RESAMPLES)
+    low, high = np.quantile(((fits @ returns) * starts).sum(axis=1) / returns.size, (0.025, 0.975))
+    return Estimate("world", float(returns.mean()), float(low), float(high), float(games))
+
+
 def _mean(name: str, values: Array, rng: Generator) -> Estimate:
     def value(counts: Array) -> Array:
         return np.asarray(counts @ values / len(values))

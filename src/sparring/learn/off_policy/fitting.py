@@ -1,7 +1,7 @@
 """What has to be learned before a model can be judged from records: who the players were, and what its values are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from sparring.learn.forward import Forward
 from sparring.learn.networks import Network, default_network
 from sparring.learn.off_policy.estimators import Judged
 from sparring.learn.off_policy.records import Records
+from sparring.learn.off_policy.world import WorldConfig
 from sparring.learn.policies import log_softmax, masked
 from sparring.learn.protocol import Batch
 from sparring.learn.torch_state import tensor, tensors
@@ -36,6 +37,7 @@ class FitConfig:
     learning_rate: float = 1e-3
     hidden_units: tuple[int, ...] = (64, 64)
     image_layers: tuple[str, ...] = ("flat",)  # of games that show images; convolutions cost more than they bring here
+    world: WorldConfig = field(default_factory=WorldConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,12 @@ from sparring.learn.off_policy.estimators import (
     fitted,
     importance,
     recorded,
+    tried,
     weighted_importance,
 )
 from sparring.learn.off_policy.fitting import FitConfig, at_its_best, behaviour_logp, fitted_q
 from sparring.learn.off_policy.records import Records
+from sparring.learn.off_policy.world import World, played, world_of
 from sparring.wire.chunk import Array
 
 FEW = 10.0  # effective episodes below which an estimate by importance is little more than a guess
@@ -33,6 +35,7 @@ class Judgement:
     discount: float
     behaviour: str  # "recorded", "estimated by bc" or both with their shares
     estimates: tuple[Estimate, ...]
+    advised: str  # the name of the one to rank models by: a rule that was written before any model is judged
     missing: tuple[str, ...]  # sentences
 
     def of(self, name: str) -> Estimate:
@@ -48,8 +51,12 @@ def judge(
     discount: float,
     seed: int,
     fit: FitConfig | None = None,
+    world: World | None = None,
 ) -> Judgement:
-    """What the records say of the network at its best. The same seed gives the same answer."""
+    """What the records say of the network at its best. The same seed gives the same answer.
+
+    `world` is `world_of` the same records, for who judges several models by them; by default it is learned here.
+    """
     if not 0 < discount <= 1:
         raise ConfigError(f"--discount {discount:g}", where="spar evaluate", do="Give more than 0 and at most 1")
     if game.frame_stack != 1:
@@ -66,14 +73,20 @@ def judge(
     judged = fitted_q(records, policy, game, discount, seed, config)
     rng = np.random.default_rng([seed, 0xB0])
     share = f"{weights.followed} of {weights.cumulative.shape[1]} steps followed"
-    found = (
+    found = [
         recorded(records, discount, rng),
         replace(weighted_importance(records, weights, discount, rng), note=share),
         replace(fitted(judged.v[records.first], rng), note="spread of the first views; the fit is kept"),
         replace(doubly_robust(records, weights, judged, discount, rng), note=share),
-    )
+    ]
     lacking = _missing(records, known, weights.effective, weights.followed)
-    return Judgement(records.episodes, records.steps, discount, _behaviour(known), found, lacking)
+    advised = "dr"
+    world = world or world_of(records, game, seed, config.world)
+    if world is not None:
+        note = f"explains {world.explained:.1%} of unseen steps, {world.ends:.0%} of ends"
+        found.append(replace(tried(played(world, records, forward, game, discount, rng), rng), note=note))
+        advised = "world" if world.trusted else advised
+    return Judgement(records.episodes, records.steps, discount, _behaviour(known), tuple(found), advised, lacking)
 
 
 def _behaviour(known: Array) -> str:
