@@ -123,7 +123,7 @@ def trickle(url: str, chunks: Sequence[Chunk], seconds: float) -> None:
             time.sleep(seconds / pieces)
 
 
-def wait_for(file: Path, text: str, *, after: int = 0, seconds: float = 30.0) -> None:
+def wait_for(file: Path, text: str, *, after: int = 0, seconds: float = 60.0) -> None:
     """Until the file says so, behind its first `after` bytes."""
     until_s = time.monotonic() + seconds
     while text not in file.read_text()[after:]:
@@ -134,7 +134,7 @@ def wait_for(file: Path, text: str, *, after: int = 0, seconds: float = 30.0) ->
 def once(data: Path, url: str, *words: str) -> dict[str, Any]:
     """What `spar sink --once` says at its end."""
     with sink(data, url, "--once", *words) as process:
-        said, _ = process.communicate(timeout=240)
+        said, _ = process.communicate(timeout=600)
         log = (data / "sink.log").read_text()
         assert process.returncode == 0, log[-3000:]
         result: dict[str, Any] = json.loads(said.splitlines()[-1])

@@ -29,9 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="end when nothing is left")
     parser.add_argument("--quarantined", action="store_true", help="list what was put aside, and why")
     parser.add_argument("--spark", metavar="URL", help="on that cluster, such as spark://HOST:7077")
-    parser.add_argument(
-        "--checkpoint", metavar="DIR", help="of --spark: where it keeps its place (default: data folder)"
-    )
+    parser.add_argument("--spark-conf", action="append", default=[], metavar="KEY=VALUE", help="one of Spark's own")
+    parser.add_argument("--checkpoint", metavar="URL", help="where Spark keeps its place (default: in the data folder)")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sparring.wire.chunk import Header
 from sparring.wire.ids import GameId
 
 MINUTE_MS = 60_000
+MAX_LAG_MS = (1 << 31) - 1  # 24 days: what is older was imported, and no lag
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class Minutes:
     def add(self, head: Header, stored_ms: int) -> None:
         """Count a chunk that was stored."""
         tally = self._tally(head)
-        lag_ms = max(0, stored_ms - head.received_at_ms)
+        lag_ms = min(max(0, stored_ms - head.received_at_ms), MAX_LAG_MS)
         tally.steps += head.steps
         tally.chunks += 1
         tally.lag_ms_sum += lag_ms

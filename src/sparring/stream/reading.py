@@ -16,6 +16,7 @@ from sparring.wire import record
 READS_PER_S = 5  # of one shard, by all its readers together
 MOST_RECORDS = 10_000  # of one GetRecords
 MOST_PLACES = record.MAX_CHUNKS
+FEW_RECORDS = 20  # that `tip` reads before it looks back from the end
 LOOK_BACK_S = (0.1, 0.4, 1.6)  # of `tip`, in turn
 ITERATOR_S = 240.0  # Kinesis forgets one after 300
 
@@ -66,9 +67,10 @@ class Reader:
 
     def tip(self, shard: Shard, after: Position) -> Position:
         """A record near the shard's end: where more than one is new, the last of those in the newest moment found."""
-        first = self._get(shard.id, after, 1)
+        first = self._get(shard.id, after, FEW_RECORDS)
         found = _later(after, first)
-        if not first.get("MillisBehindLatest"):
+        # kinesalite never says that it is behind, so a full answer counts as such, too.
+        if len(first["Records"]) < FEW_RECORDS and not first.get("MillisBehindLatest"):
             return found
         for back_s in LOOK_BACK_S:
             peeked = self._peek(shard.id, back_s)
