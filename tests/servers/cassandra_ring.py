@@ -10,6 +10,7 @@ from servers.process import NotThere, Process, free_ports
 
 Sync = Literal["batch", "periodic"]
 HEAP = "512m"
+PATIENCE_S = 280.0  # two cores that do much else are slow to start three; below the limit of a test
 ADD_EXPORTS = (
     "java.base/jdk.internal.misc",
     "java.base/java.lang.ref",
@@ -111,7 +112,8 @@ def described(folder: Path, nodes: int = 1, *, sync: Sync = "batch", port: int =
         (home / "cassandra.yaml").write_text(YAML.format(**places, sync=SYNC[sync]))
         (home / "logback.xml").write_text(LOGBACK)
         words = (java_program, *_options(Path(jars), home, management[number]))
-        ring.append(Process(f"cassandra{1 + number}", str(home), words, f"cql://{host}:{port or free}"))
+        ready = f"cql://{host}:{port or free}"
+        ring.append(Process(f"cassandra{1 + number}", str(home), words, ready, patience_s=PATIENCE_S))
     return Cassandra(hosts, port or free, tuple(ring))
 
 

@@ -137,7 +137,7 @@ def versitygw(place: Path) -> Path:
     go = shutil.which("go")
     if go is None:
         raise CannotBeMade(
-            "versitygw is compiled with Go, and there is no `go` on the PATH: install Go 1.24 or newer, "
+            "versitygw is compiled with Go, and there is no `go` on the PATH: install Go 1.25 or newer, "
             "or put a `versitygw` on the PATH, then run `make servers` again"
         )
     environment = {**os.environ, "GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0", "GOBIN": str(place)}

@@ -10,21 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from servers.install import RECIPES, alone, folder, main
-from servers.running import free_ports, program
+from servers.install import NAMES, RECIPES, alone, folder, main
+from servers.running import free_ports, installed, program
+from servers.spark_cluster import described
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.servers
-def test_what_is_there_is_not_made_again(capsys):
+def test_what_is_there_is_not_made_again(tmp_path, capsys):
     for recipe in RECIPES.values():
         program(recipe.program)
+    with installed():
+        described(tmp_path)  # Spark is a package and a Java
     begun = time.monotonic()
     assert main([]) == 0
     assert time.monotonic() - begun < 5
     said = capsys.readouterr().out
-    assert all(f"{name}: already made" in said or f"{name}: on the PATH" in said for name in RECIPES)
+    assert all(f"{name}: already made" in said or f"{name}: on the PATH" in said for name in NAMES)
 
 
 @pytest.mark.servers
@@ -48,13 +51,30 @@ def test_redis_answers(tmp_path):
         server.wait()
 
 
-def test_without_go_it_is_said_what_to_do_and_nothing_is_left(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("server", "fix"),
+    [
+        ("consul", "there is no `go` on the PATH: install Go 1.22 or newer"),
+        ("versitygw", "there is no `go` on the PATH: install Go 1.25 or newer"),
+        ("cassandra", "apt-get install "),  # Java, or where that is found elsewhere Maven
+    ],
+)
+def test_what_a_server_is_made_with_is_named_where_it_is_missing_and_nothing_is_left(
+    server, fix, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("SPARRING_SERVERS", str(tmp_path / "servers"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["consul"]) == 1
-    assert "there is no `go` on the PATH: install Go 1.22 or newer" in capsys.readouterr().err
+    assert main([server]) == 1
+    assert fix in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "servers").iterdir()] == ["lock"]
-    assert main(["consull"]) == 2
+    assert main([f"{server}l"]) == 2
+
+
+def test_one_that_cannot_be_made_does_not_keep_the_next_from_being_tried(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPARRING_SERVERS", str(tmp_path / "servers"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["consul", "versitygw"]) == 1
+    assert capsys.readouterr().err.count("there is no `go` on the PATH") == 2
 
 
 def test_two_runs_wait_for_each_other(tmp_path, monkeypatch, capsys):
