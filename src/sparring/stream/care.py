@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from sparring.errors import Missing, SparringError, Unreachable
@@ -11,7 +12,7 @@ from sparring.stream import faults
 from sparring.stream.address import SETTING, read_address
 from sparring.stream.calls import Calls, Patience
 from sparring.stream.kinesis import listed
-from sparring.stream.protocol import BEGINNING, Shard
+from sparring.stream.protocol import BEGINNING, Page, Position, Shard
 from sparring.stream.reading import Reader
 from sparring.stream.resharding import Range, Split, next_count, next_move
 
@@ -23,7 +24,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """One shard as it is now. `kept_ms`: how far its oldest record is behind its newest."""
+    """One shard as it is now. `kept_ms`: the age of its oldest record; `behind_ms`: of the first not yet read."""
 
     id: str
     parents: tuple[str, ...]
@@ -32,6 +33,7 @@ class ShardState:
     last_hash: int
     kept_ms: int
     empty: bool
+    behind_ms: int | None = None  # None where no reader's position is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class Described:
     retention_hours: int
     mode: str  # PROVISIONED or ON_DEMAND
     shards: list[ShardState]
+
+
+def _age_ms(page: Page) -> int | None:
+    """How long ago its first chunk came; None where it has none."""
+    return max(0, int(time.time() * 1000) - page.placed[0].arrived_ms) if page.placed else None
 
 
 class Care:
@@ -70,10 +77,11 @@ class Care:
             self._retain(retention_hours)
         return made
 
-    def describe(self) -> Described:
-        """Everything that is known of it; one small read of each shard."""
+    def describe(self, places: Mapping[str, Position] = MappingProxyType({})) -> Described:
+        """Everything that is known of it; one small read of each shard, and one where a reader is, shard by shard."""
         found = self._summary()
-        shards = [self._state(one) for one in sorted(listed(self._calls), key=lambda one: str(one["ShardId"]))]
+        listing = sorted(listed(self._calls), key=lambda one: str(one["ShardId"]))
+        shards = [self._state(one, places.get(one["ShardId"])) for one in listing]
         mode = found.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED")
         name, status, hours = found["StreamName"], found["StreamStatus"], found["RetentionPeriodHours"]
         return Described(name, status, int(hours), mode, shards)
@@ -154,13 +162,15 @@ class Care:
             if "EndingSequenceNumber" not in one["SequenceNumberRange"]
         ]
 
-    def _state(self, one: dict[str, Any]) -> ShardState:
+    def _state(self, one: dict[str, Any], place: Position | None) -> ShardState:
         parents = tuple(one[key] for key in ("ParentShardId", "AdjacentParentShardId") if one.get(key))
         closed = "EndingSequenceNumber" in one["SequenceNumberRange"]
         keys = one["HashKeyRange"]
-        page = Reader(self._calls).page(Shard(one["ShardId"], parents, closed), BEGINNING, 1)
+        shard, reader = Shard(one["ShardId"], parents, closed), Reader(self._calls)
+        oldest = _age_ms(reader.page(shard, BEGINNING, 1))
+        behind_ms = None if place is None else _age_ms(reader.page(shard, place, 1)) or 0
         first, last = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
-        return ShardState(one["ShardId"], parents, closed, first, last, page.behind_ms, not page.placed)
+        return ShardState(shard.id, parents, closed, first, last, oldest or 0, oldest is None, behind_ms)
 
     def _wait(self, status: str, what: str = "") -> None:
         until_s, seen = time.monotonic() + WITHIN_S, ""

@@ -27,6 +27,7 @@ PASSING = THROTTLED | {  # the same request may succeed in a moment
     "503",
     "504",
 }
+SHARD_CALLS = {"PutRecords", "GetRecords", "GetShardIterator"}
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 UNKNOWN = {
     "UnrecognizedClientException",
@@ -104,7 +105,7 @@ def _refused(error: Any, address: Address) -> SparringError:
     if code in FORBIDDEN:
         wrong = f"these credentials may not call kinesis:{error.operation_name}"
         return NotYours(wrong, where=address.where, do="Allow it in their policy (docs/deploy.md has one)")
-    if code in THROTTLED:
+    if code in THROTTLED and error.operation_name in SHARD_CALLS:  # of others the limit is the account's
         do = "Add shards with `spar stream reshard`, and send it again later"
         return StoreFailed(
             f"{address.name} is asked for more than its shards give ({code})", where=address.where, do=do

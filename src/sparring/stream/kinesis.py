@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from sparring.errors import Missing
+from sparring.errors import Missing, Unreachable
 from sparring.store.protocol import Appended, Kept
 from sparring.stream.address import SETTING, Address, read_address
 from sparring.stream.calls import Calls, Patience
@@ -18,7 +18,7 @@ from sparring.stream.shards import in_order
 from sparring.stream.writing import write
 from sparring.wire.chunk import Chunk
 
-OPENING = Patience(deadline_s=4.0, connect_s=2.0, read_s=3.0)  # so that a wrong setting is said within 10 s
+OPENING = Patience(deadline_s=1.5, connect_s=2.0, read_s=3.0)  # so that a wrong setting is said within 10 s
 READY_S = 5.0
 MADE_WITHIN_S = 5.0  # a stream that is just being made is waited for
 
@@ -108,7 +108,10 @@ def _wait_active(calls: Calls, within_s: float = MADE_WITHIN_S) -> None:
     until_s = time.monotonic() + within_s
     while True:
         answer = calls("describe_stream_summary", StreamName=calls.address.name)
-        status = answer["StreamDescriptionSummary"]["StreamStatus"]
+        status = answer.get("StreamDescriptionSummary", {}).get("StreamStatus", "")
+        if not status:
+            do = "Check that endpoint= in it is a Kinesis server"
+            raise Unreachable(f"{calls.address.place} gave no sound answer", where=calls.address.where, do=do)
         if status in ("ACTIVE", "UPDATING"):
             return
         if time.monotonic() > until_s:

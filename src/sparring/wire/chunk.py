@@ -182,7 +182,8 @@ def pack(encoded: list[bytes]) -> bytes:
 
 def unpack(data: bytes | memoryview, most_chunks: int = 1 << 20) -> list[memoryview]:
     """The encoded chunks of one upload, not yet decoded; WireError where there are more than `most_chunks`."""
-    view, parts = memoryview(data), []
+    view = memoryview(data)
+    parts: list[memoryview] = []
     while len(view):
         if len(parts) == most_chunks:
             raise _bad(f"more than {most_chunks} chunks", "Send fewer at once")
