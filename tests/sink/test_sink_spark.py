@@ -1,6 +1,7 @@
 """`spar sink --spark` on a real standalone master and worker, between a real Kinesis server and a real store.
 
-SPARRING_SPARK_KILLS and SPARRING_SPARK_STEPS make the long test longer: 5 and 200000 is what the docs promise.
+The long test is longer with SPARRING_SPARK_KILLS=5 SPARRING_SPARK_STEPS=200000, and with SPARRING_SPARK_RING=3 it
+writes to that many nodes of Cassandra, of which one is killed.
 """
 
 import os
@@ -8,6 +9,8 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
@@ -17,8 +20,9 @@ import pytest
 
 from derived import GAME
 from servers.aws_servers import S3, Kinesis
+from servers.running import cassandra
 from servers.spark_cluster import Spark
-from sink.flow import episodes, judged, new_stream, once, put, put_raw, sink, store_of, trickle, wait_for
+from sink.flow import episodes, judged, new_stream, once, put, put_raw, sink, spar, store_of, trickle, wait_for
 from sparring.store import open_store
 from sparring.stream.care import Care
 from sparring.wire.chunk import Chunk
@@ -33,6 +37,7 @@ pytestmark = [
 
 KILLS = int(os.environ.get("SPARRING_SPARK_KILLS", "1"))
 STEPS = int(os.environ.get("SPARRING_SPARK_STEPS", "20000"))
+RING = int(os.environ.get("SPARRING_SPARK_RING", "0"))
 
 
 def on(spark: Spark, kinesis: Kinesis) -> list[str]:
@@ -80,32 +85,47 @@ def test_the_same_job_on_a_spark_cluster(
     client.close()
 
 
+@contextmanager
+def a_store(data: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Its URL, and what kills a part of it where that has several."""
+    if not RING:
+        yield store_of(data), lambda: None
+        return
+    with cassandra(data / "ring", RING) as ring:
+        url = ring.url("sink")
+        spar(data, "store", "migrate", "--set", f"store.url={url}")
+        yield url, ring.nodes[-1].kill if RING > 2 else lambda: None
+
+
 def test_drivers_killed_and_a_reshard_under_load_lose_nothing_and_store_nothing_twice(
     tmp_path: Path, kinesalite_server: Kinesis, spark_server: Spark
 ) -> None:
     url, rng, log = new_stream(kinesalite_server, 2), random.Random(11), tmp_path / "sink.log"
     sent = [chunk for episode in episodes(10, STEPS // 1_000) for chunk in episode]
-    words = [*on(spark_server, kinesalite_server), "--set", "sink.trigger_s=0.5"]
     writer = threading.Thread(target=trickle, args=(url, sent, 10.0 + 20.0 * KILLS))
-    writer.start()
-    try:
-        for kill in range(KILLS):
-            before = log.stat().st_size if log.exists() else 0
-            with sink(tmp_path, url, *words) as process:
-                wait_for(log, "chunks (", after=before, seconds=300)  # a batch was done
-                if kill == 0:
-                    with Care(url, lambda text: None) as care:
-                        care.reshard(4)
-                        care.reshard(3)
-                time.sleep(rng.uniform(0.2, 2.0))
-                os.killpg(process.pid, signal.SIGKILL)  # Python and the JVM
-    finally:
-        writer.join()
-    last = once(tmp_path, url, *words)
-    found = judged(store_of(tmp_path), sent)
+    with a_store(tmp_path) as (store_url, kill_node):
+        words = [*on(spark_server, kinesalite_server), "--set", "sink.trigger_s=0.5", "--set", f"store.url={store_url}"]
+        writer.start()
+        try:
+            for kill in range(KILLS):
+                before = log.stat().st_size if log.exists() else 0
+                with sink(tmp_path, url, *words) as process:
+                    wait_for(log, "chunks (", after=before, seconds=300)  # a batch was done
+                    if kill == 0:
+                        with Care(url, lambda text: None) as care:
+                            care.reshard(4)
+                            care.reshard(3)
+                    if kill == KILLS // 2:
+                        kill_node()
+                    time.sleep(rng.uniform(0.2, 2.0))
+                    os.killpg(process.pid, signal.SIGKILL)  # Python and the JVM
+        finally:
+            writer.join()
+        last = once(tmp_path, url, *words)
+        found = judged(store_url, sent)
+        with open_store(store_url) as store:
+            minutes = store.minutes(GAME, 0)
     assert found.exact, found
     assert found.steps == STEPS
     assert last["quarantined"] == 0
-    with open_store(store_of(tmp_path)) as store:
-        minutes = store.minutes(GAME, 0)
     assert sum(minute.steps for minute in minutes) == STEPS  # batches that were done again are not counted again

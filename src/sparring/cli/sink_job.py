@@ -1,6 +1,6 @@
 """The file that spark-submit takes; its arguments are those of `spar sink`.
 
-spark-submit --master spark://HOST:7077 --py-files sparring.zip src/sparring/sink/spark_job.py --config spar.toml
+spark-submit --master spark://HOST:7077 --py-files sparring.zip src/sparring/cli/sink_job.py --config spar.toml
 """
 
 import sys
