@@ -1,4 +1,7 @@
-"""What holds of every host: tests for a fixture `host`, run on this machine's processes and on a real Ray cluster."""
+"""What holds of every host: tests for a fixture `host`, run on this machine's processes and on a real Ray cluster.
+
+A fixture `kept` is a host for all of them: what changes nobody is asked of two instances that are started once.
+"""
 
 import os
 import signal
@@ -38,6 +41,27 @@ def happened(host, kind, seconds=20.0):
     return seen
 
 
+@pytest.fixture(scope="module")
+def pair(kept):
+    started = kept.start(Worker, "pair", 2, ONE, {})
+    for worker in started:
+        worker.ask("who").result(120.0)
+    return started
+
+
+@pytest.fixture
+def both(pair):
+    """The two, without a past."""
+    for worker in pair:
+        worker.ask("forget").result()
+    return pair
+
+
+@pytest.fixture
+def worker(both):
+    return both[0]
+
+
 def test_each_instance_knows_who_it_is(host):
     handles = host.start(Worker, "worker", 2, ONE, {"word": "hi"})
     who = [handle.ask("who").result() for handle in handles]
@@ -61,24 +85,21 @@ def test_a_constructor_is_given_arrays(host):
     assert ones.sum() == 1 << 16
 
 
-def test_answers_are_plain_data_whatever_the_host(host):
-    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+def test_answers_are_plain_data_whatever_the_host(worker):
     given = (1, 2.5, "three", None, True, b"4", [5, (6, 7)], {"eight": np.float32(9.0)})
     values, named = worker.ask("echo", *given, x=np.arange(3)).result()
     assert values == [1, 2.5, "three", None, True, b"4", [5, [6, 7]], {"eight": 9.0}]
     assert named["x"].tolist() == [0, 1, 2]
 
 
-def test_calls_begin_in_their_order_and_many_are_under_way(host):
-    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+def test_calls_begin_in_their_order_and_many_are_under_way(worker):
     asked = [worker.ask("note", number) for number in range(100)]
     assert [one.result() for one in asked] == list(range(100))
     assert worker.ask("worked").result() == list(range(100))
     assert all(one.done() for one in asked)
 
 
-def test_what_was_given_may_be_changed_afterwards(host):
-    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+def test_what_was_given_may_be_changed_afterwards(worker):
     small, large = np.zeros(4), np.zeros(1 << 16)
     asked = worker.ask("echo", small, large)
     small += 1
@@ -87,8 +108,7 @@ def test_what_was_given_may_be_changed_afterwards(host):
     assert [one.sum() for one in values] == [0.0, 0.0]
 
 
-def test_errors_arrive_typed_and_with_their_story(host):
-    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+def test_errors_arrive_typed_and_with_their_story(worker):
     with pytest.raises(Missing, match=r"larder: there is no cheese\. Buy some\."):
         worker.ask("breaks", "ours").result()
     with pytest.raises(CallFailed, match="ZeroDivisionError: by nothing") as failed:
@@ -100,18 +120,15 @@ def test_errors_arrive_typed_and_with_their_story(host):
         worker.ask("dance").result()
 
 
-def test_a_call_that_takes_longer_than_its_caller_waits_is_late_and_may_be_asked_for_again(host):
-    (worker,) = host.start(Worker, "worker", 1, ONE, {})
-    worker.ask("who").result()
+def test_a_call_that_takes_longer_than_its_caller_waits_is_late_and_may_be_asked_for_again(worker):
     asked = worker.ask("sleep", 1.0)
-    with pytest.raises(Late, match=r"worker/0 did not answer sleep within 0.1 s"):
+    with pytest.raises(Late, match=r"pair/0 did not answer sleep within 0.1 s"):
         asked.result(0.1)
     assert not asked.done()
     assert asked.result() == 1.0
 
 
-def test_tasks_are_queued_and_a_full_queue_refuses_or_lets_wait(host):
-    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+def test_tasks_are_queued_and_a_full_queue_refuses_or_lets_wait(worker):
     for number in range(5):
         worker.tell("work", number)
     assert worker.ask("worked").result() == [0, 1, 2, 3, 4]
@@ -123,8 +140,7 @@ def test_tasks_are_queued_and_a_full_queue_refuses_or_lets_wait(host):
     assert worker.ask("worked").result()[5:] == list(range(10, 20))
 
 
-def test_callers_are_served_together(host):
-    (worker,) = host.start(Worker, "worker", 1, ONE, {})
+def test_callers_are_served_together(worker):
     asked = [worker.ask("double", np.full(3, float(number))) for number in range(12)]
     assert [one.result()[0] for one in asked] == [2.0 * number for number in range(12)]
     sizes = worker.ask("batches").result()
@@ -132,19 +148,18 @@ def test_callers_are_served_together(host):
     assert max(sizes) == 8
 
 
-def test_a_shared_value_is_seen_by_all_and_changed_by_none(host):
-    workers = host.start(Worker, "worker", 2, ONE, {})
-    shared = host.share({"a": np.ones(100_000), "b": np.ones(3, np.float32)})
-    for worker in workers:
+def test_a_shared_value_is_seen_by_all_and_changed_by_none(kept, both):
+    shared = kept.share({"a": np.ones(100_000), "b": np.ones(3, np.float32)})
+    for worker in both:
         assert worker.ask("total", shared).result() == 100_003.0
         assert worker.ask("total", weights=shared, times=2).result() == 200_006.0
-    assert workers[0].ask("is_read_only", host.share(np.ones(100_000))).result()
+    assert both[0].ask("is_read_only", kept.share(np.ones(100_000))).result()
     del shared
-    assert workers[0].ask("total", host.share({"a": np.zeros(10)})).result() == 0.0
+    assert both[0].ask("total", kept.share({"a": np.zeros(10)})).result() == 0.0
 
 
-def test_an_answer_under_way_stands_for_its_value(host):
-    first, second = host.start(Worker, "worker", 2, ONE, {})
+def test_an_answer_under_way_stands_for_its_value(both):
+    first, second = both
     slow = first.ask("sleep", 0.5)
     later = second.ask("add", slow, b=1.0)
     then = second.ask("note", "after")
@@ -157,25 +172,24 @@ def test_an_answer_under_way_stands_for_its_value(host):
         second.ask("add", first.ask("breaks", "ours"), 1.0).result()
 
 
-def test_whoever_waits_for_several_is_given_those_that_are_done(host):
-    first, second = host.start(Worker, "worker", 2, ONE, {})
-    first.ask("who").result(), second.ask("who").result()
+def test_whoever_waits_for_several_is_given_those_that_are_done(kept, both):
+    first, second = both
     quick, slow = first.ask("sleep", 0.0), second.ask("sleep", 1.5)
-    assert host.wait([quick, slow], 10.0) == [quick]
-    assert host.wait([slow], 0.05) == []
+    assert kept.wait([quick, slow], 10.0) == [quick]
+    assert kept.wait([slow], 0.05) == []
     slow.result()
-    assert set(host.wait([quick, slow], 10.0)) == {quick, slow}
-    assert host.wait([], 0.1) == []
+    assert set(kept.wait([quick, slow], 10.0)) == {quick, slow}
+    assert kept.wait([], 0.1) == []
 
 
-def test_services_find_each_other_by_name(host):
-    (asker,) = host.start(Worker, "asker", 1, ONE, {})
-    host.start(Worker, "answerer", 2, ONE, {"word": "here"})
-    assert asker.ask("ask_others", "answerer", "who").result()["word"] == "here"
-    big = asker.ask("ask_others", "answerer", "add", np.ones(100_000), 1.0).result()
+def test_services_find_each_other_by_name(kept, worker):
+    kept.start(Worker, "answerer", 1, ONE, {"word": "here"})
+    assert worker.ask("ask_others", "answerer", "who").result()["word"] == "here"
+    big = worker.ask("ask_others", "answerer", "add", np.ones(100_000), 1.0).result()
     assert big.sum() == 200_000.0
     with pytest.raises(Missing, match="there is no cheese"):
-        asker.ask("ask_others", "answerer", "breaks", "ours").result()
+        worker.ask("ask_others", "answerer", "breaks", "ours").result()
+    kept.scale("answerer", 0)
 
 
 def test_it_scales_up_and_down(host):
@@ -191,6 +205,29 @@ def test_it_scales_up_and_down(host):
         more[2].ask("who").result()
     with pytest.raises(Missing, match="no service 'other' was started"):
         host.scale("other", 1)
+
+
+def test_who_comes_later_is_given_what_is_said_of_it_within_bounds(host):
+    few = Resources(cpus=0.1, least=1, most=3)
+    host.start(Worker, "worker", 1, few, lambda index, count: {"word": f"{index} of {count}"})
+    more = host.scale("worker", 3)
+    assert [one.ask("who").result()["word"] for one in more] == ["0 of 1", "1 of 3", "2 of 3"]
+    for count in (0, 4):
+        with pytest.raises(Refused, match=rf"service worker: {count} instances\. Ask for 1 to 3\."):
+            host.scale("worker", count)
+
+
+def test_one_that_hangs_is_renewed_in_its_place(host):
+    first, second = host.start(Worker, "worker", 2, ONE, [{"word": "a"}, {"word": "b"}])
+    pid, kept = second.ask("who").result()["pid"], first.ask("who").result()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    new = host.renew("worker", 1)
+    who = new.ask("who").result()
+    assert (who["word"], who["index"]) == ("b", 1)
+    until(lambda: not psutil.pid_exists(pid), 5.0)
+    assert [one.ask("who").result()["pid"] for one in host.handles("worker")] == [kept, who["pid"]]
+    with pytest.raises(Lost):
+        second.ask("who").result()
 
 
 def test_who_is_killed_comes_back_and_its_handle_leads_to_it(host):

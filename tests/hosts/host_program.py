@@ -5,10 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from host_services import Worker
-
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Resources
+
+sys.path.append(str(Path(__file__).parents[1]))  # as a program it knows its own folder alone
+
+from host_services import Worker
 
 if __name__ == "__main__":
     host = open_host("local://")

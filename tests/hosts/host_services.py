@@ -10,12 +10,13 @@ import numpy as np
 from sparring.errors import Missing
 from sparring.services.register import register
 from sparring.services.solver import Solver
+from worker_verbs import Verbs
 
 
-class Worker:
+class Worker(Verbs):
     def __init__(self, word="", index=-1, generation=-1, closes=""):
+        super().__init__()
         self.word, self.index, self.generation, self.closes = word, index, generation, closes
-        self.done, self.sizes = [], []
         sys.stdout.write(f"{word} {index} begins\n")
 
     @register(idempotent=True)
@@ -42,11 +43,6 @@ class Worker:
     def is_read_only(self, array):
         return not array.flags.writeable
 
-    @register()
-    def sleep(self, seconds):
-        time.sleep(seconds)
-        return seconds
-
     @register(idempotent=True)
     def nap(self, seconds):
         time.sleep(seconds)
@@ -62,22 +58,10 @@ class Worker:
         time.sleep(0.05)
         self.done.append(number)
 
-    @register()
-    def worked(self):
-        return list(self.done)
-
     @register(batch=8, wait_ms=200)
     def double(self, x):
         self.sizes.append(len(x))
         return 2 * x
-
-    @register()
-    def batches(self):
-        return list(self.sizes)
-
-    @register(response=False, queue=2, full="refuse")
-    def rare(self, seconds):
-        time.sleep(seconds)
 
     @register(response=False, queue=2, full="wait")
     def patient(self, number):
@@ -85,17 +69,15 @@ class Worker:
         self.done.append(number)
 
     @register()
-    def breaks(self, kind):
-        if kind == "ours":
-            raise Missing("there is no cheese", where="larder", do="Buy some")
-        if kind == "object":
-            return object()
-        raise ZeroDivisionError("by nothing")
-
-    @register()
     def ask_others(self, service, verb, *values):
         with Solver() as solver:
             return solver.retrieve(service, verb, *values)
+
+    @register()
+    def newest(self, topic, version):
+        with Solver() as solver, solver.subscribe(topic, wait_s=20) as subscribed:
+            value = subscribed.take(version)
+            return [subscribed.version, float(value["w"].sum())]
 
     def close(self):
         if self.closes:

@@ -1,21 +1,26 @@
 """Services that run now: who they are and how busy; more or fewer of them; the keys of calls between machines.
 
-`scale` asks the host that runs the service, such as a `spar train` at work. `keys create` makes a pair in the folder
-of services.keys, or in --folder; copy that folder to every machine that should call or be called.
+`scale` asks the host that runs the service, such as a `spar train` at work, here or where services.discovery leads.
+`keys create` makes a pair in the folder of services.keys, or in --folder; copy that folder to every machine that
+should call or be called.
 """
 
 import argparse
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError, Missing, Unreachable
 
 if TYPE_CHECKING:
-    from sparring.services.discovery import Discovery
+    from sparring.services.discovery import Discovery, Instance
 
+    _Host = tuple[Discovery, Instance, list[str]]
+
+SCALE_S = 60.0  # those who leave may take their time, and a learner looks between two turns
 COLUMNS = ("service", "id", "address", "pid", "outstanding", "for")
 
 
@@ -24,6 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "scale", "keys"])
     parser.add_argument("what", nargs="*", help="scale: NAME=COUNT …; keys: create or show")
     parser.add_argument("--discovery", metavar="URL", help="instead of services.discovery")
+    parser.add_argument(
+        "--pid", type=int, metavar="N", help="scale: of the program of that number, where several run it"
+    )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keys: instead of services.keys")
 
 
@@ -34,16 +42,21 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     url = args.discovery or args.config.discovery_url
     if args.action == "list":
         return _list(url, output)
-    return _scale(url, args.what, output)
+    return _scale(url, args, output)
 
 
 def _list(url: str, output: Output) -> dict[str, Any]:
     from sparring.services.census import census
 
     rows: list[dict[str, Any]] = []
+    hosts: set[str] = set()
     for discovery in _opened(url):
         for counted in census(discovery):
             one = counted.instance
+            if one.service == "host":
+                if _mark(one) in hosts:
+                    continue
+                hosts.add(_mark(one))
             rows.append(
                 {
                     "service": one.service,
@@ -83,28 +96,60 @@ def _ago(since_s: float) -> str:
     return f"{seconds} s"
 
 
-def _scale(url: str, wanted: list[str], output: Output) -> dict[str, Any]:
+def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.services.census import Alone
     from sparring.services.solver import Solver
 
-    counts = dict(_wanted(text) for text in wanted)
+    counts = dict(_wanted(text) for text in args.what)
     if not counts:
         raise ConfigError("nothing to scale was named", where="spar services scale", do="Write NAME=COUNT: actor=6")
-    scaled: dict[str, int] = {}
-    hosts = 0
-    for discovery in _opened(url):
-        if discovery.instances("host"):
-            hosts += 1
-            with Solver(discovery) as solver:
-                runs = {one["name"] for one in solver.retrieve("host", "list")}
-                for name in sorted(runs & (counts.keys() - scaled.keys())):
-                    scaled[name] = solver.within(60).retrieve("host", "scale", name, counts[name])
-                    output.say(f"{name}: {scaled[name]}")
-        discovery.close()
-    if lacking := sorted(counts.keys() - scaled.keys()):
-        do = "See what runs: `spar services list`" if hosts else "Start a run with actors, or name its --discovery"
-        said = f"none of {hosts} hosts runs {', '.join(lacking)}" if hosts else "no host is there"
-        raise Missing(said, where=url, do=do)
+    discoveries = _opened(url)
+    try:
+        hosts = _hosts(discoveries, args.pid)
+        scaled: dict[str, int] = {}
+        for name, count in counts.items():
+            discovery, host = _runner(hosts, name, url)
+            with Solver(Alone(discovery, host)) as solver:
+                scaled[name] = solver.within(SCALE_S).retrieve("host", "scale", name, count)
+            output.say(f"{name}: {scaled[name]}")
+    finally:
+        for discovery in discoveries:
+            discovery.close()
     return {"discovery": url, "scaled": scaled}
+
+
+def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
+    """Those there are, and what each runs."""
+    from sparring.services.census import Alone
+    from sparring.services.solver import Solver
+
+    found: list[_Host] = []
+    for discovery in discoveries:
+        for host in discovery.instances("host"):
+            known = any(_mark(host) == _mark(other) for _, other, _ in found)
+            if known or pid not in (None, host.pid):
+                continue
+            with Solver(Alone(discovery, host)) as solver, suppress(Unreachable):  # it has just ended
+                found.append((discovery, host, [one["name"] for one in solver.retrieve("host", "list")]))
+    return found
+
+
+def _mark(host: "Instance") -> str:
+    """The same for a host that is found in its own folder and where all meet, also from another machine."""
+    return host.id.partition("@")[0]
+
+
+def _runner(hosts: "list[_Host]", name: str, url: str) -> "tuple[Discovery, Instance]":
+    """The host that runs a service."""
+    runners = [(discovery, host) for discovery, host, runs in hosts if name in runs]
+    if not runners:
+        do = "See what runs: `spar services list`" if hosts else "Start a run with actors, or name its --discovery"
+        said = f"none of {len(hosts)} hosts runs {name}" if hosts else "no host is there"
+        raise Missing(said, where=url, do=do)
+    if len(runners) > 1:
+        pids = ", ".join(f"{host.pid} on {host.host}" if host.host else str(host.pid) for _, host in runners)
+        raise ConfigError(f"{len(runners)} hosts run {name}", where=url, do=f"Say --pid, one of {pids}")
+    return runners[0]
 
 
 def _wanted(text: str) -> tuple[str, int]:
@@ -115,13 +160,12 @@ def _wanted(text: str) -> tuple[str, int]:
 
 
 def _opened(url: str) -> "list[Discovery]":
-    """The discovery; on this machine also those of the hosts that meet in folders of their own within."""
-    from sparring.services.discovery import Local, open_discovery
+    """The discovery, and those of hosts on this machine, whose services meet in folders of their own."""
+    from sparring.services.discovery import Local, default_folder, open_discovery
 
     discovery = open_discovery(url)
-    if not isinstance(discovery, Local):
-        return [discovery]
-    return [discovery, *(Local(path) for path in sorted(discovery.folder.glob("h-*")) if path.is_dir())]
+    around = discovery.folder if isinstance(discovery, Local) else default_folder()
+    return [discovery, *(Local(path) for path in sorted(around.glob("h-*")) if path.is_dir())]
 
 
 def _keys(args: argparse.Namespace, output: Output) -> dict[str, Any]:

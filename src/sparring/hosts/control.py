@@ -1,15 +1,20 @@
-"""The service `host`: how others on this machine see what a host runs, and change how many of it there are."""
+"""The service `host`: how others see what a host runs, and change how many of it there are.
 
+On its machine it is found in the host's own folder; with `seen`, a discovery's URL (consul://…), also where all meet.
+"""
+
+import os
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from sparring.errors import Refused
-from sparring.services.discovery import Local
+from sparring.hosts.private import Private
+from sparring.services.discovery import Discovery, Local, default_folder, open_discovery
 from sparring.services.register import register
 from sparring.services.server import Server
 
 NAME = "host"
-MAX_COUNT = 1000
 
 
 class Runs(Protocol):
@@ -36,11 +41,36 @@ class Control:
     @register(idempotent=True)
     def scale(self, name: str, count: int) -> int:
         """So many instances from now on; how many there are."""
-        if not 0 <= count <= MAX_COUNT:
-            raise Refused(f"{count} instances", where=f"service {name}", do=f"Ask for 0 to {MAX_COUNT}")
+        if count < 0:
+            raise Refused(f"{count} instances", where=f"service {name}", do="Count from 0")
         return len(self._host.scale(name, count))
 
 
-def offer(host: Runs, folder: Path) -> Server:
-    """Let others find the host in a folder of services (services/local.py)."""
-    return Server(Control(host), Local(folder), name=NAME).start()
+class Offer:
+    """A host that others find until this is closed."""
+
+    def __init__(self, host: Runs, folder: Path, seen: str = "") -> None:
+        control, id = Control(host), os.urandom(4).hex()  # wherever it is found, it is one
+        self._far: Discovery | None = None if is_local(seen) else open_discovery(seen)
+        self._servers = [
+            Server(control, one, name=NAME, id=id) for one in (Local(folder), self._far) if one is not None
+        ]
+        for server in self._servers:
+            server.start()
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        if self._far is not None:
+            self._far.close()
+
+
+def is_local(seen: str) -> bool:
+    """Whether hosts that are seen there are those of this machine; on Ray, too, a host is found on its machine."""
+    return urlsplit(seen).scheme in ("", "local", "ray")
+
+
+def private_folder(seen: str) -> Private:
+    """A host's own folder, where `spar services` with that discovery looks for hosts of this machine."""
+    path = urlsplit(seen).path if seen.startswith("local:") else ""
+    return Private(Local(Path(path)).folder if path.strip("/") else default_folder())

@@ -1,16 +1,15 @@
 """`local://`: services as this machine's processes, one for each instance."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from sparring.hosts.control import offer
+from sparring.hosts.control import Offer, private_folder
 from sparring.hosts.line import Asked, Line
 from sparring.hosts.naming import path_of
-from sparring.hosts.post import Member, Post
-from sparring.hosts.private import Private
-from sparring.hosts.protocol import Event, Handle, Pending, Resources
+from sparring.hosts.post import STOP_S, Member, Post
+from sparring.hosts.protocol import Event, Given, Handle, Pending, Resources
 from sparring.hosts.revival import Revival
 from sparring.hosts.roster import Roster, Started
 from sparring.hosts.worker import Told
@@ -56,11 +55,11 @@ class LocalHandle:
 
 class LocalHost:
     """A context manager. Threads may share one. Its services find each other alone, or with `discovery` all that meet
-    there, on other machines too (consul://…)."""
+    there, on other machines too (consul://…). The host itself is found where `seen` says, by default there too."""
 
-    def __init__(self, url: str = "local://", logs: Path | None = None, discovery: str = "") -> None:
-        self.url = url
-        self._folder = Private()
+    def __init__(self, url: str = "local://", logs: Path | None = None, seen: str = "", *, discovery: str = "") -> None:
+        self.url, seen = url, seen or discovery
+        self._folder = private_folder(seen)
         self._logs = logs or self._folder.path / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self.discovery = discovery or f"local://{self._folder.path}"
@@ -68,7 +67,7 @@ class LocalHost:
         self._arena = Arena()
         self._post = Post(self._keeping)
         self._roster: Roster[LocalHandle] = Roster(self._added, self._stop)
-        self._control = offer(self._roster, self._folder.path)
+        self._control = Offer(self._roster, self._folder.path, seen)
 
     def start(
         self,
@@ -76,12 +75,15 @@ class LocalHost:
         name: str,
         count: int,
         needs: Resources,
-        given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        given: Given,
     ) -> list[Handle]:
         return list(self._roster.start(service, name, count, needs, given))
 
     def scale(self, name: str, count: int) -> list[Handle]:
         return list(self._roster.scale(name, count))
+
+    def renew(self, name: str, index: int) -> Handle:
+        return self._roster.renew(name, index)
 
     def handles(self, name: str) -> list[Handle]:
         return list(self._roster.handles(name))
@@ -112,11 +114,10 @@ class LocalHost:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stop(self, handles: list[LocalHandle]) -> None:
-        self._post.leave([handle.member for handle in handles])
+    def _stop(self, handles: list[LocalHandle], by_force: bool) -> None:
+        self._post.leave([handle.member for handle in handles], 0.0 if by_force else STOP_S)
 
-    def _added(self, started: Started[LocalHandle], given: Sequence[dict[str, Any]]) -> list[LocalHandle]:
-        first = len(started.handles)
+    def _added(self, started: Started[LocalHandle], first: int, given: Sequence[dict[str, Any]]) -> list[LocalHandle]:
         return [self._one(started, first + number, one) for number, one in enumerate(given)]
 
     def _one(self, started: Started[LocalHandle], index: int, given: dict[str, Any]) -> LocalHandle:

@@ -3,10 +3,11 @@
 import importlib
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sparring.errors import ConfigError
+from sparring.hosts.protocol import Given
 from sparring.services.register import verbs_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -41,8 +42,10 @@ def checked_name(name: str) -> str:
     return name
 
 
-def given_each(given: Mapping[str, Any] | Sequence[Mapping[str, Any]], count: int, name: str) -> list[dict[str, Any]]:
+def given_each(given: Given, count: int, name: str) -> list[dict[str, Any]]:
     """The constructor's arguments of each of `count` instances."""
+    if callable(given):
+        return [dict(given(index, count)) for index in range(count)]
     if isinstance(given, Mapping):
         return [dict(given) for _ in range(count)]
     if len(given) != count:

@@ -37,6 +37,7 @@ class Member:
     log: Path
     process: Process | None = None
     generation: int = -1
+    ready: Ready | None = None  # what its process said, until it is connected to
     up_s: float | None = None  # since when it can be called
     next_s: float = 0.0  # not started before
     leaving_s: float | None = None  # asked to end; killed then
@@ -63,7 +64,7 @@ class Post:
         self._todo: deque[Callable[[], None]] = deque()  # by other threads; each waits until its own is done
         self._settled = 0
         self._next_look_s = 0.0
-        self._stopping = False
+        self._stopping = self._has_started = False
         self._poller.register(self._woken.fileno(), zmq.POLLIN)
         self._poller.register(keeping.fileno(), zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="host", daemon=True)
@@ -80,9 +81,9 @@ class Post:
         """Keep an instance alive from now on."""
         self._do(lambda: self._members.append(member))
 
-    def leave(self, members: list[Member]) -> None:
-        """Ask instances to end; returns when they have."""
-        self._do(lambda: self._ask_to_end(members))
+    def leave(self, members: list[Member], within_s: float = STOP_S) -> None:
+        """Ask instances to end; returns when they have. Whoever has not within that time is killed."""
+        self._do(lambda: self._ask_to_end(members, within_s))
         with self.news:
             self.news.wait_for(lambda: all(member.over and member.process is None for member in members), STOP_S + 2)
 
@@ -121,6 +122,7 @@ class Post:
                 self._todo.popleft()()
             if self._keeping.fileno() in ready:
                 self._keeping.serve()
+            self._has_started = False
             for member in list(self._members):
                 self._tend(member, ready, now)
             self._pass_on(now)
@@ -148,13 +150,16 @@ class Post:
             line.hear(now, self._settle)
         if process is not None:
             if process.ready in ready:
-                self._came_up(member, process)
+                self._hear_ready(member, process)
+            if member.ready is not None:
+                self._come_up(member, member.ready)
             process.tell()
             if (process.ended is None or process.ended in ready) and (how := process.over()) is not None:
                 self._bury(member, process, how, now)
             elif member.leaving_s is not None and now >= member.leaving_s:
                 process.kill()
-        elif not member.over and now >= member.next_s:
+        elif not member.over and now >= member.next_s and not self._has_started:
+            self._has_started = True  # one in each round, so that nobody waits for all of them
             self._start(member)
         line.flush(now, self._settle)
 
@@ -175,15 +180,20 @@ class Post:
         if process.ended is not None:
             self._poller.register(process.ended, zmq.POLLIN)
 
-    def _came_up(self, member: Member, process: Process) -> None:
+    def _hear_ready(self, member: Member, process: Process) -> None:
         self._poller.unregister(process.ready)
-        said = process.heard_ready()
-        if said:
-            with suppress(OSError, WireError):  # it has ended already, which is noticed elsewhere
-                member.line.up(msgspec.json.decode(said, type=Ready))
-                self._poller.register(member.line.socket, zmq.POLLIN)
-                member.up_s = time.monotonic()
-                self._happened(member, "restarted" if member.generation else "started")
+        if said := process.heard_ready():
+            member.ready = msgspec.json.decode(said, type=Ready)
+
+    def _come_up(self, member: Member, ready: Ready) -> None:
+        try:
+            member.line.up(ready)
+        except (OSError, WireError):  # it is slow to answer, and tried again; or it has ended, which is noticed
+            return
+        member.ready = None
+        self._poller.register(member.line.socket, zmq.POLLIN)
+        member.up_s = time.monotonic()
+        self._happened(member, "restarted" if member.generation else "started")
 
     def _bury(self, member: Member, process: Process, how: str, now: float) -> None:
         if process.ready >= 0:
@@ -194,7 +204,7 @@ class Post:
             self._poller.unregister(member.line.socket)
         why = f"{how}: {process.said()}"
         process.let_go()
-        member.process = None
+        member.process = member.ready = None
         if member.leaving_s is not None:
             self._end(member, "stopped", "it was stopped")
             return
@@ -213,13 +223,13 @@ class Post:
         self._happened(member, kind, why)
         self._members.remove(member)
 
-    def _ask_to_end(self, members: list[Member]) -> None:
+    def _ask_to_end(self, members: list[Member], within_s: float) -> None:
         for member in members:
             if not member.over and member.process is None:
                 self._end(member, "stopped", "it was stopped")
             elif not member.over and member.process is not None:
                 member.process.stop()
-                member.leaving_s = time.monotonic() + STOP_S
+                member.leaving_s = time.monotonic() + within_s
 
     def _happened(self, member: Member, kind: Kind, why: str = "") -> None:
         self.events.append(

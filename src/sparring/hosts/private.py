@@ -11,16 +11,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from sparring.services.discovery import default_folder
-
 _PREFIX, _OWNER = "h-", "owner"
 
 
 class Private:
     """A folder that is gone with its host."""
 
-    def __init__(self) -> None:
-        around = default_folder()
+    def __init__(self, around: Path) -> None:
         around.mkdir(parents=True, exist_ok=True, mode=0o700)
         _sweep(around)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=around))

@@ -5,11 +5,16 @@ is a class with @register methods (services/register.py) that can be imported by
 is plain data. The same topology runs on every host, because it knows nothing but what stands here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
+
+MAX_COUNT = 1000  # instances of one service
+# The constructor's arguments: the same for all, or one mapping for each, or asked for with an instance's number and how
+# many there will be.
+Given = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int, int], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Resources:
     memory_bytes: int = 0  # 0: not said
     place: Literal["spread", "pack", "here"] = "spread"  # over nodes, on few, or on the caller's own node
     restarts: int = -1  # how often a dead one is started again; -1: always
+    least: int = 0  # how many there may be, when others scale
+    most: int = MAX_COUNT
 
 
 Kind = Literal["started", "died", "restarted", "gave up", "stopped"]
@@ -88,15 +95,20 @@ class Host(Protocol):
         name: str,
         count: int,
         needs: Resources,
-        given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        given: Given,
     ) -> list[Handle]:
-        """`count` instances of the class, found by others as `name`; `given` are the constructor's arguments, the
-        same for all or one mapping for each. Each instance is also given `index` and `generation` where its
-        constructor has parameters so named."""
+        """`count` instances of the class, found by others as `name`. Each instance is also given `index` and
+        `generation` where its constructor has parameters so named."""
         ...
 
     def scale(self, name: str, count: int) -> list[Handle]:
-        """So many from now on: the last leave, new ones are given what the first was."""
+        """So many from now on: the last leave, new ones are given what the first was, or what `given` says of them.
+        Refused beyond what its needs say."""
+        ...
+
+    def renew(self, name: str, index: int) -> Handle:
+        """Another in the place of one that hangs or was given up: that is ended by force, and this is given what it
+        was. Handles of the old one lead nowhere."""
         ...
 
     def handles(self, name: str) -> list[Handle]:

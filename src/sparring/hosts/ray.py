@@ -1,16 +1,15 @@
 """`ray://`: services as actors of a Ray cluster. Placement, restart, object store and scheduling are Ray's work."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import ray
 
-from sparring.hosts.control import offer
+from sparring.hosts.control import Offer, private_folder
 from sparring.hosts.desk import plain
 from sparring.hosts.naming import path_of
-from sparring.hosts.private import Private
-from sparring.hosts.protocol import Event, Handle, Pending, Resources
+from sparring.hosts.protocol import Event, Given, Handle, Pending, Resources
 from sparring.hosts.ray_actor import Actor
 from sparring.hosts.ray_calls import RayPending, RayShared, ask
 from sparring.hosts.ray_cluster import Cluster
@@ -46,13 +45,13 @@ class RayHandle:
 class RayHost:
     """A context manager. Threads may share one."""
 
-    def __init__(self, url: str, cluster: Cluster) -> None:
+    def __init__(self, url: str, cluster: Cluster, seen: str = "") -> None:
         self.url, self._cluster = url, cluster
         self.discovery = cluster.discovery
         self._watch = Watch()
-        self._folder = Private()
+        self._folder = private_folder(seen)
         self._roster: Roster[RayHandle] = Roster(self._added, self._stop)
-        self._control = offer(self._roster, self._folder.path)
+        self._control = Offer(self._roster, self._folder.path, seen)
 
     def start(
         self,
@@ -60,12 +59,15 @@ class RayHost:
         name: str,
         count: int,
         needs: Resources,
-        given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        given: Given,
     ) -> list[Handle]:
         return list(self._roster.start(service, name, count, needs, given))
 
     def scale(self, name: str, count: int) -> list[Handle]:
         return list(self._roster.scale(name, count))
+
+    def renew(self, name: str, index: int) -> Handle:
+        return self._roster.renew(name, index)
 
     def handles(self, name: str) -> list[Handle]:
         return list(self._roster.handles(name))
@@ -99,10 +101,10 @@ class RayHost:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _added(self, started: Started[RayHandle], given: Sequence[dict[str, Any]]) -> list[RayHandle]:
+    def _added(self, started: Started[RayHandle], first: int, given: Sequence[dict[str, Any]]) -> list[RayHandle]:
         if not given:
             return []
-        group, first = Group(started.needs, len(given)), len(started.handles)
+        group = Group(started.needs, len(given))
         again = frozenset(verb.name for verb in verbs_of(started.service).values() if verb.idempotent)
         around = {"discovery": self.discovery, "paths": [path for path in sys.path if path]}
         path, kind = path_of(started.service), ray.remote(Actor)
@@ -120,14 +122,14 @@ class RayHost:
             handles.append(RayHandle(member))
         return handles
 
-    def _stop(self, handles: list[RayHandle]) -> None:
+    def _stop(self, handles: list[RayHandle], by_force: bool) -> None:
         """Ask them to end, wait a little, and end them."""
         members = [handle.member for handle in handles if not handle.member.why]
         for member in members:
             member.leaving = True
             member.look()
         asked = [member.actor.close.remote() for member in members if member.state == "ALIVE"]
-        if asked:
+        if asked and not by_force:
             ray.wait(asked, num_returns=len(asked), timeout=STOP_S)
         for member in members:
             ray.kill(member.actor, no_restart=True)

@@ -55,10 +55,10 @@ class Cluster:
             self._ours = False
 
 
-def open_ray(url: str, logs: Path | None = None) -> Host:
+def open_ray(url: str, logs: Path | None = None, seen: str = "") -> Host:
     """The host behind a URL; `logs` are Ray's own affair."""
     cluster = Cluster(url)
-    opened: Host = importlib.import_module("sparring.hosts.ray").RayHost(url, cluster)  # after Ray's settings are made
+    opened: Host = importlib.import_module("sparring.hosts.ray").RayHost(url, cluster, seen)  # after Ray's settings
     return opened
 
 

@@ -1,13 +1,13 @@
 """What a host runs: its services by name, and how many instances each has."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError, Missing, Refused
 from sparring.hosts.naming import checked_name, given_each, path_of
-from sparring.hosts.protocol import Handle, Resources
+from sparring.hosts.protocol import Given, Handle, Resources
 
 One = TypeVar("One", bound=Handle)
 
@@ -19,51 +19,65 @@ class Started(Generic[One]):
     service: type
     name: str
     needs: Resources
-    given: dict[str, Any]  # of the first
+    given: Callable[[int, int], dict[str, Any]]  # to an instance of that number, of so many
     handles: list[One] = field(default_factory=list)
 
 
 class Roster(Generic[One]):
-    """`add` starts instances of a service, one for each mapping, counted on from those there are; `stop` ends some."""
+    """`add` starts instances of a service from a number on, one for each mapping; `stop` ends some, or by force.
+
+    Who is there can be asked at any time, also while some of them are taking their time to end.
+    """
 
     def __init__(
-        self, add: Callable[[Started[One], Sequence[dict[str, Any]]], list[One]], stop: Callable[[list[One]], None]
+        self,
+        add: Callable[[Started[One], int, Sequence[dict[str, Any]]], list[One]],
+        stop: Callable[[list[One], bool], None],
     ) -> None:
         self._add, self._stop = add, stop
         self._started: dict[str, Started[One]] = {}
-        self._lock = Lock()
+        self._changing = Lock()  # one change at a time
+        self._lock = Lock()  # of what is known, held for moments
         self._closed = False
 
-    def start(
-        self,
-        service: type,
-        name: str,
-        count: int,
-        needs: Resources,
-        given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    ) -> list[One]:
+    def start(self, service: type, name: str, count: int, needs: Resources, given: Given) -> list[One]:
         """As of a Host."""
         each = given_each(given, count, checked_name(name))
         path_of(service)
-        with self._lock:
+        with self._changing:
             if name in self._started or self._closed:
                 wrong = "the host is closed" if self._closed else f"{name!r} was started already"
                 raise ConfigError(wrong, where="host", do="Choose another name, or scale it")
-            started: Started[One] = Started(service, name, needs, each[0] if each else {})
-            started.handles.extend(self._add(started, each))
-            self._started[name] = started
+            started: Started[One] = Started(service, name, needs, _of_later_ones(given, each))
+            started.handles.extend(self._add(started, 0, each))
+            with self._lock:
+                self._started[name] = started
             return list(started.handles)
 
     def scale(self, name: str, count: int) -> list[One]:
         """As of a Host."""
-        with self._lock:
+        with self._changing:
             started = self._found(name)
-            leaving = started.handles[count:]
-            del started.handles[count:]
-            self._stop(leaving)
-            new = count - len(started.handles)
-            started.handles.extend(self._add(started, [started.given] * new))
-            return list(started.handles)
+            _check_count(started, count)
+            with self._lock:
+                leaving = started.handles[count:]
+                del started.handles[count:]
+            self._stop(leaving, False)
+            first = len(started.handles)
+            added = self._add(started, first, [started.given(index, count) for index in range(first, count)])
+            with self._lock:
+                started.handles.extend(added)
+                return list(started.handles)
+
+    def renew(self, name: str, index: int) -> One:
+        """As of a Host."""
+        with self._changing:
+            started = self._found(name)
+            self._stop([started.handles[index]], True)
+            (new,) = self._add(started, index, [started.given(index, len(started.handles))])
+            with self._lock:
+                started.handles[index] = new
+            return new
 
     def handles(self, name: str) -> list[One]:
         """As of a Host."""
@@ -80,12 +94,13 @@ class Roster(Generic[One]):
 
     def close(self) -> bool:
         """Stop all; False where it was closed before."""
-        with self._lock:
+        with self._changing:
             if self._closed:
                 return False
             self._closed = True
-            self._stop([handle for started in self._started.values() for handle in started.handles])
-            self._started = {}
+            with self._lock:
+                started, self._started = self._started, {}
+            self._stop([handle for one in started.values() for handle in one.handles], False)
         return True
 
     def _found(self, name: str) -> Started[One]:
@@ -93,3 +108,17 @@ class Roster(Generic[One]):
             known = ", ".join(sorted(self._started)) or "nothing"
             raise Missing(f"no service {name!r} was started", where="host", do=f"It runs {known}")
         return self._started[name]
+
+
+def _of_later_ones(given: Given, each: list[dict[str, Any]]) -> Callable[[int, int], dict[str, Any]]:
+    """What is given to those who come later: as somebody says, or what the one before or the first was."""
+    if callable(given):
+        return lambda index, count: dict(given(index, count))
+    return lambda index, count: each[index] if index < len(each) else each[0] if each else {}
+
+
+def _check_count(started: Started[Any], count: int) -> None:
+    least, most = started.needs.least, started.needs.most
+    if not least <= count <= most:
+        keeps = f"It began with {least} and keeps them" if least == most else f"Ask for {least} to {most}"
+        raise Refused(f"{count} instances", where=f"service {started.name}", do=keeps)

@@ -19,7 +19,8 @@ import msgspec
 from sparring.services import frames
 from sparring.services.written import mapped, read, written
 
-PATIENCE_S = 1.0
+PATIENCE_S = 1.0  # of the owner, who serves others too
+ANSWER_S = 20.0  # of who asks: a dead owner is noticed at once, and a living one may be starting a hundred processes
 _NUMBER = struct.Struct("<q")
 _TOLD = struct.Struct("<q")  # the bytes behind the descriptor
 
@@ -104,7 +105,7 @@ def opened(data: memoryview) -> Any:
 def _asked_for(place: _Place) -> mmap.mmap:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(PATIENCE_S)
+            line.settimeout(ANSWER_S)
             line.connect(place.path)
             line.sendall(_NUMBER.pack(place.number))
             said, handles, _, _ = socket.recv_fds(line, _TOLD.size, 1)
