@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -125,5 +126,19 @@ def test_sequences_come_with_the_memory_of_their_player(config):
     try:
         learned = turns_until(wiring, lambda: wiring.learner.updates > 5)
         assert learned[-1].batch.state.shape == (8, 8)
+    finally:
+        wiring.close()
+
+
+def test_where_there_is_room_for_one_block_at_a_time_actors_take_turns(config):
+    """Room comes every so many updates: whoever counted turns instead would take from the same actor for ever."""
+    wiring = wire(planned(config), None)
+    try:
+        turns_until(wiring, lambda: wiring.learner.updates >= 10)
+        taken = Counter()
+        insert = wiring.replay.insert
+        wiring.replay.insert = lambda players, actor: taken.update([actor]) or insert(players, actor)
+        turns_until(wiring, lambda: sum(taken.values()) >= 20, 60.0)
+        assert min(taken[0], taken[1]) >= 5, taken
     finally:
         wiring.close()

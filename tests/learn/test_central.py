@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from hosted_runs import ON_POLICY as SMALL
+from hosted_runs import REPLAYED
 from msgspec.structs import replace
 
 from sparring.errors import Unreachable
@@ -23,7 +25,6 @@ from sparring.learn.policies import log_softmax
 from sparring.learn.topologies.apex import block_part
 from sparring.services.batching import joined, parted
 
-SMALL = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "epochs=2")
 STATE = "observation/state"
 
 
@@ -265,9 +266,6 @@ def test_seats_and_memories_are_kept_for_each_environment(game, config):
                 pairs = list(zip(ends[place], ends[8 + place], strict=False))
                 assert all(mine == -theirs for mine, theirs in pairs)
             assert sum(map(len, ends.values())) > 4
-
-
-REPLAYED = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_every_updates=100")
 
 
 def with_replay(config, **keys):

@@ -2,14 +2,10 @@
 
 import hashlib
 import random
-import time
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
+from hosted_runs import is_shard, learn, planned, services, turn_until, wired, workers
 from scipy import stats
 
 from sparring.errors import ConfigError
@@ -20,20 +16,8 @@ from sparring.learn.crew import opening
 from sparring.learn.crew.blocks import Blocks, Shape
 from sparring.learn.crew.shard import ReplayShard
 from sparring.learn.crew.shards import weights_of
-from sparring.learn.plan import Wish, plan
 from sparring.learn.topologies import apex, wire
 from sparring.replay.steps import Steps
-
-ON_POLICY = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "epochs=2")
-REPLAYED = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_every_updates=100")
-
-
-def planned(config, topology, on="local://", shards=0, seed=0):
-    algo, settings = ("apex", REPLAYED) if topology == "apex" else ("ppo", ON_POLICY)
-    wish = Wish("cartpole", algo, topology=topology, actors=2, envs=4, settings=settings, on=on, steps=10**6, seed=seed)
-    return plan(
-        wish, replace(config, replay=replace(config.replay, min_steps=500, samples_per_insert=8.0, shards=shards))
-    )
 
 
 @pytest.fixture
@@ -41,30 +25,6 @@ def as_services(monkeypatch):
     """Actors of this machine as services too, as they are where no memory is shared."""
     for module in (opening, apex):
         monkeypatch.setattr(module, "is_local", lambda url: False)
-
-
-@contextmanager
-def wired(*args, **keys):
-    wiring = wire(planned(*args, **keys), None)
-    try:
-        yield wiring
-    finally:
-        wiring.close()
-
-
-def learn(wiring, updates, deadline_s=100.0):
-    """So many updates more; the turns of them."""
-    goal, until, turns = wiring.learner.updates + updates, time.monotonic() + deadline_s, []
-    while wiring.learner.updates < goal:
-        assert time.monotonic() < until, (wiring.learner.updates, wiring.flow())
-        turn = wiring.turn()
-        if turn.update is not None:
-            turns.append(turn)
-    return turns
-
-
-def workers():
-    return [one for one in psutil.Process().children() if "sparring.hosts.worker" in one.cmdline()]
 
 
 def digest(wiring):
@@ -77,9 +37,7 @@ def test_what_services_play_is_learned_and_a_killed_one_is_replaced(topology, sh
         learn(wiring, 30)
         victim = next(one for one in workers() if not is_shard(one))
         victim.kill()
-        until = time.monotonic() + 60
-        while not wiring.players.restarts and time.monotonic() < until:
-            wiring.turn()
+        turn_until(wiring, lambda: wiring.players.restarts)
         assert wiring.players.restarts == 1
         turns = learn(wiring, 30)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
@@ -104,14 +62,26 @@ def test_in_step_a_seed_says_all_and_it_is_what_shared_memory_says(config, monke
         assert digest(again) == unbroken
 
 
+def test_in_step_a_frozen_service_is_replaced(config, monkeypatch):
+    monkeypatch.setattr(opening, "is_local", lambda url: False)
+    monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_TIMES", 2.0)  # the first rollout waits for a start
+    with wired(config, "sync") as wiring:
+        learn(wiring, 2)
+        monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_S", 1.0)
+        frozen = services()["actor"][1]
+        frozen.suspend()
+        turns = learn(wiring, 3)
+        assert not frozen.is_running()
+        assert wiring.players.restarts == 1
+        assert turns[-1].batch.reward.shape[1] == 2 * 4
+
+
 def test_a_killed_shard_begins_empty_and_the_run_goes_on(config):
     with wired(config, "apex", shards=1) as wiring:
         learn(wiring, 20)
         (shard,) = workers()
         shard.kill()
-        until = time.monotonic() + 60
-        while not wiring.replay.flow()["shard_restarts"] and time.monotonic() < until:
-            wiring.turn()
+        turn_until(wiring, lambda: wiring.replay.flow()["shard_restarts"])
         assert wiring.replay.flow()["shard_restarts"] == 1
         learn(wiring, 20)
 
@@ -138,10 +108,6 @@ def test_a_checkpoint_of_a_shard_that_had_just_begun_anew_is_gone_on_from(config
         again.load(state)
         assert again.replay.flow()["replay_steps"] == 0
         learn(again, 20)
-
-
-def is_shard(process):
-    return "llvmlite" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
 def test_a_run_goes_on_whoever_is_killed_and_however_often(config, as_services):
@@ -233,20 +199,3 @@ def test_shards_together_draw_as_one_table_does(config):
     told = np.array([chances.get(float(name), np.nan) for name in names])
     assert np.allclose(told[~np.isnan(told)], alone[~np.isnan(told)], rtol=1e-3)
     assert np.allclose(weights_of(alone, 0.4), (alone / alone.min()) ** -0.4)
-
-
-@pytest.fixture(scope="module")
-def ray_here():
-    """One cluster of this machine for all: its start is what takes time."""
-    pytest.importorskip("ray")
-    with open_host("ray://local"):
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("topology", "shards"), [("sync", 0), ("async", 0), ("apex", 1)])
-def test_on_ray_the_same_files_learn(topology, shards, config, ray_here):
-    with wired(config, topology, on="ray://local", shards=shards) as wiring:
-        turns = learn(wiring, 20)
-        assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
-        assert wiring.env_steps > 0

@@ -22,7 +22,7 @@ from sparring.learn.plan import Plan, Wish, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.ring import Meeting, Ring, RingAlgorithm, RingBroken, visit
 from sparring.learn.ring_learner import digest
-from sparring.learn.topologies import Wiring, single, wire
+from sparring.learn.topologies import Wiring, ring, single, wire
 from sparring.learn.trajectories import of_streams
 
 SMALL = ("rollout_ticks=32", "minibatch_steps=128", "epochs=2")
@@ -97,6 +97,22 @@ def test_a_learner_killed_between_two_updates_leaves_and_the_rest_go_on() -> Non
         assert again.env_steps == before
         assert again.turn().metrics["learners"] == 3
         assert len(digests(again)) == 1
+
+
+def test_a_frozen_learner_leaves_after_the_deadline_and_the_rest_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "DEADLINE_S", 3.0)
+    monkeypatch.setattr(ring, "ANSWER_S", 3.0)
+    with ring_of(3) as wiring:
+        wiring.turn()
+        frozen = workers()[0]
+        frozen.suspend()
+        begun = time.monotonic()
+        learners = [wiring.turn().metrics["learners"] for _ in range(3)]
+        assert learners[-1] == 2
+        assert time.monotonic() - begun < 60, "it is not waited for again and again"
+        assert len(digests(wiring)) == 1
+        assert wiring.learner.updates >= 3
+    assert not frozen.is_running(), "and it is ended with the run"
 
 
 @pytest.mark.slow

@@ -57,6 +57,7 @@ class Plan:
     on: str = "local://"  # the host that actors run on
     cpus_per_actor: float = 0.5  # there
     learners: int = 1  # that average their gradients, in "ring"
+    discovery: str = ""  # where others find whoever plays, and scale them; no part of the record
 
     def record(self) -> dict[str, Any]:
         """As plain data, from which `from_record` makes the same plan."""
@@ -142,6 +143,7 @@ def plan(wish: Wish, config: Config) -> Plan:
         on=on,
         cpus_per_actor=config.train.cpus_per_actor,
         learners=learners,
+        discovery=config.discovery_url,
     )
 
 
@@ -171,6 +173,7 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
         on=record.get("on", "local://"),  # runs from before there were hosts
         cpus_per_actor=record.get("cpus_per_actor", 0.5),
         learners=record.get("learners", 1),
+        discovery=config.discovery_url,
     )
 
 

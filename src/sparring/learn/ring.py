@@ -12,6 +12,7 @@ the next generation's number (topologies/ring.py).
 
 import importlib
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -33,6 +34,8 @@ Found = TypeVar("Found")
 
 class RingBroken(TrainingStopped):
     """Somebody left in the middle of an update; the rest can meet again."""
+
+    waited_s = 0.0  # for whoever was to answer last
 
 
 class Meeting:
@@ -140,10 +143,13 @@ def _own_side(host: str) -> str:
 
 
 def _whole(act: Callable[[], Found]) -> Found:
+    begun = time.monotonic()
     try:
         return act()
     except RuntimeError as error:  # all that torch.distributed says of a lost connection
-        raise _broken(str(error).splitlines()[0]) from None
+        broken = _broken(str(error).splitlines()[0])
+        broken.waited_s = time.monotonic() - begun
+        raise broken from None
 
 
 def _broken(why: str) -> RingBroken:

@@ -84,14 +84,13 @@ class Table:
         self._columns = self._rows.columns
         self._taking: Taking | None = None  # compiles: made when it is first asked for
         self._masks, self._states = masks, state_numbers > 0
-        self.written = 0  # rows ever written
-        self.steps = 0  # steps ever inserted, without final rows
+        self.written = self.steps = 0  # rows ever written; steps ever inserted, without final rows
+        self.streams = streams  # that there are places for
         self._episodes = 0  # ever begun by streams that do not number them
         self._tail = np.full(streams, NONE, np.int64)  # row of the step that waits for its successor
         self._lock = threading.RLock()
         self._pending: deque[Steps] = deque()  # of who found the lock taken; PENDING of them at most
-        self._held = _Held(self)
-        self._saving = threading.Lock()  # one snapshot at a time
+        self._held, self._saving = _Held(self), threading.Lock()  # one snapshot at a time
         self._snapshot: Snapshot | None = None
 
     def insert(self, steps: Steps, *, lent: bool = False) -> None:
@@ -143,6 +142,15 @@ class Table:
             self._write_finals(steps, rows[count:])
         self._link(steps, rows[:count], cut, rows[count:])
         self.steps += count
+
+    def widen(self, streams: int) -> None:
+        """Have places for so many streams, or for more."""
+        if streams > self.streams:
+            with self._held:
+                self._tail, self.streams = (
+                    np.append(self._tail, np.full(streams - self.streams, NONE, np.int64)),
+                    streams,
+                )
 
     def break_off(self, stream: int) -> None:
         """What comes next in `stream` does not follow what came last."""
@@ -263,7 +271,8 @@ class Table:
                 saved = state["columns"][name]
                 column[: len(saved)] = saved
             self.written, self.steps, self._episodes = state["written"], state["steps"], state["episodes"]
-            self._tail[:] = state["tail"]
+            self.widen(len(state["tail"]))
+            self._tail[: len(state["tail"])] = state["tail"]
             self.sampler.load(state["sampler"])
             self.remover.load(state["remover"])
 

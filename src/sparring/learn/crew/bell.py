@@ -2,6 +2,7 @@
 
 import select
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -15,6 +16,7 @@ class Bell:
         line.setblocking(False)
         self._line = line
         self.gone = False  # the other side has ended
+        self.first_heard_s: float | None = None  # when it rang for the first time
 
     @classmethod
     def pair(cls) -> tuple["Bell", socket.socket]:
@@ -44,6 +46,8 @@ class Bell:
         with suppress(BlockingIOError):
             try:
                 while data := self._line.recv(_BYTES):
+                    if self.first_heard_s is None:
+                        self.first_heard_s = time.monotonic()
                     if len(data) < _BYTES:
                         return
                 self.gone = True

@@ -4,12 +4,14 @@
             ─ play(edition) ──► actor i, AHEAD calls each ─► its answer, in order
 
 So many calls under way are the back-pressure: whoever is not taken from has nothing left to do. When an actor dies its
-calls are lost; its successor is asked anew, and what it then plays follows nothing.
+calls are lost; its successor is asked anew, and what it then plays follows nothing. Others may scale the service
+"actor" meanwhile: who came is asked from the next look on, and who left is waited for no more.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
 from msgspec.structs import replace
@@ -70,60 +72,78 @@ class Editions:
         self._past = {}
 
 
+@dataclass(slots=True)
+class _Seat:
+    """One actor, the calls that are under way for it, and what came back of them."""
+
+    handle: Handle
+    calls: deque[Pending] = field(default_factory=deque)
+    answers: deque[dict[str, Any]] = field(default_factory=deque)  # read, not yet taken
+    not_before_s: float = 0.0
+    served: bool = False  # whether anything came of it since it was started last
+
+
 class _Hosted:
-    """Handles, the calls that are under way for each, and what came back of them."""
+    """The seats of those who play now."""
 
     def __init__(self, plan: Plan, part: Part, every_s: float, ahead: int) -> None:
-        self.host = open_host(plan.on)
+        self.host = open_host(plan.on, seen=plan.discovery)
         self._plan, self._part, self._ahead = plan, part, ahead
         self._editions = Editions(self.host, part.past, every_s)
         self._leader = Leader(plan, self._editions)
-        self._handles: list[Handle] = []
-        self._calls: list[deque[Pending]] = [deque() for _ in range(plan.actors)]
-        self._not_before_s = [0.0] * plan.actors
-        self._first_generation, self._states = 0, [b""] * plan.actors
+        self._handles: list[Handle] = []  # of the service, as last looked at
+        self._seats: list[_Seat] = []
+        self._first_generation, self._states = 0, list[bytes]()
+        self._most = 0  # actors there ever were
         self._broken_off: list[int] = []
-        self._served = [False] * plan.actors  # whether anything came of each since it was started last
-        self._successors: dict[str, int] = {}  # services of one instance each, for actors that the host gave up
         self.restarts = 0
 
     @property
+    def actors(self) -> int:
+        return len(self._seats) if self._handles else self._plan.actors
+
+    @property
     def generation(self) -> int:
-        return self._first_generation + 1 + max((handle.generation for handle in self._handles), default=-1)
+        return self._first_generation + 1 + max((seat.handle.generation for seat in self._seats), default=-1)
 
     def publish(self, learner: Learner, env_steps: int) -> None:
         self._leader.publish(learner, env_steps)
         if not self._handles:
-            needs = Resources(cpus=self._plan.cpus_per_actor, place="spread")
-            given = [{"part": self._told(actor)} for actor in range(self._plan.actors)]
-            self._handles = self.host.start(Acting, SERVICE, self._plan.actors, needs, given)
-            self._states = [b""] * self._plan.actors
+            needs = Resources(cpus=self._plan.cpus_per_actor, place="spread", least=1)
+            self.host.start(Acting, SERVICE, self._plan.actors, needs, self._given)
+            self._look_round()
+            self._states = []
 
     def tend(self) -> None:
         for event in self.host.watch():
-            actor = event.index if event.service == SERVICE else self._successors.get(event.service)
-            if event.kind == "gave up" and (actor is None or not self._served[actor]):
+            actor = event.index if event.service == SERVICE else None
+            if actor is not None and actor >= len(self._seats):
+                continue  # it has left
+            if event.kind == "gave up" and (actor is None or not self._seats[actor].served):
                 raise TrainingStopped(
                     f"it keeps ending: {event.why}",
                     where=f"{event.service} {event.index}",
                     do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
                 )
-            if actor is not None and event.kind == "gave up":
-                self._succeed(actor)
-            if actor is not None and event.kind in ("restarted", "gave up"):
+            if actor is not None and event.kind == "gave up":  # though it played: it was killed, and did not fail
+                self.replace(actor)
+            if actor is not None and event.kind == "restarted":
                 self.restarts += 1
-        for actor in range(len(self._handles)):
-            self._tend_one(actor)
+        if self._handles:
+            self._look_round()
+        for seat in self._seats:
+            self._tend_one(seat)
 
     def wait(self, timeout_s: float) -> None:
-        pending = [one for calls in self._calls for one in calls if not one.done()]
+        pending = [one for seat in self._seats for one in seat.calls if not one.done()]
         if pending:
             self.host.wait(pending, timeout_s)
         else:
             time.sleep(min(timeout_s, AGAIN_S))
 
     def replace(self, actor: int) -> None:
-        """A host ends what has died, and leaves alone what is slow."""
+        self.restarts += 1
+        self.host.renew(SERVICE, actor)
 
     def save(self) -> Tree:
         return {"leader": self._leader.save(), "generation": self.generation}
@@ -133,45 +153,57 @@ class _Hosted:
         self._first_generation = state["generation"]
 
     def close(self) -> None:
-        for calls in self._calls:
-            calls.clear()
+        self._seats = []
         self._leader.close()
         self.host.close()
 
-    def _tend_one(self, actor: int) -> None:
+    def _look_round(self) -> None:
+        """Seat those who came, and let go of those who left, since others may scale the service."""
+        there = self.host.handles(SERVICE)
+        for actor in range(len(there), len(self._seats)):
+            self._broken_off.append(actor)
+        del self._seats[len(there) :]
+        for actor, handle in enumerate(there):
+            if actor >= len(self._seats):
+                self._seats.append(_Seat(handle))
+            elif handle is not self._handles[actor]:
+                self._broken_off.append(actor)
+                self._seats[actor] = _Seat(handle)
+        self._handles = there
+
+    def _tend_one(self, seat: _Seat) -> None:
         """Make the calls that are due."""
-        calls, now = self._calls[actor], time.monotonic()
-        while len(calls) < self._due(actor) and now >= self._not_before_s[actor]:
-            calls.append(self._handles[actor].ask("play", *self._editions.arguments()))
+        now = time.monotonic()
+        while len(seat.calls) < self._due(seat) and now >= seat.not_before_s:
+            seat.calls.append(seat.handle.ask("play", *self._editions.arguments()))
 
-    def _succeed(self, actor: int) -> None:
-        """Start another for one that was given up though it played: it was killed, and did not fail by itself."""
-        name = f"{SERVICE}-{actor}-{len(self._successors)}"
-        self._first_generation = self.generation
-        self._successors[name] = actor
-        self._served[actor] = False
-        needs = Resources(cpus=self._plan.cpus_per_actor, place="spread")
-        (self._handles[actor],) = self.host.start(Acting, name, 1, needs, {"part": self._told(actor)})
-
-    def _due(self, actor: int) -> int:
+    def _due(self, seat: _Seat) -> int:
         return self._ahead
 
     def _result(self, actor: int) -> dict[str, Any] | None:
         """The answer of its oldest call; None where that was lost. Those after it speak for themselves: they may have
         reached the successor."""
+        seat = self._seats[actor]
         try:
-            answer: dict[str, Any] = self._calls[actor][0].result(ANSWER_S)
+            answer: dict[str, Any] = seat.calls[0].result(ANSWER_S)
         except Unreachable:
-            self._calls[actor].popleft()
-            self._not_before_s[actor] = time.monotonic() + AGAIN_S
+            seat.calls.popleft()
+            seat.not_before_s = time.monotonic() + AGAIN_S
             self._broken_off.append(actor)
             return None
-        self._served[actor] = True
+        seat.served = True
         return answer
 
-    def _told(self, actor: int) -> bytes:
-        part = replace(self._part, actor=actor, generation=self._first_generation, state=self._states[actor])
-        return part.told()
+    def _given(self, actor: int, actors: int) -> dict[str, Any]:
+        """What the host gives one that it starts, also when others scale, in their thread."""
+        if actor < self._most:
+            self._first_generation = self.generation  # there was one of that number: it has played by its chance
+        self._most = max(self._most, actor + 1)
+        return {"part": self._told(actor, actors)}
+
+    def _told(self, actor: int, actors: int) -> bytes:
+        state = self._states[actor] if actor < len(self._states) else b""
+        return replace(self._part, actor=actor, generation=self._first_generation, state=state).told()
 
 
 class Calls(_Hosted, Generic[What]):
@@ -181,14 +213,15 @@ class Calls(_Hosted, Generic[What]):
     """
 
     def __init__(
-        self, plan: Plan, part: Part, boldness: Callable[[int], float] | None = None, *, passing: bool = False
+        self, plan: Plan, part: Part, boldness: Callable[[int, int], float] | None = None, *, passing: bool = False
     ) -> None:
         super().__init__(plan, part, SHOW_EVERY_S if part.feeds == "steps" else 0.0, AHEAD)
         self._boldness, self._passing = boldness, passing
-        self._answers: list[deque[Any]] = [deque() for _ in range(plan.actors)]  # read, not yet taken
 
     def waiting(self, actor: int) -> int:
-        calls = self._calls[actor]
+        if actor >= len(self._seats):
+            return 0
+        calls = self._seats[actor].calls
         if calls and calls[0].done() and not self._passing and self._read(actor) is None:
             return 0
         there = 0
@@ -206,37 +239,43 @@ class Calls(_Hosted, Generic[What]):
         return cast(What, self._part.taken(answer["columns"]))
 
     def hand_over(self, actor: int) -> Pending:
-        pending = self._calls[actor].popleft()
-        self._tend_one(actor)
+        seat = self._seats[actor]
+        pending = seat.calls.popleft()
+        self._tend_one(seat)
         return pending
 
     def lost(self, actor: int) -> None:
         """What was handed over never came: the actor died, or who was to take it in."""
-        self._not_before_s[actor] = time.monotonic() + AGAIN_S
+        if actor < len(self._seats):
+            self._seats[actor].not_before_s = time.monotonic() + AGAIN_S
 
     def release(self, actor: int) -> None:
-        self._served[actor] = True
-        if self._answers[actor]:
-            self._answers[actor].popleft()
-            self._calls[actor].popleft()
-        self._tend_one(actor)
+        if actor >= len(self._seats):
+            return  # it has left
+        seat = self._seats[actor]
+        seat.served = True
+        if seat.answers:
+            seat.answers.popleft()
+            seat.calls.popleft()
+        self._tend_one(seat)
 
     def broken_off(self) -> list[int]:
         found, self._broken_off = self._broken_off, []
         return found
 
     def _read(self, actor: int) -> dict[str, Any] | None:
-        if not self._answers[actor]:
+        seat = self._seats[actor]
+        if not seat.answers:
             answer = self._result(actor)
             if answer is None:
                 return None
-            self._answers[actor].append(answer)
-        return self._answers[actor][0]  # type: ignore[no-any-return]
+            seat.answers.append(answer)
+        return seat.answers[0]
 
-    def _told(self, actor: int) -> bytes:
+    def _told(self, actor: int, actors: int) -> bytes:
         part = replace(self._part, actor=actor, generation=self._first_generation)
         if self._boldness is not None:
-            part = replace(part, epsilon=self._boldness(actor))
+            part = replace(part, epsilon=self._boldness(actor, actors))
         return part.told()
 
 
@@ -245,20 +284,19 @@ class Rounds(_Hosted):
 
     def __init__(self, plan: Plan, part: Part) -> None:
         super().__init__(plan, replace(part, lanes=1), 0.0, 1)
-        self._round: list[dict[str, Any] | None] = [None] * plan.actors
 
     def tend(self) -> None:
         super().tend()
-        for actor, calls in enumerate(self._calls):
-            if calls and calls[0].done() and (answer := self._result(actor)) is not None:
-                self._round[actor] = answer
-                calls.popleft()
+        for actor, seat in enumerate(self._seats):
+            if seat.calls and seat.calls[0].done() and (answer := self._result(actor)) is not None:
+                seat.answers.append(answer)
+                seat.calls.popleft()
 
     def missing(self) -> list[int]:
-        return [actor for actor, answer in enumerate(self._round) if answer is None]
+        return [actor for actor, seat in enumerate(self._seats) if not seat.answers]
 
     def take_all(self) -> Played:
-        whole = side_by_side([answer["columns"] for answer in self._round if answer is not None])
+        whole = side_by_side([seat.answers[0]["columns"] for seat in self._seats])
         return played(whole, self._part.spec.seats[0])
 
     def release_all(self) -> None:
@@ -266,14 +304,14 @@ class Rounds(_Hosted):
 
     def publish(self, learner: Learner, env_steps: int) -> None:
         super().publish(learner, env_steps)
-        self._round = [None] * self._plan.actors
-        for actor in range(len(self._handles)):
-            self._tend_one(actor)
+        for seat in self._seats:
+            seat.answers.clear()
+            self._tend_one(seat)
 
     def save(self) -> Tree:
         states = self._states
-        if self._handles:
-            asked = [handle.ask("state") for handle in self._handles]
+        if self._seats:
+            asked = [seat.handle.ask("state") for seat in self._seats]
             states = [_state(one) for one in asked]
         return super().save() | {"actors": states}
 
@@ -281,8 +319,8 @@ class Rounds(_Hosted):
         super().load(state)
         self._states = list(state["actors"])
 
-    def _due(self, actor: int) -> int:
-        return 0 if self._round[actor] is not None else 1
+    def _due(self, seat: _Seat) -> int:
+        return 0 if seat.answers else 1
 
 
 def _state(asked: Pending) -> bytes:

@@ -10,7 +10,7 @@ from sparring.learn.plan import Plan
 
 
 def open_players(
-    plan: Plan, part: Part, boldness: Callable[[int], float] | None = None, *, passing: bool = False
+    plan: Plan, part: Part, boldness: Callable[[int, int], float] | None = None, *, passing: bool = False
 ) -> Players[Any]:
     """Actors at their own pace: of rollouts or of blocks, as the part says. `passing`: others take what they play."""
     if is_local(plan.on):

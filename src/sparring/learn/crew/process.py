@@ -7,25 +7,23 @@ ends the run with what it said last.
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
 from sparring.errors import ConfigError, TrainingStopped
+from sparring.hosts.revival import LOOP_DEATHS, LOOP_S, Revival
 from sparring.learn.crew.bell import Bell, wait_any
 from sparring.learn.crew.worker import ANSWER
 
 WORKER = "sparring.learn.crew.worker"
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
-YOUNG_S = 5.0  # who dies before this age has hardly played
-LOOP_DEATHS, LOOP_S = 5, 60.0  # so many deaths of the young in such a time end the run
 STOP_S = 2.0  # then those that are left are killed
 ANSWER_S = 10.0
 MAX_LOG_BYTES = 1 << 20
@@ -58,10 +56,8 @@ class _Member:
     log: IO[bytes]
     process: subprocess.Popen[bytes] | None = None
     bell: Bell | None = None
-    started_s: float = 0.0
     next_s: float = 0.0  # not started before
-    failures: int = 0  # in a row
-    young_deaths: deque[float] = field(default_factory=lambda: deque(maxlen=LOOP_DEATHS))
+    revival: Revival = field(default_factory=Revival)
 
 
 class Crew:
@@ -73,24 +69,33 @@ class Crew:
                 "processes inherit no memory here", where="--topology", do="Use `--topology single` on this system"
             )
         self._launch = launch
-        self._members = [
-            _Member(actor, generation, tempfile.TemporaryFile(mode="a+b"))  # noqa: SIM115  closed by close()
-            for actor in range(size)
-        ]
+        self._members = [_Member(actor, generation, _log()) for actor in range(size)]
         self.restarts = 0
-        now = time.monotonic()
         try:
-            told = [self._start(member, now) for member in self._members]
+            told = [self._start(member) for member in self._members]
         except BaseException:
             self.close()
             raise
         for member, line in zip(self._members, told, strict=True):
             _tell(member, line)  # only now: one that is still starting must not keep the next one from it
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     @property
     def generation(self) -> int:
         """More than that of any that played so far: where whoever goes on with this run begins."""
         return 1 + max(member.generation for member in self._members)
+
+    def resize(self, size: int) -> None:
+        """So many from now on: the last are ended, new ones are started."""
+        leaving, generation = self._members[size:], self.generation
+        del self._members[size:]
+        _end(leaving)
+        new = [_Member(actor, generation, _log()) for actor in range(len(self._members), size)]
+        self._members += new  # before they are started: whoever is asked meanwhile is told how many there will be
+        for member in new:
+            _tell(member, self._start(member))
 
     def pid(self, actor: int) -> int | None:
         """Of its process; None between two lives."""
@@ -139,12 +144,14 @@ class Crew:
         """Notice who died and start whose time has come; TrainingStopped where one keeps dying young."""
         now = time.monotonic()
         for member in self._members:
+            if member.bell is not None and member.bell.first_heard_s is None:
+                member.bell.hear()  # a learner that never waits hears nobody else
             if member.process is not None and member.process.poll() is not None:
                 self._bury(member, now)
             if member.process is None and now >= member.next_s:
                 member.generation += 1
                 self.restarts += 1
-                _tell(member, self._start(member, now))
+                _tell(member, self._start(member))
 
     def ask(self, version: int) -> list[bytes]:
         """Each actor as it was before it played that version; empty for one that does not answer."""
@@ -154,48 +161,32 @@ class Crew:
         return [answers.get(member.actor, b"") for member in self._members]
 
     def close(self) -> None:
-        """Stop all: by the end of their input, and by force whoever has not heard it in time."""
-        running = [member.process for member in self._members if member.process is not None]
-        for process in running:
-            if process.stdin is not None:
-                with suppress(OSError):
-                    process.stdin.close()
-        until = time.monotonic() + STOP_S
-        for process in running:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        for member in self._members:
-            _let_go(member)
-            member.log.close()
+        """Stop all."""
+        _end(self._members)
         self._members = []
 
-    def _start(self, member: _Member, now: float) -> bytes:
+    def _start(self, member: _Member) -> bytes:
         """A process of that member; what it must be told."""
         bell, theirs = Bell.pair()
         with theirs:
             launch = self._launch(Call(member.actor, member.generation, theirs.fileno()))
             member.process = _open(launch, theirs, member.log)
-        member.bell, member.started_s = bell, now
+        member.bell = bell
         return launch.told + b"\n"
 
     def _bury(self, member: _Member, now: float) -> None:
         assert member.process is not None
-        code = member.process.returncode
+        assert member.bell is not None
+        code, played_s = member.process.returncode, member.bell.first_heard_s
         _let_go(member)
-        young = now - member.started_s < YOUNG_S
-        member.failures = member.failures + 1 if young else 1
-        member.next_s = now + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (member.failures - 1))
-        if young:
-            member.young_deaths.append(now)
-        deaths = member.young_deaths
-        if len(deaths) == LOOP_DEATHS and now - deaths[0] < LOOP_S:
+        wait_s = member.revival.died(now, played_s, killed=code == -signal.SIGKILL)
+        if wait_s is None:
             raise TrainingStopped(
                 f"it ended {LOOP_DEATHS} times within {LOOP_S:.0f} s, last with code {code}: {_said(member.log)}",
                 where=f"actor {member.actor}",
                 do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
             )
+        member.next_s = now + wait_s
         if member.log.tell() > MAX_LOG_BYTES:
             member.log.truncate(0)
 
@@ -248,6 +239,28 @@ def _read(member: _Member, size: int, until: float) -> bytes | None:
             return None
         parts += part
     return parts
+
+
+def _end(members: list[_Member]) -> None:
+    """Stop them: by the end of their input, and by force whoever has not heard it in time."""
+    running = [member.process for member in members if member.process is not None]
+    for process in running:
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+    until = time.monotonic() + STOP_S
+    for process in running:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    for member in members:
+        _let_go(member)
+        member.log.close()
+
+
+def _log() -> IO[bytes]:
+    return tempfile.TemporaryFile(mode="a+b")
 
 
 def _let_go(member: _Member) -> None:

@@ -20,7 +20,12 @@ What = TypeVar("What", covariant=True)
 
 
 class Crewed(Protocol):
-    """n actors, kept alive from the first `publish` on, until `close`."""
+    """Actors 0 … n - 1, kept alive from the first `publish` on, until `close`."""
+
+    @property
+    def actors(self) -> int:
+        """How many there are; others may scale them (`spar services scale`), which is met by `tend`."""
+        ...
 
     @property
     def restarts(self) -> int:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sparring.errors import ConfigError, TrainingStopped, Unreachable
 from sparring.hosts.opening import open_host
-from sparring.hosts.protocol import Handle, Pending, Resources
+from sparring.hosts.protocol import Event, Handle, Pending, Resources
 from sparring.learn.crew.blocks import Block
 from sparring.learn.crew.environments import Environments
 from sparring.learn.crew.hosted import SHOW_EVERY_S, Editions
@@ -45,7 +45,7 @@ class Served(Generic[What]):
 
     def __init__(self, plan: Plan, part: Part) -> None:
         """`part` is that of one worker."""
-        self.host = open_host(plan.on)
+        self.host = open_host(plan.on, seen=plan.discovery)
         self._plan, self._part = plan, part
         self._editions = Editions(self.host, part.past, SHOW_EVERY_S if part.feeds == "steps" else 0.0)
         self._leader = Leader(plan, self._editions)
@@ -59,9 +59,15 @@ class Served(Generic[What]):
         self._ask_s = 0.0  # when to ask next
         self._columns: dict[str, Any] | None = None  # of a rollout or block that waits
         self._broken = False  # it does not follow the last, and nobody was told yet
+        self._worked: set[tuple[str, int]] = set()  # services and numbers of those who did what they were asked
         self._first_generation = 0
         self.served = 0.0  # environments that one forward decided for, lately
         self.restarts = self.inference_restarts = 0
+
+    @property
+    def actors(self) -> int:
+        """Of a table's players they are one; of a run all its workers."""
+        return 1 if self._part.feeds == "steps" else self._plan.actors
 
     @property
     def generation(self) -> int:
@@ -77,12 +83,8 @@ class Served(Generic[What]):
     def tend(self) -> None:
         for event in self.host.watch():
             if event.kind == "gave up":
-                raise TrainingStopped(
-                    f"it keeps ending: {event.why}",
-                    where=f"{event.service} {event.index}",
-                    do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
-                )
-            if event.kind == "restarted" and event.service == INFERENCE:
+                self._renew(event)
+            elif event.kind == "restarted" and event.service == INFERENCE:
                 self.inference_restarts += 1
                 self._used = NONE
             elif event.kind == "restarted":
@@ -146,12 +148,43 @@ class Served(Generic[What]):
         self.host.close()
 
     def _start(self) -> None:
-        workers, part = self._plan.actors, replace(self._part, generation=self._first_generation)
-        needs = Resources(cpus=self._plan.cpus_per_actor, place="spread")
-        whole = replace(part, envs=workers * part.envs)
-        (self._inference,) = self.host.start(Inference, INFERENCE, 1, needs, {"part": whole.told(), "workers": workers})
-        given = [{"part": part.told(), "worker": worker} for worker in range(workers)]
-        self._workers = self.host.start(Environments, ENVIRONMENTS, workers, needs, given)
+        workers = self._plan.actors
+        (self._inference,) = self.host.start(Inference, INFERENCE, 1, self._needs(1), self._for_inference)
+        needs = self._needs(workers)
+        self._workers = self.host.start(Environments, ENVIRONMENTS, workers, needs, self._for_environments)
+
+    def _for_inference(self, index: int, count: int) -> dict[str, Any]:
+        workers = self._plan.actors
+        whole = replace(self._part, generation=self._first_generation, envs=workers * self._part.envs)
+        return {"part": whole.told(), "workers": workers}
+
+    def _for_environments(self, index: int, count: int) -> dict[str, Any]:
+        return {"part": replace(self._part, generation=self._first_generation).told(), "worker": index}
+
+    def _renew(self, event: Event) -> None:
+        """Start another for one that was given up though it worked: it was killed, and did not fail by itself."""
+        who = (event.service, event.index)
+        if who not in self._worked:
+            raise TrainingStopped(
+                f"it keeps ending: {event.why}",
+                where=f"{event.service} {event.index}",
+                do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
+            )
+        self._worked.remove(who)
+        self._first_generation = self.generation
+        handle = self.host.renew(*who)
+        if event.service == INFERENCE:
+            self._inference, self._using, self._asked, self._used = handle, None, None, NONE
+            self._broken = True
+            self.inference_restarts += 1
+        else:
+            self._workers[event.index] = handle
+            self._plays[event.index].clear()
+            self.restarts += 1
+
+    def _needs(self, count: int) -> Resources:
+        """Inference has places for those workers that it began with, so nobody scales them."""
+        return Resources(cpus=self._plan.cpus_per_actor, place="spread", least=count, most=count)
 
     def _keep_playing(self, worker: int) -> None:
         """Make the calls that are due; what a game raises is raised here."""
@@ -159,6 +192,7 @@ class Served(Generic[What]):
         while calls and calls[0].done():
             try:
                 calls.popleft().result(ANSWER_S)
+                self._worked.add((ENVIRONMENTS, worker))
             except Unreachable:
                 calls.clear()
                 self._not_before_s[worker] = time.monotonic() + AGAIN_S
@@ -194,6 +228,7 @@ class Served(Generic[What]):
                 self._ask_s = time.monotonic() + ASK_S
             else:
                 self.served = float(answer["served"])
+                self._worked.add((INFERENCE, 0))
             if answer["version"] == NONE:
                 self._used = NONE  # it began anew
         if self._asked is None and self._inference is not None and time.monotonic() >= self._ask_s:

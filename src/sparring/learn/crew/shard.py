@@ -54,6 +54,7 @@ class ReplayShard:
         if (before := self._last.get(actor)) is not None and now != (before[0], before[1] + 1):
             for stream in range(actor * self._streams, (actor + 1) * self._streams):
                 self._table.break_off(stream)  # another's games, or something between was lost
+        self._table.widen((actor + 1) * self._streams)
         self._last[actor] = now
         taken = joined(block["columns"], self._seat)
         (steps,) = taken.steps
@@ -104,7 +105,7 @@ class ReplayShard:
     def load(self, state: Tree) -> dict[str, Any]:
         """Back to what `save` gave; the games of those actors are not gone on with."""
         self._table.load(state["table"])
-        for stream in range(self._draw["actors"] * self._streams):
+        for stream in range(self._table.streams):
             self._table.break_off(stream)
         return self._standing()
 

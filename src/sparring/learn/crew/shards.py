@@ -78,7 +78,7 @@ class Shards:
         self._plan, self._part = plan, part
         self._draw = draw_for(plan.algorithm, plan.settings)
         self._own_host = host is None
-        self._host = open_host(plan.on) if host is None else host
+        self._host = open_host(plan.on, seen=plan.discovery) if host is None else host
         self._standing: list[dict[str, Any]] = [{"size": 0, "mass": 0.0, "generation": 0} for _ in range(k)]
         self._inserting: deque[tuple[int, Pending, Players[Any]]] = deque()
         self._batches: deque[list[_Part]] = deque()
@@ -207,7 +207,8 @@ class Shards:
             "state_numbers": state_width(part.network) if plan.algorithm.feeds == "sequences" else 0,
             "seed": plan.seed,
         }
-        return self._host.start(ReplayShard, SERVICE, count, Resources(cpus=plan.cpus_per_actor), given)
+        needs = Resources(cpus=plan.cpus_per_actor, least=count, most=count)
+        return self._host.start(ReplayShard, SERVICE, count, needs, given)
 
     def _capacity(self) -> int:
         """Of one shard."""

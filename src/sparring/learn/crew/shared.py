@@ -11,6 +11,7 @@ from sparring.learn.crew.leader import Leader
 from sparring.learn.crew.part import Part
 from sparring.learn.crew.process import Call, Crew, Launch
 from sparring.learn.crew.rollouts import Played, Rollouts
+from sparring.learn.crew.scaling import Scaling
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
 from sparring.wire.chunk import Array
@@ -28,6 +29,11 @@ class _Shared(ABC):
         self._leader = Leader(plan, self._board)
         self.crew: Crew | None = None
         self._generation = 0  # of those who are started first
+        self._scaling = Scaling(plan)
+
+    @property
+    def actors(self) -> int:
+        return self._scaling.actors
 
     @property
     def restarts(self) -> int:
@@ -40,12 +46,16 @@ class _Shared(ABC):
     def publish(self, learner: Learner, env_steps: int) -> None:
         self._leader.publish(learner, env_steps)
         if self.crew is None:
-            self.crew = Crew(self._plan.actors, self._launch, self._generation)
+            self.crew = Crew(self.actors, self._launch, self._generation)
+            self._scaling.open()
         elif self._part.feeds == "rollouts":
             self.crew.ring_all()  # whoever plays blocks looks before each
 
     def tend(self) -> None:
         if self.crew is not None:
+            with self._scaling.asked() as actors:
+                if actors is not None:
+                    self._resize(self.crew, actors)
             self.crew.tend()
 
     def wait(self, timeout_s: float) -> None:
@@ -68,10 +78,15 @@ class _Shared(ABC):
         self._generation = state["generation"]
 
     def close(self) -> None:
+        self._scaling.close()
         if self.crew is not None:
             self.crew.close()
             self.crew = None
         self._leader.close()
+
+    @abstractmethod
+    def _resize(self, crew: Crew, actors: int) -> None:
+        """So many from now on."""
 
     @abstractmethod
     def _launch(self, call: Call) -> Launch:
@@ -84,9 +99,9 @@ class _Shared(ABC):
 
 
 class Rings(_Shared, Generic[What]):
-    """Players with a ring for each: full means wait. `boldness` gives each actor an ε of its own."""
+    """Players with a ring for each: full means wait. `boldness` gives each actor, of so many, an ε of its own."""
 
-    def __init__(self, plan: Plan, part: Part, boldness: Callable[[int], float] | None = None) -> None:
+    def __init__(self, plan: Plan, part: Part, boldness: Callable[[int, int], float] | None = None) -> None:
         super().__init__(plan, part)
         self._boldness = boldness
         self._rings: dict[int, Rollouts | Blocks] = {}
@@ -134,6 +149,14 @@ class Rings(_Shared, Generic[What]):
             ring.ring.close()
         self._rings, self._taken = {}, set()
 
+    def _resize(self, crew: Crew, actors: int) -> None:
+        left = range(actors, len(crew))
+        crew.resize(actors)
+        for actor in left:
+            self._rings.pop(actor).ring.close()
+            self._taken.discard(actor)
+            self._broken_off.append(actor)
+
     def _launch(self, call: Call) -> Launch:
         """A fresh ring for whoever is started: what a dead one left is lost, and was never counted."""
         if (old := self._rings.pop(call.actor, None)) is not None:
@@ -143,7 +166,7 @@ class Rings(_Shared, Generic[What]):
         self._handed[call.actor] = (call.generation, 0)
         opened = self._part.open_rollouts() if self._part.feeds == "rollouts" else self._part.open_blocks()
         ring = self._rings[call.actor] = opened
-        own = None if self._boldness is None else self._boldness(call.actor)
+        own = None if self._boldness is None else self._boldness(call.actor, self.actors)
         return self._launched(call, ring.ring.block.descriptor, replace(self._part, epsilon=own))
 
 
@@ -153,22 +176,27 @@ class Lanes(_Shared):
     def __init__(self, plan: Plan, part: Part) -> None:
         super().__init__(plan, part)
         self._rollouts = part.open_rollouts()
-        self._states: list[bytes] = [b""] * plan.actors  # of actors that are not started yet
+        self._states: list[bytes] = []  # of actors that are not started yet
+        self._restarts = 0  # in crews of other sizes
 
     def publish(self, learner: Learner, env_steps: int) -> None:
         first = self.crew is None
         super().publish(learner, env_steps)
         if first:
-            self._states = [b""] * self._plan.actors
+            self._states = []
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts + super().restarts
 
     def missing(self) -> list[int]:
-        return [lane for lane in range(self._plan.actors) if not self._rollouts.ring.ready(lane)]
+        return [lane for lane in range(self.actors) if not self._rollouts.ring.ready(lane)]
 
     def take_all(self) -> Played:
         return self._rollouts.take_all()
 
     def release_all(self) -> None:
-        for lane in range(self._plan.actors):
+        for lane in range(self.actors):
             self._rollouts.ring.release(lane)
 
     def save(self) -> Tree:
@@ -183,9 +211,19 @@ class Lanes(_Shared):
         super().close()
         self._rollouts.ring.close()
 
+    def _resize(self, crew: Crew, actors: int) -> None:
+        """A ring of as many lanes, and all begin anew: what they have played of the newest version they play again."""
+        self._restarts, generation = self.restarts, crew.generation
+        crew.close()
+        self._rollouts.ring.close()
+        self._part = replace(self._part, lanes=actors)
+        self._rollouts = self._part.open_rollouts()
+        self.crew = Crew(actors, self._launch, generation)
+
     def _launch(self, call: Call) -> Launch:
         """The same lane again: whoever wrote it is dead, and what it left there is forgotten."""
         ring = self._rollouts.ring
         ring.rewind(call.actor)
-        part = replace(self._part, lane=call.actor, state=self._states[call.actor])
+        state = self._states[call.actor] if call.actor < len(self._states) else b""
+        part = replace(self._part, lane=call.actor, state=state)
         return self._launched(call, ring.block.descriptor, part)

@@ -89,7 +89,7 @@ class CrewLearning:
 
     def flow(self) -> dict[str, float]:
         """How the crew stands."""
-        return {"actor_restarts": self._crew.restarts}
+        return {"actors": self._crew.actors, "actor_restarts": self._crew.restarts}
 
     def sources(self) -> Sources:
         steps = Counter({"selfplay": self.selfplay})

@@ -44,7 +44,8 @@ class Within:
     def insert(self, players: Players[Any], actor: int) -> None:
         block = players.take(actor)
         (steps,) = block.steps
-        first = actor * self._part.streams
+        first = self._first(actor)
+        self.table.widen(first + self._part.streams)
         self.table.insert(replace(steps, stream=steps.stream + first), lent=True)
         fed = 0 if self.feeder is None else self.feeder.keep_pace(len(steps), self._plan.replay.store_share)
         ended = Episodes(block.episodes.returns.copy(), block.episodes.against_others.copy())
@@ -56,7 +57,8 @@ class Within:
         return arrived
 
     def break_off(self, actor: int) -> None:
-        for stream in range(actor * self._part.streams, (actor + 1) * self._part.streams):
+        first = self._first(actor)
+        for stream in range(first, min(first + self._part.streams, self.table.streams)):
             self.table.break_off(stream)
 
     def ready(self) -> bool:
@@ -89,6 +91,10 @@ class Within:
 
     def close(self) -> None:
         """Nothing was started."""
+
+    def _first(self, actor: int) -> int:
+        """Of an actor's streams. That of the store comes after those of the actors whom the plan knows."""
+        return actor * self._part.streams + (actor >= self._plan.actors)
 
 
 def table_for(plan: Plan, part: Part, capacity_steps: int) -> Table:

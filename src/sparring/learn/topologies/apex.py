@@ -46,7 +46,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     sharded = plan.replay.shards > 0
     if sharded and store is not None:
         raise ConfigError("shards take in what actors play alone", where="--from mix", do="Set replay.shards to 0")
-    players = open_players(plan, part, lambda actor: boldness(actor, plan.actors), passing=sharded)
+    players = open_players(plan, part, boldness, passing=sharded)
     if not sharded:
         return replaying(plan, learner, players, Within(plan, part, store), part)
     from sparring.learn.crew.shards import Shards  # whoever has none needs no sockets
@@ -104,7 +104,7 @@ class _Apex:
         self.draw = draw_for(plan.algorithm, plan.settings)
         self._block_steps = block_steps  # at most
         self._begun = False
-        self._next = 0  # who is looked at first, so that none is always last
+        self._next = 0  # whose turn it is: the one after who was taken from last, however rarely there is room
         self.env_steps = self.episodes = 0  # that were handed over
         self.played: Counter[str] = Counter()
 
@@ -137,17 +137,18 @@ class _Apex:
 
     def _take_in(self) -> Episodes:
         """Every block that waits and that the gate lets in, from each actor in turn; the games that ended in them."""
-        actors, ended = self.plan.actors, self._count(self.replay.arrived())
+        actors, ended = self.players.actors, self._count(self.replay.arrived())
         for actor in self.players.broken_off():
             self.replay.break_off(actor)
-        self._next = (self._next + 1) % actors
+        first = self._next
         for turn in range(actors * SLOTS):
-            actor = (self._next + turn) % actors
+            actor = (first + turn) % actors
             if not self.players.waiting(actor):
                 continue
             if not self._room():
                 break
             self.replay.insert(self.players, actor)
+            self._next = (actor + 1) % actors
             ended += self._count(self.replay.arrived())
         if not ended:
             return Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
@@ -171,7 +172,7 @@ class _Apex:
 
     def _waiting(self) -> bool:
         """Whether a block could be taken in now."""
-        return self._room() and any(map(self.players.waiting, range(self.plan.actors)))
+        return self._room() and any(map(self.players.waiting, range(self.players.actors)))
 
     def _rest(self) -> None:
         """Until something comes: where replay is elsewhere its answer, otherwise a block."""
@@ -180,8 +181,8 @@ class _Apex:
 
     def flow(self) -> dict[str, float]:
         """Where the gate stands, and how the actors do."""
-        waiting = sum(map(self.players.waiting, range(self.plan.actors)))
-        crew = {"blocks_waiting": waiting, "actor_restarts": self.players.restarts}
+        waiting = sum(map(self.players.waiting, range(self.players.actors)))
+        crew = {"blocks_waiting": waiting, "actors": self.players.actors, "actor_restarts": self.players.restarts}
         return self.gate.flow() | self.replay.flow() | crew
 
     def sources(self) -> Sources:

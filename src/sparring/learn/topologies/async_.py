@@ -39,7 +39,7 @@ class _Async(CrewLearning):
     def __init__(self, plan: Plan, learner: Learner, players: Players[Played], store: Store | None) -> None:
         super().__init__(plan, learner, players, store)
         self.players = players
-        self.stalest = STALEST_ROUNDS * SLOTS * plan.actors
+        self.stalest = STALEST_ROUNDS * SLOTS  # updates, for each actor
         self._held: int | None = None  # whose rollout the last turn's batch looks at
         self._last = 0  # who was learned from last
         self._refused = 0
@@ -54,13 +54,13 @@ class _Async(CrewLearning):
         self._held = self._last = actor
         played = self.players.take(actor)
         self.count(played)
-        if self.learner.updates - played.version > self.stalest:
+        if self.learner.updates - played.version > self.stalest * self.players.actors:
             self._refused += 1
             return Turn(None, None, played.episodes, self.flow())
         return self.learned(played)
 
     def flow(self) -> dict[str, float]:
-        waiting = sum(map(self.players.waiting, range(self.plan.actors)))
+        waiting = sum(map(self.players.waiting, range(self.players.actors)))
         return super().flow() | {"rollouts_waiting": waiting, "rollouts_refused": self._refused}
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class _Async(CrewLearning):
 
     def _oldest(self) -> int | None:
         """Who waits with the oldest weights; among equals the next in turn."""
-        actors = self.plan.actors
+        actors = self.players.actors
         waiting = [actor for actor in range(actors) if self.players.waiting(actor)]
         return min(
             waiting,

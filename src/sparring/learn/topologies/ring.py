@@ -11,6 +11,7 @@ A seed says all, as long as none is lost. Advantages are normalised by each lear
 """
 
 import logging
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -54,12 +55,13 @@ class _Ring:
 
     def __init__(self, plan: Plan, algorithm: RingAlgorithm, share: Wiring) -> None:
         self._algorithm, self._share = algorithm, share
-        self._host = open_host(plan.on)
+        self._host = open_host(plan.on, seen=plan.discovery)
         record = msgspec.json.encode(plan.record())
         seeds = [plan.seed + APART * number for number in range(1, plan.learners)]
         given = [{"game": plan.game, "seed": seed, "record": record} for seed in seeds]
         # A lost one leaves: it is not started again, and the plan says all who begin.
-        handles = self._host.start(RingLearner, SERVICE, len(given), Resources(restarts=0), given) if given else []
+        needs = Resources(restarts=0, least=len(given), most=len(given))
+        handles = self._host.start(RingLearner, SERVICE, len(given), needs, given) if given else []
         self.members: dict[int, Handle] = dict(enumerate(handles, start=1))  # in the ring, beside this one
         self._counts: dict[int, Counter[str]] = {}  # what each has played, also of those who left since
         self._gone: Counter[str] = Counter()  # and what those had who left before a checkpoint
@@ -89,13 +91,15 @@ class _Ring:
         before = self.learner.save()
         asked = {number: member.ask("turn") for number, member in self.members.items()}
         turn: Turn | None = None
+        patience_s = ANSWER_S
         try:
-            with suppress(RingBroken):
-                turn = self._share.turn()
+            turn = self._share.turn()
+        except RingBroken as broken:  # the slowest may still play; whoever has waited long enough waits no more
+            patience_s += max(0.0, DEADLINE_S - broken.waited_s)
         finally:
             if turn is None:
                 self._algorithm.leave()  # so that nobody waits for this one
-        answers = self._heard(asked, ANSWER_S if turn is not None else DEADLINE_S + ANSWER_S)
+        answers = self._heard(asked, patience_s)
         self._counts |= {number: _tally(answer) for number, answer in answers.items()}
         if turn is None or len(answers) < len(asked) or not all(answer["whole"] for answer in answers.values()):
             self._mend(before if turn is None else self.learner.save(), answers)
@@ -164,11 +168,12 @@ class _Ring:
         self._meet(state)
 
     def _heard(self, asked: dict[int, Pending], seconds: float) -> dict[int, Any]:
-        """The answers of those who gave one; the others leave the ring."""
+        """The answers of those who gave one within that time; the others leave the ring."""
         found: dict[int, Any] = {}
+        until = time.monotonic() + seconds
         for number, pending in asked.items():
             try:
-                found[number] = pending.result(seconds)
+                found[number] = pending.result(max(0.0, until - time.monotonic()))
             except SparringError as error:
                 self._lose(number, error)
         return found
