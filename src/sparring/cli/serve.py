@@ -1,6 +1,6 @@
 """Serve the gateway, the dashboard and inference until SIGTERM or Ctrl-C.
 
-With --json the first line of standard output is {"url", "trust", "mode", "fingerprint", "pid"} as soon as
+With --json the first line of standard output is {"url", "trust", "mode", "fingerprint", "stream", "pid"} as soon as
 connections are accepted, so that a program can use --port 0; the last line comes at the end.
 Without keys only this machine is served, and nobody is an administrator; `spar keys create` ends that.
 """
@@ -40,12 +40,14 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
     def ready(serving: Serving) -> None:
         if output.json:
-            said = {key: getattr(serving, key) for key in ("url", "trust", "mode", "fingerprint")}
+            said = {key: getattr(serving, key) for key in ("url", "trust", "mode", "fingerprint", "stream")}
             print(msgspec.json.encode({**said, "pid": os.getpid()}).decode(), flush=True)
         output.say(f"serving {serving.url}")
         output.say(f"trust   {serving.trust}")
         if serving.fingerprint:
             output.say(f"tls     SHA-256 {serving.fingerprint}")
+        if serving.stream:
+            output.say(f"stream  {serving.stream} takes what is uploaded (`spar sink` brings it into the store)")
         if serving.mode == "anonymous":
             output.say("keys    none yet: anybody on this machine may record, act and read (`spar keys create NAME`)")
         else:

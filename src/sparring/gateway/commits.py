@@ -1,4 +1,4 @@
-"""Group commit: what waits is gathered into one append, and each caller is answered after it is on disk.
+"""Group commit: what waits is gathered into one append, and each caller is answered after it is kept.
 
 One thread writes. The queue holds a bounded number of chunks; beyond it callers are sent away.
 """
@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sparring.errors import SparringError
+from sparring.gateway.intake import Intake
 from sparring.gateway.refusals import Busy
-from sparring.store.protocol import Kept, Store
+from sparring.store.protocol import Kept
 from sparring.wire.chunk import Chunk
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,10 @@ class Flow:
 
 
 class Commits:
-    """Between the event loop and the store. `submit` is called on the loop, and only there."""
+    """Between the event loop and the store, or the stream. `submit` is called on the loop, and only there."""
 
-    def __init__(self, store: Store, *, queue_chunks: int, group_chunks: int) -> None:
-        self._store, self._capacity, self._group = store, queue_chunks, group_chunks
+    def __init__(self, intake: Intake, *, queue_chunks: int, group_chunks: int) -> None:
+        self._intake, self._capacity, self._group = intake, queue_chunks, group_chunks
         self._queue: deque[_Waiting] = deque()  # bounded by the count of its chunks, in `submit`
         self._chunks = self.commits = self.committed_chunks = 0
         self._wake = threading.Condition()
@@ -50,7 +51,7 @@ class Commits:
         self._writer.start()
 
     async def submit(self, chunks: Sequence[Chunk]) -> list[Kept]:
-        """The store's verdict on each chunk, once it is durable; Busy or StoreFailed otherwise."""
+        """The verdict on each chunk, once it is durable; Busy or StoreFailed otherwise."""
         waiting = _Waiting(chunks, asyncio.get_running_loop().create_future())
         with self._wake:
             if self._closed:
@@ -75,18 +76,21 @@ class Commits:
             oldest = time.monotonic() - self._queue[0].since_s if self._queue else 0.0
             return Flow(self._chunks, self._capacity, oldest, self.commits, self.committed_chunks)
 
-    def close(self) -> None:
-        """Write what was accepted, then end the thread."""
+    def close(self, hurry_after_s: float | None = None, hurry: Callable[[], None] | None = None) -> None:
+        """Write what was accepted, then end the thread; `hurry` is called where that takes longer."""
         with self._wake:
             self._closed = True
             self._wake.notify()
+        self._writer.join(hurry_after_s)
+        if self._writer.is_alive() and hurry is not None:
+            hurry()
         self._writer.join()
 
     def _write(self) -> None:
         while group := self._next():
             chunks = [chunk for waiting in group for chunk in waiting.chunks]
             try:
-                kept: list[Kept] | SparringError = self._store.append(chunks)
+                kept: list[Kept] | SparringError = self._intake.append(chunks)
                 self.commits += 1
                 self.committed_chunks += len(chunks)
             except SparringError as error:

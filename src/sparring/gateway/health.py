@@ -15,20 +15,27 @@ BEGUN_S = time.monotonic()
 
 async def get_health(request: Request, parts: Parts) -> Response:
     """The loop runs."""
-    return json_response({"status": "ok"})
+    return json_response({"status": "ok", "into": _into(parts)})
 
 
 async def get_readiness(request: Request, parts: Parts) -> Response:
-    """The store can be written: an append of nothing takes its write lock and commits."""
+    """What is uploaded can be kept: an append of nothing takes the store's write lock; a stream is asked."""
     flow = parts.commits.flow()
     try:
         async with asyncio.timeout(5.0):
-            await asyncio.to_thread(parts.store.append, [])
+            if parts.stream is None:
+                await asyncio.to_thread(parts.store.append, [])
+            else:
+                await asyncio.to_thread(parts.stream.ready)
     except (SparringError, TimeoutError):
-        return json_response({"status": "the store does not take writes"}, 503, {"Retry-After": "5"})
+        return json_response({"status": f"the {_into(parts)} does not take writes"}, 503, {"Retry-After": "5"})
     if flow.waiting_chunks >= flow.capacity_chunks:
         return json_response({"status": "the queue is full"}, 503, {"Retry-After": "1"})
-    return json_response({"status": "ok"})
+    return json_response({"status": "ok", "into": _into(parts)})
+
+
+def _into(parts: Parts) -> str:
+    return "store" if parts.stream is None else "stream"
 
 
 async def get_metrics(request: Request, parts: Parts) -> Response:
@@ -41,6 +48,7 @@ async def get_metrics(request: Request, parts: Parts) -> Response:
             "spar_queue_capacity_chunks": flow.capacity_chunks,
             "spar_queue_oldest_seconds": flow.oldest_s,
             "spar_commits_total": flow.commits,
+            "spar_into_stream": parts.stream is not None,
             "spar_sample_rate": parts.sampling.rate(now_s),
             "spar_played_steps_per_second": parts.sampling.played_steps_per_s(now_s),
         }

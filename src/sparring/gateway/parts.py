@@ -15,11 +15,16 @@ from sparring.gateway.audit import Audit
 from sparring.gateway.commits import Commits
 from sparring.gateway.identity import Caller, Identity
 from sparring.gateway.inference import Inference
+from sparring.gateway.intake import ThroughStream
 from sparring.gateway.limits import Quotas, Rates
 from sparring.gateway.metrics import Metrics
 from sparring.gateway.sampling import SampleRate
 from sparring.registry.protocol import Registry
-from sparring.store.protocol import Store
+from sparring.store.protocol import LedgerStore
+from sparring.stream.protocol import Stream
+from sparring.wire.ids import GameId, PlayerId
+
+STREAM_GROUP_CHUNKS = 500  # a stream's answer takes a round trip over the network: what one request holds goes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Parts:
     """One gateway. `clock` gives Unix seconds."""
 
     config: Config
-    store: Store
+    store: LedgerStore
     registry: Registry
     catalogue: Catalogue
     identity: Identity
@@ -38,6 +43,8 @@ class Parts:
     sampling: SampleRate
     rates: Rates
     quotas: Quotas
+    stream: Stream | None = None  # where chunks go instead of the store
+    through: ThroughStream | None = None  # how they go there
     clock: Callable[[], float] = time.time
 
     def now_ms(self) -> int:
@@ -46,6 +53,11 @@ class Parts:
     def sample_rate(self) -> float:
         """The share of episodes asked for just now."""
         return self.sampling.rate(time.monotonic())
+
+    def forget(self, game: GameId, player: PlayerId) -> None:
+        """That player was erased from the store: nothing of them is taken from now on."""
+        if self.through is not None:
+            self.through.erased(game, player)
 
     def spec(self, game: str, version: str | None = None) -> GameSpec:
         """That version of the game, by default the newest; Missing otherwise."""
@@ -57,22 +69,34 @@ class Parts:
         return found
 
 
-def assemble(config: Config, store: Store, registry: Registry, catalogue: Catalogue, *, local: bool) -> Parts:
+def assemble(
+    config: Config,
+    store: LedgerStore,
+    registry: Registry,
+    catalogue: Catalogue,
+    *,
+    local: bool,
+    stream: Stream | None = None,
+) -> Parts:
     """Everything that one gateway needs; its writer thread runs from now until `commits.close()`."""
     data = Path(config.data)
+    through = None if stream is None else ThroughStream(stream, store)
+    group = config.store.group_chunks if stream is None else STREAM_GROUP_CHUNKS
     return Parts(
         config=config,
         store=store,
         registry=registry,
         catalogue=catalogue,
         identity=Identity(data, local=local),
-        commits=Commits(store, queue_chunks=config.gateway.queue_chunks, group_chunks=config.store.group_chunks),
+        commits=Commits(through or store, queue_chunks=config.gateway.queue_chunks, group_chunks=group),
         inference=Inference(registry),
         audit=Audit(data / "audit.jsonl"),
         metrics=Metrics(),
         sampling=SampleRate(config.collect.budget_steps_per_s, config.collect.window_s),
         rates=Rates(config.gateway.requests_per_s, config.gateway.burst_requests),
         quotas=Quotas(config.gateway.player_steps_per_day),
+        stream=stream,
+        through=through,
     )
 
 

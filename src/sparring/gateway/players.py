@@ -77,6 +77,7 @@ async def delete_me(request: Request, parts: Parts) -> Response:
     """Remove the caller's seats for good; says which models may have seen them."""
     game, player = _self(request, parts)
     erased = await asyncio.to_thread(parts.store.erase, game, player)
+    parts.forget(game, player)
     models = await asyncio.to_thread(_saw, game, erased.first_received_ms, parts)
     about = {"game": game, "chunks": erased.chunks, "models": models}
     await asyncio.to_thread(parts.audit.write, "erase", "player", parts.now_ms(), **about)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from sparring.errors import Missing, Refused, SparringError, StoreFailed, WireError
+from sparring.errors import Missing, Refused, SparringError, StoreFailed, Unreachable, WireError
 
 
 class Unknown(Refused):
@@ -87,16 +87,25 @@ def described(error: SparringError) -> tuple[int, dict[str, Any]]:
                 "do": "Send it again later",
             }
             return 507 if full else 503, {"code": "failed", **said}
+        case Unreachable():
+            return 503, {
+                "code": "failed",
+                **said | {"message": "a server behind it does not answer", "do": "Try again later"},
+            }
         case _:
             return 500, {"code": "failed", **said}
 
 
-def answer(error: SparringError, request: str, results: list[dict[str, Any]] | None = None) -> Response:
-    """The whole response for an error."""
+def answer(
+    error: SparringError, request: str, results: list[dict[str, Any]] | None = None, time_ms: int | None = None
+) -> Response:
+    """The whole response for an error; `time_ms` lets a client set its clock by ours."""
     status, said = described(error)
     body: dict[str, Any] = {"error": said, "request": request}
     if results is not None:
         body["results"] = results
+    if time_ms is not None:
+        body["time_ms"] = time_ms
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -32,6 +32,7 @@ from sparring.gateway.keys import Keys
 from sparring.gateway.parts import Parts, assemble
 from sparring.registry import open_registry
 from sparring.store import open_store
+from sparring.stream import open_stream
 from sparring.wire.messages import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Serving:
     trust: str
     mode: str  # "anonymous" or "keys"
     fingerprint: str | None  # of the TLS certificate
+    stream: str  # the stream that takes what is uploaded; "": the store does
     stop: Callable[[], None]
 
 
@@ -68,6 +70,7 @@ def serve(config: Config, ready: Callable[[Serving], None]) -> None:
         opened.enter_context(_alone(data))
         listener = opened.enter_context(bound(config.gateway.host, config.gateway.port))
         catalogue = Catalogue.from_config(config)
+        stream = opened.enter_context(open_stream(config.stream.url)) if config.stream.url else None
         store = opened.enter_context(open_store(config.store_url))
         settings = config.registry
         registry = opened.enter_context(
@@ -75,10 +78,12 @@ def serve(config: Config, ready: Callable[[Serving], None]) -> None:
                 config.registry_url, champion_days=settings.champion_days, rollout_share=settings.rollout_share
             )
         )
-        parts = assemble(config, store, registry, catalogue, local=is_loopback(config.gateway.host))
+        local = is_loopback(config.gateway.host)
+        parts = assemble(config, store, registry, catalogue, local=local, stream=stream)
         opened.callback(parts.inference.close)
         opened.enter_context(_quick_turns())
-        opened.callback(parts.commits.close)  # first of all at the end: what was accepted is written
+        hurry = None if stream is None else stream.close  # one that is throttled may not hold up the end
+        opened.callback(parts.commits.close, STOP_WITHIN_S, hurry)  # first at the end: what was accepted is written
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(parts, listener, ready))
 
@@ -166,7 +171,8 @@ async def _tell(
     mark = tls.fingerprint(Path(gateway.tls_cert)) if gateway.tls_cert else None
     url = f"{scheme}://{shown}:{port}"
     try:
-        ready(Serving(url, parts.registry.trust, parts.identity.mode(), mark, stop))
+        into = parts.config.stream.url.partition("?")[0]
+        ready(Serving(url, parts.registry.trust, parts.identity.mode(), mark, into, stop))
     except BaseException:
         server.should_exit = True
         raise

@@ -17,8 +17,8 @@ from sparring.gateway.parts import Parts, caller_of, request_id
 from sparring.gateway.refusals import BadRequest, TooLarge, TooMany, answer, described, json_response
 from sparring.gateway.secrets import MAX_NAME_CHARACTERS
 from sparring.store.protocol import Kept
-from sparring.wire.chunk import Chunk, Header, decode, unpack
-from sparring.wire.ids import PlayerId
+from sparring.wire.chunk import MAX_ENCODED_BYTES, MAX_HEADER_BYTES, Chunk, Header, decode, encode, unpack
+from sparring.wire.ids import PlayerId, misdated
 
 BINARY, JSON = "application/x-spar-chunks", "application/json"
 MAX_CHUNKS = 256  # in one upload
@@ -55,7 +55,7 @@ async def post_chunks(request: Request, parts: Parts) -> Response:
         judged = judge_all(body, kind, game, caller, parts)
     results, first = await keep(judged, parts)
     if first is not None:
-        return answer(first, request_id(request), results)
+        return answer(first, request_id(request), results, parts.now_ms())
     return json_response({"results": results, "sample_rate": parts.sample_rate(), "time_ms": parts.now_ms()})
 
 
@@ -107,7 +107,39 @@ def prepared(chunk: Chunk, game: str, caller: Caller, parts: Parts) -> Chunk:
     )
     ready = Chunk(header, chunk.columns, chunk.body)
     check(ready, spec)
-    return ready
+    _well_dated(ready, parts)
+    return _within_size(ready)
+
+
+def _well_dated(chunk: Chunk, parts: Parts) -> None:
+    """An episode's time decides where it is kept and for how long: one that cannot be is refused."""
+    episode, keep_days = chunk.header.episode, parts.config.store.keep_days
+    if wrong := misdated(episode, chunk.header.received_at_ms, int(keep_days * 86_400_000)):
+        raise ChunkRefused(
+            wrong,
+            where="chunk, episode",
+            do="Set the clock by `time_ms` of the answer, and open a new episode",
+            field="episode",
+            value=episode,
+            limit=f"a day ahead, or {keep_days:g} days old" if keep_days else "a day ahead",
+        )
+
+
+def _within_size(chunk: Chunk) -> Chunk:
+    """The chunk, if it can be read back: one that came as JSON is not encoded yet, and the header has grown."""
+    if chunk.body and len(chunk.body) <= MAX_ENCODED_BYTES - MAX_HEADER_BYTES:
+        return chunk
+    encoded = encode(chunk)
+    if len(encoded) > MAX_ENCODED_BYTES:
+        raise ChunkRefused(
+            f"it takes {len(encoded)} bytes",
+            where="chunk",
+            do="Send shorter chunks",
+            field="steps",
+            value=chunk.header.steps,
+            limit=f"{MAX_ENCODED_BYTES} bytes",
+        )
+    return chunk if chunk.body else decode(encoded)
 
 
 def _player(head: Header, game: str, caller: Caller, parts: Parts) -> PlayerId | None:
@@ -176,7 +208,7 @@ async def keep(judged: list[Judged], parts: Parts) -> tuple[list[dict[str, Any]]
 def _noted(chunk: Chunk, kept: Kept, parts: Parts) -> SparringError | None:
     """Count what was kept; the refusal that the store's verdict amounts to, if it is one."""
     head = chunk.header
-    if kept.verdict == "new":
+    if kept.verdict in ("new", "taken"):  # whether a stream had it before is for the sink to find
         parts.sampling.kept(head.steps, head.sample_rate, time.monotonic())
         parts.metrics.count("spar_steps_total", by=head.steps)
         return None
