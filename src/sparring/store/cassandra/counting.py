@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import struct
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,8 +23,10 @@ from sparring.wire.chunk import Array
 from sparring.wire.ids import EpisodeId, GameId
 
 TABLES = 4  # queries remembered; a trainer has one or two
+FRESH_S = 1.0  # what others wrote is looked for this often; what this store wrote, at once
 
 _KEY = struct.Struct("<16sii")
+Fresh = tuple[int, float]  # how much this store had written when it was brought up to date, and when that was
 Seats = dict[tuple[str, int], bool]  # (episode, seat) → whether it is whole
 
 
@@ -33,6 +36,7 @@ class Tally:
 
     removals: int
     follower: Follower = field(default_factory=Follower)
+    fresh: Fresh = (-1, 0.0)
     chunks: int = 0
     size_bytes: int = 0
     first_ms: int | None = None
@@ -82,6 +86,7 @@ class Table:
 
     removals: int
     follower: Follower = field(default_factory=Follower)
+    fresh: Fresh = (-1, 0.0)
     keys: list[bytes] = field(default_factory=list)
     ends: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     whole: set[tuple[str, int]] = field(default_factory=set)
@@ -110,17 +115,27 @@ class Counting:
         self._lock = threading.Lock()
         self._tallies: dict[GameId, Tally] = {}
         self._tables: OrderedDict[Query, Table] = OrderedDict()
+        self._written = 0
+
+    def wrote(self) -> None:
+        """This store changed something: what is asked next shall know."""
+        with self._lock:
+            self._written += 1
 
     def tally(self, game: GameId) -> Tally:
         """What is kept of one game now."""
         with self._lock:
-            at = removals(self._ring, game)
             tally = self._tallies.get(game)
+            if tally is not None and self._is_fresh(tally.fresh):
+                return tally
+            now = (self._written, time.monotonic())
+            at = removals(self._ring, game)
             if tally is None or tally.removals != at:
                 tally = Tally(at)
             self._tallies.pop(game, None)  # one that fails half way is not gone on with
             for place, rows, first in tally.follower.new(self._ring, game):
                 tally.add(place, rows, self._seats(place, rows, all_there=first))
+            tally.fresh = now
             if tally.chunks:  # a name that nobody plays is not remembered
                 self._tallies[game] = tally
             return tally
@@ -128,6 +143,10 @@ class Counting:
     def table(self, query: Query) -> Table:
         """The table of a query, with whatever was stored since."""
         with self._lock:
+            table = self._tables.get(query)
+            if table is not None and self._is_fresh(table.fresh):
+                return table
+            now = (self._written, time.monotonic())
             at = removals(self._ring, query.game)
             table = self._tables.pop(query, None)  # one that fails half way is not gone on with
             if table is None or table.removals != at:
@@ -138,10 +157,14 @@ class Counting:
                     table.add(self._completed(table, place, rows, wanted, all_there=first))
                 else:
                     table.add((row.episode, row.seat, row.first_step, row.steps) for row in rows if wanted(row))
+            table.fresh = now
             self._tables[query] = table
             while len(self._tables) > TABLES:
                 self._tables.popitem(last=False)
             return table
+
+    def _is_fresh(self, fresh: Fresh) -> bool:
+        return fresh[0] == self._written and time.monotonic() - fresh[1] < FRESH_S
 
     def _completed(
         self, table: Table, place: Place, rows: list[Arrival], wanted: Callable[[Arrival], bool], *, all_there: bool

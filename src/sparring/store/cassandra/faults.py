@@ -64,7 +64,7 @@ def _no_host(error: NoHostAvailable, where: str) -> SparringError:
     if refused or any("auth" in str(one).lower() for one in reasons):
         return StoreFailed("Cassandra wants a name and password, or refused them", where=where, do=_KEYS)
     for one in reasons:
-        if isinstance(one, LATER):
+        if isinstance(one, LATER) and not isinstance(one, OperationTimedOut):  # that: nothing was heard at all
             return failed(one, where)
     why = f" ({_short(reasons[0])})" if reasons and isinstance(reasons[0], Exception) else ""
     return Unreachable(f"no node answers{why}", where=where, do=_NODES)

@@ -57,8 +57,7 @@ class Ring:
         self._prepared: dict[str, PreparedStatement] = {}
         self._preparing = threading.Lock()
         self.closed = False
-        # One line for each batch above 5 KiB, from the server, is no news: they are within one partition.
-        logging.getLogger("cassandra.protocol").setLevel(logging.ERROR)
+        logging.getLogger("cassandra").setLevel(logging.CRITICAL)  # what it would say is said here in sentences
         self.cluster = _cluster(address)
         try:
             with explained(self.where):

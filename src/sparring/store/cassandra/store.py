@@ -89,7 +89,10 @@ class CassandraStore:
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """On enough replicas when this returns; each chunk is judged alone."""
         self._ring.check_open()
-        return self._appender.append(chunks)
+        try:
+            return self._appender.append(chunks)
+        finally:
+            self._counting.wrote()
 
     def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
         """In the order of opening, and of receipt where they were opened within ten minutes."""
@@ -129,7 +132,9 @@ class CassandraStore:
 
     def erase(self, game: GameId, player: PlayerId) -> Erased:
         """Remove the player's rows from every table and refuse them from now on."""
-        return removing.erase(self._ring, self.layout(), game, mark(game, player))
+        gone = removing.erase(self._ring, self.layout(), game, mark(game, player))
+        self._counting.wrote()
+        return gone
 
     def erased(self, game: GameId, player: PlayerId) -> bool:
         """Whether a tombstone stands for the player."""
@@ -141,7 +146,9 @@ class CassandraStore:
         if before_ms > 0:
             self._ledger.trim(before_ms)
         used = sum(self.stats(game).encoded_bytes for game in self.games()) if max_bytes > 0 else 0
-        return trimming.Trimmer(self._ring).trim(before_ms=before_ms, excess_bytes=used - max_bytes)
+        gone = trimming.Trimmer(self._ring).trim(before_ms=before_ms, excess_bytes=used - max_bytes)
+        self._counting.wrote()
+        return gone
 
     def games(self) -> list[GameId]:
         """Every game that has chunks."""
