@@ -191,12 +191,18 @@ def test_an_erased_player_is_in_no_table_and_no_one_else_is_missed(store: Cassan
     assert leftovers(store, 1) == {}
 
 
-def test_an_erasure_that_was_interrupted_is_finished_by_the_next_trim(store: CassandraStore) -> None:
+@pytest.mark.parametrize("by", ["open", "trim"])
+def test_an_erasure_that_was_interrupted_is_finished_by_the_next_open_or_trim(
+    store: CassandraStore, url: str, by: str
+) -> None:
     store.append(chunks_of(1, 0, 0))
     sign = mark(GAME, player_of(0))
     ring = store.ring
     ring.one(ring.write("INSERT INTO erasing (name, game, mark) VALUES ('pending', ?, ?)", (GAME, sign)))
-    store.trim()
+    if by == "trim":
+        store.trim()
+    else:
+        open_store(url).close()
     assert leftovers(store, 0) == {}
     assert store.erased(GAME, player_of(0))
 

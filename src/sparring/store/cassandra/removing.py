@@ -1,7 +1,7 @@
 """Forgetting: a player's rows in every table, and episodes past retention.
 
-Erasing first leaves the tombstone and a note that the work is not done; a process killed after that finishes on the
-next trim. Rows are deleted at a time a day ahead, so that no writer's clock can outlive the deletion.
+Erasing first leaves the tombstone and a note that the work is not done; a process killed after that leaves the
+rest to the next open or trim. Rows are deleted at a time a day ahead, so that no writer's fast clock outlives it.
 """
 
 import time

@@ -59,6 +59,7 @@ class CassandraStore:
         try:
             migrating.check(self._ring)
             self._layout, self._layout_at_s = migrating.layout_of(self._ring), time.monotonic()
+            removing.finish(self._ring, self._layout)
         except BaseException:
             self._ring.close()
             raise
@@ -141,7 +142,7 @@ class CassandraStore:
         return bool(removing.erased(self._ring, {(game, mark(game, player))}))
 
     def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
-        """Remove whole episodes, oldest first; also finishes what an interrupted erasure left."""
+        """Remove whole episodes, oldest first; also finishes what an interrupted erasure left, as opening does."""
         removing.finish(self._ring, self.layout())
         if before_ms > 0:
             self._ledger.trim(before_ms)
