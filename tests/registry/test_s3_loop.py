@@ -29,7 +29,7 @@ def pushing(direction):
     network = default_network(spec.seats[0], hidden=(8,))
     weights = {name: np.zeros_like(value) for name, value in Network(network, 0).weights().items()}
     weights["logits/bias"][direction] = 1.0
-    return make_model(spec, network, weights, "categorical", Lineage(algorithm="ppo", config={}, steps={}), direction)
+    return make_model(spec, network, weights, "greedy", Lineage(algorithm="ppo", config={}, steps={}), direction)
 
 
 @pytest.fixture
@@ -110,9 +110,7 @@ def _followed(game, model):
     return any(game.wait_for_model() == model for _ in range(40))
 
 
-def test_a_registry_is_copied_into_a_bucket_and_clients_follow_without_noticing(
-    bucket_url, tmp_path, capsys, monkeypatch
-):
+def test_a_registry_is_copied_into_a_bucket_and_clients_follow_without_noticing(bucket_url, tmp_path, capsys):
     data, left, right = tmp_path / "data", pushing(0), pushing(1)
     with open_registry(f"file://{data}/models") as folder:
         for model in (left, right, left):

@@ -7,6 +7,7 @@ Every failure is one sentence that names the setting to change. Credentials come
 import base64
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import botocore.loaders
+import botocore.session
 from boto3.session import Session
 from botocore import UNSIGNED
 from botocore.config import Config
@@ -28,6 +31,9 @@ PARTS_AT_ONCE = 4
 STALE_UPLOAD_S = 86_400.0
 OPTIONS = ("endpoint", "region", "public", "key", "fresh_s")
 READ_TRIES = 3
+_LOADER = botocore.loaders.create_loader()  # what S3 can do, read from disk once: a tenth of a second each time else
+
+logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found credentials, each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,9 @@ class Bucket:
     def __init__(self, address: Address) -> None:
         self.address = address
         try:
-            self._session = Session(region_name=address.region)
+            described = botocore.session.Session()
+            described.register_component("data_loader", _LOADER)
+            self._session = Session(region_name=address.region, botocore_session=described)
             # Opening asks once with short patience, so that a wrong setting is said within seconds.
             self._open_once(self._client(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2}))
             self._s3 = self._client(connect_timeout=4, read_timeout=60, retries={"total_max_attempts": 4})
