@@ -102,25 +102,25 @@ def test_drivers_killed_and_a_reshard_under_load_lose_nothing_and_store_nothing_
 ) -> None:
     url, rng, log = new_stream(kinesalite_server, 2), random.Random(11), tmp_path / "sink.log"
     sent = [chunk for episode in episodes(10, STEPS // 1_000) for chunk in episode]
-    writer = threading.Thread(target=trickle, args=(url, sent, 10.0 + 20.0 * KILLS))
+    writer = threading.Thread(target=trickle, args=(url, sent, 10.0 + 30.0 * KILLS))
     with a_store(tmp_path) as (store_url, kill_node):
         words = [*on(spark_server, kinesalite_server), "--set", "sink.trigger_s=0.5", "--set", f"store.url={store_url}"]
-        writer.start()
-        try:
-            for kill in range(KILLS):
-                before = log.stat().st_size if log.exists() else 0
-                with sink(tmp_path, url, *words) as process:
-                    wait_for(log, "chunks (", after=before, seconds=300)  # a batch was done
-                    if kill == 0:
-                        with Care(url, lambda text: None) as care:
-                            care.reshard(4)
-                            care.reshard(3)
-                    if kill == KILLS // 2:
-                        kill_node()
-                    time.sleep(rng.uniform(0.2, 2.0))
-                    os.killpg(process.pid, signal.SIGKILL)  # Python and the JVM
-        finally:
-            writer.join()
+        for kill in range(KILLS):
+            before = log.stat().st_size if log.exists() else 0
+            with sink(tmp_path, url, *words) as process:
+                wait_for(log, "Spark UI", after=before, seconds=300)
+                if kill == 0:
+                    writer.start()
+                wait_for(log, "chunks (", after=before, seconds=300)  # a batch was done
+                if kill == 0:
+                    with Care(url, lambda text: None) as care:
+                        care.reshard(4)
+                        care.reshard(3)
+                if kill == KILLS // 2:
+                    kill_node()
+                time.sleep(rng.uniform(0.2, 2.0))
+                os.killpg(process.pid, signal.SIGKILL)  # Python and the JVM
+        writer.join()
         last = once(tmp_path, url, *words)
         found = judged(store_url, sent)
         with open_store(store_url) as store:
