@@ -12,7 +12,6 @@ Sync = Literal["batch", "periodic"]
 HEAP = "512m"
 # One node is for speed; several are killed and started again, which takes 12 instead of 19 s of CPU so.
 QUICK = ("-XX:TieredStopAtLevel=1",)
-PATIENCE_S = 280.0  # two cores that do much else are slow to start three; below the limit of a test
 ADD_EXPORTS = (
     "java.base/jdk.internal.misc",
     "java.base/java.lang.ref",
@@ -114,8 +113,7 @@ def described(folder: Path, nodes: int = 1, *, sync: Sync = "batch", port: int =
         (home / "cassandra.yaml").write_text(YAML.format(**places, sync=SYNC[sync]))
         (home / "logback.xml").write_text(LOGBACK)
         words = (java_program, *(QUICK if nodes > 1 else ()), *_options(Path(jars), home, management[number]))
-        ready = f"cql://{host}:{port or free}"
-        ring.append(Process(f"cassandra{1 + number}", str(home), words, ready, patience_s=PATIENCE_S))
+        ring.append(Process(f"cassandra{1 + number}", str(home), words, f"cql://{host}:{port or free}"))
     return Cassandra(hosts, port or free, tuple(ring))
 
 
