@@ -22,12 +22,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--algo",
         default="ppo",
         metavar="NAME",
-        help="ppo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; or module:name (ppo)",
+        help="ppo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; rllib:NAME; or module:name (ppo)",
     )
     parser.add_argument(
         "--topology",
         metavar="NAME",
-        help="single, sync, ring, async, apex, central, hogwild or offline; by default what suits --algo",
+        help="single, sync, ring, async, apex, central, hogwild, offline or rllib; by default what suits --algo",
     )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
@@ -53,7 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sweep", type=Path, metavar="FILE", help="search the settings that this TOML file spans, by many runs"
     )
     parser.add_argument(
-        "--on", metavar="URL", help="where actors play: local://, ray://auto or ray://HOST:PORT (local://)"
+        "--on",
+        metavar="URL",
+        help="where actors play and records are read: local://, ray://auto or ray://HOST:PORT (local://)",
     )
     parser.add_argument(
         "--keep-alive", action="store_true", help="start a learner that was killed again; so it is on ray://"

@@ -20,7 +20,7 @@ Source = Literal["sim", "store", "mix"]
 SUITS = {"impala": "async", "a3c": "hogwild", "apex": "apex"}  # by --algo; every other plays in the learner's process
 AWAY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}  # what suits on a cluster otherwise
 # The topologies whose actors, or learners, are services where they are far away.
-ON_HOSTS = ("sync", "ring", "async", "apex", "central")
+ON_HOSTS = ("sync", "ring", "async", "apex", "central", "offline", "rllib")
 TAKES = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
@@ -30,6 +30,7 @@ TAKES = {  # what each topology can feed an algorithm with
     "hogwild": ("trajectories",),
     "apex": ("transitions", "sequences"),
     "offline": ("transitions", "sequences", "records"),
+    "rllib": ("rllib",),
 }
 
 
@@ -133,7 +134,7 @@ def plan(wish: Wish, config: Config) -> Plan:
         seed=wish.seed,
         steps=wish.steps or preset.steps,
         envs=envs,
-        actors=wish.actors or config.train.actors,
+        actors=wish.actors or (1 if topology == "rllib" else config.train.actors),
         reward_clip=config.train.reward_clip or preset.reward_clip,
         policy=_policy(config.train.policy, algorithm, spec),
         opponents=config.train.opponents,
@@ -211,14 +212,14 @@ def _source(text: str) -> Source:
 def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
     from sparring.learn.topologies import TOPOLOGIES
 
-    wanted = "offline" if source == "store" else _suiting(wish, algorithm)
+    wanted = "offline" if source == "store" and algorithm.feeds != "rllib" else _suiting(wish, algorithm)
     name = wish.topology or wanted
     if name not in TOPOLOGIES:
         near = difflib.get_close_matches(name, TOPOLOGIES, n=1)
         do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(TOPOLOGIES)}"
         raise Missing(f"there is no topology {name!r}", where="--topology", do=do)
     leave = f"Leave it out: {wanted} suits"
-    if (name == "offline") != (source == "store"):
+    if name != "rllib" and (name == "offline") != (source == "store"):
         raise ConfigError(f"--topology {name} does not go with --from {source}", where="--topology", do=leave)
     if _away(wish) and name not in ON_HOSTS:
         raise ConfigError(
@@ -254,6 +255,8 @@ def _ringed(topology: str | None, learners: int) -> str | None:
 
 def _suiting(wish: Wish, algorithm: Algorithm) -> str:
     """By the name that was asked for, then by the algorithm's; processes of their own need what POSIX has."""
+    if algorithm.feeds == "rllib":
+        return "rllib"
     suits = SUITS.get(wish.algo, SUITS.get(algorithm.name, "single")) if os.name == "posix" else "single"
     if _away(wish) and suits not in ON_HOSTS:
         return AWAY.get(algorithm.feeds, suits)
@@ -279,6 +282,10 @@ def _spec(game: str, source: Source, config: Config) -> GameSpec:
 
 
 def _check_source(algorithm: Algorithm, source: Source, game: str) -> None:
+    if algorithm.feeds == "rllib":
+        from sparring.learn.rllib.names import check_source, offer_of
+
+        check_source(offer_of(algorithm.name), source, game)
     if source != "store" and algorithm.feeds == "records":
         raise ConfigError(
             f"{algorithm.name} learns from what others played, and nothing else",

@@ -243,6 +243,42 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "separate_value": False,
         },
     ),
+    # RLlib's algorithms, by the names of RLlib's own settings.
+    ("cartpole", "rllib:PPO"): Preset(
+        steps=80_000,
+        settings={
+            "lr": 1e-3,
+            "gamma": 0.98,
+            "lambda_": 0.8,
+            "train_batch_size_per_learner": 512,
+            "minibatch_size": 256,
+            "num_epochs": 20,
+            "clip_param": 0.2,
+            "use_kl_loss": False,
+            "vf_clip_param": 1e6,  # returns are of the order of 50, and RLlib's 10 would stop the values from learning
+            "vf_loss_coeff": 0.5,
+            "grad_clip": 0.5,
+        },
+    ),
+    ("cartpole", "rllib:BC"): Preset(steps=400_000, settings={"lr": 1e-3, "train_batch_size_per_learner": 512}),
+    ("cartpole", "rllib:MARWIL"): Preset(
+        steps=400_000, settings={"lr": 1e-3, "train_batch_size_per_learner": 512, "vf_coeff": 0.1}
+    ),
+    ("cartpole", "rllib:DQN"): Preset(
+        steps=60_000,
+        settings={
+            "lr": 1e-3,
+            "n_step": 3,
+            "target_network_update_freq": 500,
+            "epsilon_last": 0.02,
+            "epsilon_steps": 5_000,
+            "train_batch_size_per_learner": 64,
+        },
+    ),
+    ("atari:", "rllib:PPO"): Preset(
+        steps=10_000_000, reward_clip=1.0, settings=_NATURE | {"lr": 2.5e-4, "separate_value": False}
+    ),
+    ("atari:", "rllib:DQN"): Preset(steps=10_000_000, reward_clip=1.0, settings=_NATURE | {"lr": 1e-4}),
     ("atari:", "dqn"): Preset(
         steps=10_000_000,
         reward_clip=1.0,

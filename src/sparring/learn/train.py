@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -13,9 +14,11 @@ from sparring.learn.plan import Plan, Wish, from_record, plan
 from sparring.learn.publish import Published, Publisher
 from sparring.learn.run import Run, another_build, commit
 from sparring.learn.session import Limits, Progress, Session, same_game
+from sparring.learn.shared_reading import SharedReading, shares_reading
 from sparring.learn.topologies import Wiring, wire
 from sparring.registry import open_registry
 from sparring.store import open_store
+from sparring.store.protocol import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,12 @@ def train(
                 rollout_share=config.registry.rollout_share,
             )
         )
-        store = None
+        store: Store | None = None
         if agreed.source != "sim":
             store = open_store(config.store_url)
             stack.callback(store.close)
+            if shares_reading(agreed.source, agreed.topology, agreed.on):
+                store = cast(Store, SharedReading(store, config.store_url, agreed.on))
         wiring = wire(agreed, store)
         stack.callback(wiring.close)
         _set_threads(wiring, config.train.torch_threads)

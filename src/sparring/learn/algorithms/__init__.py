@@ -24,11 +24,16 @@ VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name"
 
 
 def open_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name, or at `module:name`; Missing with a suggestion otherwise."""
+    """The algorithm of that name, of RLlib (`rllib:NAME`) or at `module:name`; Missing with a suggestion otherwise."""
+    if name.startswith("rllib:"):
+        from sparring.learn.rllib.algorithm import open_rllib
+
+        return open_rllib(name)
     name = ALIASES.get(name, name)
     if name not in ALGORITHMS and ":" not in name:
         near = difflib.get_close_matches(name, ALGORITHMS, n=1)
-        do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(ALGORITHMS)}, or give module:name"
+        others = f"{', '.join(ALGORITHMS)}, rllib:NAME"
+        do = f"Did you mean {near[0]!r}" if near else f"Choose one of {others}, or give module:name"
         raise Missing(f"there is no algorithm {name!r}", where="--algo", do=do)
     found = found_code(ALGORITHMS.get(name, name), "algorithm")
     algorithm: Algorithm = found() if isinstance(found, type) else found

@@ -24,6 +24,7 @@ TOPOLOGIES = {
     "central": "sparring.learn.topologies.central:wire",
     "hogwild": "sparring.learn.topologies.hogwild:wire",
     "offline": "sparring.learn.topologies.offline:wire",
+    "rllib": "sparring.learn.rllib.wiring:wire",
 }
 
 
