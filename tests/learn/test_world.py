@@ -20,7 +20,7 @@ from sparring.learn.off_policy.records import of_episodes
 from sparring.learn.off_policy.world import WorldConfig, played, world_of
 from sparring.wire.network import Head, Input, NetworkSpec
 
-SHORT = WorldConfig(learners=2, updates=1500, hidden_units=(32, 32))
+SHORT = WorldConfig(learners=2, updates=800, batch_steps=128, hidden_units=(32, 32))
 FIT = FitConfig(updates=200, behaviour_updates=50, hidden_units=(16,), world=SHORT)
 
 
@@ -83,7 +83,7 @@ def test_where_no_number_was_ever_as_large_the_game_pays_the_least_it_can(falls)
 
 def test_a_game_of_chance_is_left_to_the_doubly_robust_estimate():
     records = small_records(400)
-    world = world_of(records, SMALL, 3, SHORT)
+    world = world_of(records, SMALL, 3, replace(SHORT, updates=300))
     assert not world.trusted
     said = judge(records, linear(SMALL, np.eye(2, 6)), SMALL, discount=0.9, seed=4, fit=FIT, world=world)
     assert said.advised == "dr"
