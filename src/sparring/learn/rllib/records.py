@@ -52,6 +52,10 @@ class Records:
         taken, self._taken = self._taken, 0
         return taken
 
+    def close(self) -> None:
+        """Let go of what is being read ahead, and of the thread that does it."""
+        self._batches = iter(())
+
     def _order(self, steps: int) -> Iterator[dict[str, Any]]:
         batches = self._dataset.iter_batches(
             batch_size=steps,

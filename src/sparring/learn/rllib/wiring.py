@@ -47,6 +47,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
             if store is None:
                 raise Missing("no store is open", where="--from store", do="Set [store] url")
             records = reading(config, plan, fit, store)
+            opened.callback(records.close)
         else:
             records = None
             playing(config, plan, fit)
