@@ -128,6 +128,24 @@ def test_a_claim_whose_writer_died_is_invisible_and_its_retry_completes_it(store
     assert len(list(store.read(Query(GAME)))) == 3
 
 
+def test_a_chunk_that_two_sole_writers_wrote_at_once_counts_once_and_goes_whole(
+    store: CassandraStore, url: str
+) -> None:
+    with open_store(url, sole_writer=True) as sink:
+        sent = chunks_of(1, 0, 0)
+        sink.append(sent)
+        place = store.layout().place(GAME, episode_of(1, 0, 0))
+        unseen = "DELETE FROM chunks WHERE game = ? AND day = ? AND bucket = ?"  # as the other saw it a moment before
+        store.ring.one(store.ring.write(unseen, place))
+        time.sleep(0.01)
+        assert [kept.verdict for kept in sink.append(sent)] == ["new"] * 3
+    assert len(store.ring.one(store.ring.scan("SELECT episode FROM chunks_by_arrival"))) == 6
+    assert (store.stats(GAME).chunks, len(list(store.read(Query(GAME))))) == (3, 3)
+    assert store.erase(GAME, player_of(0)).chunks == 3
+    assert leftovers(store, 0) == {}
+    assert store.stats(GAME).chunks == 0
+
+
 @pytest.mark.slow
 def test_writers_killed_at_any_moment_lose_nothing_acknowledged_and_erasing_finds_it_all(url: str) -> None:
     rng = random.Random(5)

@@ -93,7 +93,9 @@ def _since(ring: Ring, place: Place, seen: _Seen) -> Any:
 
 def _fresh(seen: _Seen, rows: Iterator[tuple[Any, ...]]) -> list[Arrival]:
     read = [Arrival(*row) for row in rows]
-    new = [row for row in read if row.key not in seen.recent]
+    # Two writers of the same chunk at once (a batch done again) leave two rows, moments apart: it counts once.
+    first = {row.key: row for row in reversed(read)}
+    new = [row for row in read if row.key not in seen.recent and first[row.key] is row]
     seen.newest = max([seen.newest, *(row.arrived for row in read)])
     horizon = seen.newest - SETTLED_US
     seen.recent = {row.key: row.arrived for row in read if row.arrived > horizon}

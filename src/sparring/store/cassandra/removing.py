@@ -17,6 +17,7 @@ from sparring.wire.ids import EpisodeId, GameId
 
 MARKS_AT_ONCE = 100
 DELETES_AT_ONCE = 100  # statements in one batch, some 10 KB
+TWICE_WITHIN_US = 600_000_000  # of each other, where two wrote the same chunk at once
 
 _TOMBSTONES = "SELECT mark FROM tombstones WHERE game = ? AND mark IN ?"
 _BURY = "INSERT INTO tombstones (game, mark, erased_at_ms) VALUES (?, ?, ?)"
@@ -30,6 +31,8 @@ _CHUNK = """DELETE FROM chunks USING TIMESTAMP ?
     WHERE game = ? AND day = ? AND bucket = ? AND episode = ? AND seat = ? AND first_step = ?"""
 _ARRIVAL = """DELETE FROM chunks_by_arrival USING TIMESTAMP ?
     WHERE game = ? AND day = ? AND bucket = ? AND arrived = ? AND episode = ? AND seat = ? AND first_step = ?"""
+_AROUND = """SELECT arrived, episode, seat, first_step FROM chunks_by_arrival
+    WHERE game = ? AND day = ? AND bucket = ? AND arrived >= ? AND arrived <= ?"""
 _POINTER = "DELETE FROM chunks_by_player USING TIMESTAMP ? WHERE game = ? AND mark = ? AND episode = ? AND seat = ?"
 _REMOVED = "UPDATE removals SET removed = removed + 1 WHERE game = ?"
 
@@ -58,14 +61,17 @@ def erasure_stamp() -> int:
 
 def remove_rows(ring: Ring, rows: Iterable[Placed], stamp: int) -> None:
     """Delete chunks from every table; those of one partition together, so that none goes by halves."""
-    groups: dict[Place, list[Any]] = defaultdict(list)
+    placed: dict[Place, dict[tuple[str, int, int], int]] = defaultdict(dict)
     pointers = set()
     for place, row, arrived in rows:
-        key = (row.episode, row.seat, row.first_step)
-        groups[place].append(ring.write(_CHUNK, (stamp, *place, *key)))
-        groups[place].append(ring.write(_ARRIVAL, (stamp, *place, arrived, *key)))
+        placed[place][row.episode, row.seat, row.first_step] = arrived
         if row.mark is not None:
             pointers.add((row.game, row.mark, row.episode, row.seat))
+    groups: dict[Place, list[Any]] = {}
+    for (place, keys), around in zip(placed.items(), ring.all(_around(ring, placed)), strict=True):
+        arrivals = {(at, *key) for key, at in keys.items()} | {one for one in around if one[1:] in keys}
+        groups[place] = [ring.write(_CHUNK, (stamp, *place, *key)) for key in keys]
+        groups[place] += [ring.write(_ARRIVAL, (stamp, *place, *one)) for one in sorted(arrivals)]
     batches = [
         ring.batch(group[at : at + DELETES_AT_ONCE])
         for group in groups.values()
@@ -73,6 +79,13 @@ def remove_rows(ring: Ring, rows: Iterable[Placed], stamp: int) -> None:
     ]
     ring.all(batches)
     ring.all(ring.write(_POINTER, (stamp, *one)) for one in sorted(pointers))
+
+
+def _around(ring: Ring, placed: dict[Place, dict[tuple[str, int, int], int]]) -> Iterable[Any]:
+    """What arrived about the time of those rows: a chunk that two wrote at once has two rows by arrival."""
+    for place, keys in placed.items():
+        bounds = min(keys.values()) - TWICE_WITHIN_US, max(keys.values()) + TWICE_WITHIN_US
+        yield ring.look(_AROUND, (*place, *bounds))
 
 
 def erase(ring: Ring, layout: Layout, game: GameId, mark: int) -> Erased:
