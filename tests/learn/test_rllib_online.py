@@ -1,0 +1,113 @@
+"""RLlib plays and learns, and what it learned is a model like any other."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparring.learn.evaluate import evaluate
+from sparring.learn.plan import Wish, plan
+from sparring.learn.run import Run
+from sparring.learn.topologies import wire
+from sparring.learn.train import Orders, train
+from sparring.registry import open_registry
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # RLlib warns of itself; Ray starts slowly
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_of_our_own():
+    """One for all tests here: starting it takes longer than they do."""
+    from sparring.hosts.ray_cluster import Cluster
+
+    cluster = Cluster("ray://local")
+    yield
+    cluster.close()
+
+
+def silent(progress):
+    pass
+
+
+def test_ppo_gets_better_is_published_promoted_and_goes_on(config):
+    seen = []
+    wish = Wish("cartpole", "rllib:PPO", steps=8_192)
+    first = train(wish, Orders(), config, seen.append)
+    assert first.state == "done"
+    assert first.env_steps >= 8_192
+    assert first.published.evaluation.mean > 60  # chance earns 22
+    assert first.published.promoted
+    assert any(progress.return_mean is not None and progress.steps_per_s > 0 for progress in seen)
+    with open_registry(config.registry_url) as registry:
+        model = registry.fetch(first.published.model)
+    assert set(model.files) == {"weights.safetensors", "model.onnx"}
+    lineage = model.card.lineage
+    assert (model.card.policy, lineage.algorithm, lineage.run) == ("categorical", "rllib:PPO", first.run)
+    assert lineage.steps == {"selfplay": first.env_steps}
+    again = evaluate("cartpole", model, episodes=10, seed=0)
+    assert again.mean == pytest.approx(first.published.evaluation.mean)
+
+    more = train(Wish("cartpole", "rllib:PPO", steps=first.env_steps + 1_000), Orders(resume=first.run), config, silent)
+    assert more.run == first.run
+    assert first.env_steps + 1_000 <= more.env_steps < first.env_steps + 2_000
+    assert more.updates > first.updates
+    with open_registry(config.registry_url) as registry:
+        assert registry.fetch(more.published.model).card.lineage.parents == (first.published.model,)
+    lines = [json.loads(line) for line in (Path(config.data) / "runs" / first.run / "metrics.jsonl").open()]
+    assert lines[-1]["env_steps"] == more.env_steps
+    assert Run.find(Path(config.data) / "runs", "cartpole", "rllib:PPO").name == first.run
+
+
+@pytest.mark.parametrize("algo", ["rllib:PPO", "rllib:DQN", "rllib:SAC"])
+def test_a_checkpoint_gives_back_everything_that_was_learned(config, algo):
+    settings = {
+        "rllib:PPO": ("train_batch_size_per_learner=256", "minibatch_size=128", "num_epochs=2"),
+        "rllib:DQN": ("num_steps_sampled_before_learning_starts=200",),
+        "rllib:SAC": ("num_steps_sampled_before_learning_starts=200", "hidden_units=[32]"),
+    }[algo]
+    agreed = plan(Wish("cartpole", algo, settings=settings, envs=4), config)
+    ours, other = wire(agreed, None), wire(agreed, None)
+    try:
+        while ours.turn().update is None or ours.learner.updates < 2:
+            pass
+        state = ours.save()
+        other.load(state)
+        for name, value in ours.learner.weights().items():
+            np.testing.assert_array_equal(other.learner.weights()[name], value)
+        assert (other.position, other.learner.updates) == (ours.position, ours.learner.updates)
+        slow = [dict(one.learner.module.state_dict()) for one in (ours, other)]
+        assert slow[0].keys() == slow[1].keys()
+        assert all(torch.equal(slow[0][name], slow[1][name]) for name in slow[0])
+        assert other.save()["learner"] == state["learner"]
+        before = other.position
+        assert other.turn() is not None
+        assert other.position > before
+    finally:
+        ours.close()
+        other.close()
+
+
+@pytest.mark.parametrize("game", ["connect-four", "duel"])
+def test_one_seat_is_learned_among_scripts_past_selves_and_itself(config, game):
+    words = ("train_batch_size_per_learner=256", "minibatch_size=128", "num_epochs=1", "hidden_units=[32]")
+    result = train(Wish(game, "rllib:PPO", settings=words, steps=300, envs=4), Orders(), config, silent)
+    played = result.published.evaluation
+    assert played.wins + played.draws + played.losses == 10  # against the game's script, by what is legal
+
+
+def test_a_box_of_numbers_is_learned_by_a_squashed_gaussian(config):
+    words = ("train_batch_size_per_learner=512", "minibatch_size=256", "num_epochs=10", "lr=0.002", "grad_clip=0.5")
+    result = train(Wish("reach_game:reach", "rllib:PPO", settings=words, steps=5_000), Orders(), config, silent)
+    chance = evaluate("reach_game:reach", "random", episodes=50, seed=0).mean
+    assert result.published.evaluation.mean > chance / 2  # what is missed is less than half of it
+
+
+def test_nothing_is_left_in_the_home_folder(config):
+    before = set(os.listdir(Path.home()))
+    wiring = wire(plan(Wish("cartpole", "rllib:DQN", envs=2), config), None)
+    wiring.turn()
+    wiring.close()
+    assert "ray_results" in before or "ray_results" not in os.listdir(Path.home())
