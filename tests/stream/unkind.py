@@ -3,15 +3,17 @@
 `Unkind.rule` is asked for every request; what it answers is done. Everything is counted in `calls`.
 """
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 
@@ -122,6 +124,12 @@ def unkind(target: str) -> Iterator[Unkind]:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        open_sockets: ClassVar[list[socket.socket]] = []
+
+        def get_request(self) -> tuple[socket.socket, Any]:
+            line, address = super().get_request()
+            self.open_sockets.append(line)
+            return line, address
 
         def handle_error(self, request: object, client_address: object) -> None:
             """A client that has gone is no fault of ours."""
@@ -135,3 +143,6 @@ def unkind(target: str) -> Iterator[Unkind]:
         finally:
             server.shutdown()
             listener.join()
+            for line in Server.open_sockets:  # which a client may keep for its next call
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
