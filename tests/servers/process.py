@@ -20,6 +20,7 @@ from typing import Self
 import psutil
 
 POLL_S = 0.1
+RUN = "SPARRING_TEST_RUN"  # the folder of the test run that this process belongs to, if to one (sharing.py)
 CQL_OPTIONS = bytes((4, 0, 0, 0, 5, 0, 0, 0, 0))  # protocol v4, "what do you speak?"
 CQL_SUPPORTED = 6
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy does not know our loopback
@@ -69,7 +70,10 @@ class Process:
         ]
         # No Popen: it would belong to whoever holds the object, and complain when that ends first.
         pid = os.posix_spawnp(self.words[0], self.words, os.environ | self.env, file_actions=files, setsid=True)
-        self.pidfile.write_text(f"{pid} {psutil.Process(pid).create_time()}")
+        born = f"{pid} {psutil.Process(pid).create_time()}"
+        self.pidfile.write_text(born)
+        if listed := _listed(pid):
+            listed.write_text(born)
         return self
 
     def wait(self) -> Self:
@@ -114,6 +118,12 @@ def alive(pidfile: Path) -> int | None:
     return None
 
 
+def _listed(pid: int) -> Path | None:
+    """Where the test run keeps it too, so that it is ended whatever happens to who started it."""
+    started = Path(os.environ.get(RUN, "/nonexistent")) / "started"
+    return started / f"{pid}.pid" if started.exists() else None
+
+
 def end(pidfile: Path, gently_s: float) -> None:
     """The process of this file and all of its session are gone, and so is the file."""
     pid = alive(pidfile)
@@ -131,7 +141,10 @@ def end(pidfile: Path, gently_s: float) -> None:
         if stuck:
             raise RuntimeError(f"{pidfile}: processes {stuck} do not end")
     with suppress(FileNotFoundError, ValueError, ChildProcessError):
-        os.waitpid(int(pidfile.read_text().split()[0]), os.WNOHANG)  # one that ended by itself is still to be reaped
+        was = int(pidfile.read_text().split()[0])
+        if listed := _listed(was):
+            listed.unlink(missing_ok=True)
+        os.waitpid(was, os.WNOHANG)  # one that ended by itself is still to be reaped
     pidfile.unlink(missing_ok=True)
 
 

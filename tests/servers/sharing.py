@@ -1,6 +1,7 @@
 """One server for all workers of a test run: who needs it first starts it, the run's own process ends it.
 
-A run has a folder in which every started server has its own, with what it is, its pid and its log.
+A run has a folder in which every shared server has its own, with what it is, its pid and its log, and a list of all
+that any test started. A shell watches the run, and ends what is left when the run is killed.
 """
 
 import fcntl
@@ -14,28 +15,29 @@ from typing import TypeVar
 
 import msgspec
 
-from servers.process import Process, end
+from servers.process import RUN, Process, end
 
-RUN = "SPARRING_TEST_RUN"  # the run's folder, for its workers
 Server = TypeVar("Server")
-# A run that is killed ends nothing itself.
 WATCH = """
 while kill -0 "$1" 2>/dev/null; do sleep 2; done
-for file in "$2"/*/*.pid "$2"/*/*/*.pid; do [ -e "$file" ] && kill -9 -"$(cut -d' ' -f1 "$file")" 2>/dev/null; done
+for file in "$2"/started/*.pid; do [ -e "$file" ] && kill -9 -"$(cut -d' ' -f1 "$file")" 2>/dev/null; done
 rm -rf "$2"
 """
 
 
 def begin() -> None:
     """Called by the run's own process, before its workers are."""
-    os.environ[RUN] = tempfile.mkdtemp(prefix="spar-run")
-    (Path(os.environ[RUN]) / "owner").write_text(str(os.getpid()))
+    run = Path(tempfile.mkdtemp(prefix="spar-run"))
+    (run / "started").mkdir()
+    Process("watch", str(run), ("sh", "-c", WATCH, "watch", str(os.getpid()), str(run)), ready="").launch()
+    os.environ[RUN] = str(run)
 
 
 def finish() -> None:
     """No server of this run is left, nor its folder."""
-    run = Path(os.environ.pop(RUN))
+    run = Path(os.environ[RUN])
     _end_all(run)
+    del os.environ[RUN]
     shutil.rmtree(run)
 
 
@@ -46,7 +48,6 @@ def shared(name: str, kind: type[Server], start: Callable[[Path], Server]) -> Se
     with _alone(run / f"{name}.lock"):
         there = home / "server.json"
         if not there.exists():
-            _watch(run)
             home.mkdir()
             try:
                 there.write_bytes(msgspec.json.encode(start(home)))
@@ -55,14 +56,6 @@ def shared(name: str, kind: type[Server], start: Callable[[Path], Server]) -> Se
                 shutil.rmtree(home)  # the next one may try again
                 raise
         return msgspec.json.decode(there.read_bytes(), type=kind)
-
-
-def _watch(run: Path) -> None:
-    words = ("sh", "-c", WATCH, "watch", (run / "owner").read_text(), str(run))
-    with _alone(run / "watch.lock"):
-        watch = Process("watch", str(run), words, ready="")
-        if watch.pid is None:
-            watch.launch()
 
 
 def _end_all(folder: Path) -> None:

@@ -136,13 +136,21 @@ def test_what_a_server_started_goes_with_it(tmp_path):
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-SHARING = """
-import os, time, pytest
+SHARED = """
+import os, pytest
 @pytest.mark.parametrize("turn", range(2))
 def test_{name}(moto_server, turn):
     with open(os.environ["SEEN"], "a") as seen:
         seen.write(f"{{moto_server.pids[0]}}\\n")
-    time.sleep({pause})
+"""
+OWN = """
+import os, time
+from servers.running import kinesis
+def test_{name}(moto_server, tmp_path):
+    with kinesis(tmp_path, "moto") as own, open(os.environ["SEEN"], "a") as seen:
+        seen.write(f"{{moto_server.pids[0]}} {{own.pids[0]}}\\n")
+        seen.flush()
+        time.sleep(60)
 """
 
 
@@ -150,10 +158,10 @@ def test_{name}(moto_server, turn):
 def a_run_of_two_workers(tmp_path):
     """A test run with our conftest and two files, and the file in which its tests write the server's pid."""
 
-    def start(pause):
+    def start(content):
         (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
         for name in ("first", "second"):
-            (tmp_path / f"test_{name}.py").write_text(SHARING.format(name=name, pause=pause))
+            (tmp_path / f"test_{name}.py").write_text(content.format(name=name))
         place = {"SEEN": str(tmp_path / "seen"), "PYTHONPATH": str(ROOT / "tests")}
         words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
         words += ["-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
@@ -166,7 +174,7 @@ def a_run_of_two_workers(tmp_path):
 
 def test_two_workers_share_one_server_that_ends_with_their_run(a_run_of_two_workers):
     start, seen = a_run_of_two_workers
-    with start(pause=0) as run:
+    with start(SHARED) as run:
         said, _ = run.communicate(timeout=120)
     assert run.returncode == 0, said
     (pid,) = set(seen.read_text().split())
@@ -176,19 +184,20 @@ def test_two_workers_share_one_server_that_ends_with_their_run(a_run_of_two_work
 
 def test_a_run_that_is_killed_leaves_no_server(a_run_of_two_workers):
     start, seen = a_run_of_two_workers
-    with start(pause=30) as run:
-        until = time.monotonic() + 60
+    with start(OWN) as run:
+        until = time.monotonic() + 120
         while not seen.exists() or not seen.read_text().endswith("\n"):
             assert run.poll() is None
             assert time.monotonic() < until
             time.sleep(0.1)
-        pid = int(seen.read_text().split()[0])
-        workers = psutil.Process(run.pid).children()
-        for process in (psutil.Process(run.pid), *workers):
-            process.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until, f"{pid} is left"
+        pids = [int(pid) for pid in seen.read_text().split()]
+        for process in (psutil.Process(run.pid), *psutil.Process(run.pid).children()):
+            if process.name() != "sh":  # the watch is what is tested
+                process.send_signal(signal.SIGKILL)
+    assert len(pids) >= 2
+    until = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < until, f"one of {pids} is left"
         time.sleep(0.1)
 
 
