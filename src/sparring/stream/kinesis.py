@@ -18,7 +18,7 @@ from sparring.stream.shards import in_order
 from sparring.stream.writing import write
 from sparring.wire.chunk import Chunk
 
-OPENING = Patience(deadline_s=1.5, connect_s=2.0, read_s=6.0)  # so that a wrong setting is said within 10 s
+OPENING = Patience(deadline_s=1.5, connect_s=2.0, read_s=4.0)  # so that a wrong setting is said within 10 s
 READY_S = 5.0
 MADE_WITHIN_S = 5.0  # a stream that is just being made is waited for
 

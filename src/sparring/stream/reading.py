@@ -69,9 +69,10 @@ class Reader:
         """A record near the shard's end: where more than one is new, the last of those in the newest moment found."""
         first = self._get(shard.id, after, FEW_RECORDS)
         found = _later(after, first)
-        # kinesalite never says that it is behind, so a full answer counts as such, too.
-        if len(first["Records"]) < FEW_RECORDS and not first.get("MillisBehindLatest"):
-            return found
+        if not first.get("MillisBehindLatest"):
+            # kinesalite says so always, and never answers a question about a time after which nothing came.
+            full = len(first["Records"]) == FEW_RECORDS
+            return _later(found, self._get(shard.id, found, MOST_RECORDS)) if full else found
         for back_s in LOOK_BACK_S:
             peeked = self._peek(shard.id, back_s)
             if peeked is not None and order(later := _later(found, peeked)) > order(found):
