@@ -52,26 +52,46 @@ SHARDS, CLIENTS, BATCH, BODIES = 4, 4, 8, 32
 GOAL_STEPS_PER_S, GOAL_DELAY_S = 20_000.0, 2.0
 PUBLISHED = {"records_per_s": 4.55, "batch_ms": 97.0}
 PROBES_PER_S, LOOK_EVERY_S = 5.0, 0.02
-PATIENCE_S = 120.0
+PATIENCE_S = 180.0
 GAME = GameId("bench-cart")
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """The servers that run, and the folder of the configuration that names them."""
+    """One way's place on the servers, and the folder of the configuration that names it."""
 
     folder: Path
     store_url: str
     env: dict[str, str]
     spark: spark_cluster.Spark | None
 
+    def on_spark(self) -> list[str]:
+        """What `spar sink` takes for this cluster: its executors need the local servers' credentials, too."""
+        if self.spark is None:
+            return []
+        env = {f"spark.executorEnv.{name}": self.env[name] for name in aws_servers.CREDENTIALS}
+        small = {"spark.driver.memory": "512m", "spark.executor.memory": "512m"}
+        conf = {**env, **self.spark.conf, **small}
+        return ["--spark", self.spark.url, *(f"--spark-conf={name}={value}" for name, value in conf.items())]
+
     def spar(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "sparring", *words, "--config", str(self.folder / "spar.toml"), "--json"]
 
 
+@dataclass(frozen=True)
+class Servers:
+    """All that run on this machine for the time of the benchmark."""
+
+    folder: Path
+    ring: cassandra_ring.Cassandra
+    kinesis: aws_servers.Kinesis
+    spark: spark_cluster.Spark | None
+    env: dict[str, str]
+
+
 @contextmanager
-def cloud(with_spark: bool) -> Iterator[Cloud]:
-    """Kinesis, Cassandra and, where asked for, Spark; a stream, a keyspace and a configuration."""
+def running_servers(with_spark: bool) -> Iterator[Servers]:
+    """Kinesis, Cassandra and, where asked for, Spark; nothing in them."""
     with tempfile.TemporaryDirectory(prefix="bench-cloud-") as name, ExitStack() as started:
         folder = Path(name)
         ring = cassandra_ring.described(folder, 1, sync="batch")
@@ -83,19 +103,26 @@ def cloud(with_spark: bool) -> Iterator[Cloud]:
         kinesis.server.start()
         if spark is not None:
             spark_cluster.start(spark)
-        store_url = ring.url("bench")
-        (folder / "cart.toml").write_text(SPEC)
-        (folder / "spar.toml").write_text(
-            f'data = "data"\ngames = ["cart.toml"]\n[stream]\nurl = "{kinesis.url("bench")}"\n'
-            f'[store]\nurl = "{store_url}"\n[sink]\ntrigger_s = 1.0\n'
-            "[gateway]\nrequests_per_s = 1e9\nburst_requests = 1000000000\n"
-        )
         env = {**os.environ, **kinesis.env, **(spark.env if spark else {}), "OMP_NUM_THREADS": "1"}
-        made = Cloud(folder, store_url, env, spark)
-        for words in (("store", "migrate"), ("stream", "create", "--shards", str(SHARDS))):
-            subprocess.run(made.spar(*words), env=env, check=True, stdout=subprocess.DEVNULL)
         os.environ.update(kinesis.env)
-        yield made
+        yield Servers(folder, ring, kinesis, spark, env)
+
+
+def place_for(way: str, servers: Servers) -> Cloud:
+    """A stream, a keyspace and a configuration of its own: what one way leaves behind is not the next one's work."""
+    name = "".join(filter(str.isalnum, way)).lower()
+    folder = servers.folder / name
+    folder.mkdir()
+    made = Cloud(folder, servers.ring.url(name), servers.env, servers.spark)
+    (folder / "cart.toml").write_text(SPEC)
+    (folder / "spar.toml").write_text(
+        f'data = "data"\ngames = ["cart.toml"]\n[stream]\nurl = "{servers.kinesis.url(name)}"\n'
+        f'[store]\nurl = "{made.store_url}"\n[sink]\ntrigger_s = 1.0\n'
+        "[gateway]\nrequests_per_s = 1e9\nburst_requests = 1000000000\n"
+    )
+    for words in (("store", "migrate"), ("stream", "create", "--shards", str(SHARDS))):
+        subprocess.run(made.spar(*words), env=made.env, check=True, stdout=subprocess.DEVNULL)
+    return made
 
 
 @contextmanager
@@ -164,7 +191,7 @@ class Measured:
     batches_ms: list[float]  # rising; what the sink said that each took, where it says so
 
 
-def measure(at: Cloud, sink_words: tuple[str, ...], seconds: float, probes: int) -> Measured:
+def measure(at: Cloud, sink_words: list[str], seconds: float, probes: int) -> Measured:
     """Rate, then delay, with a gateway and a sink of their own."""
     with running(at, "serve", "--port", "0", "--log", "warning", log="serve.log") as gateway:
         assert gateway.stdout is not None
@@ -232,17 +259,17 @@ def delays(at: Cloud, store: Store, url: str, probes: int) -> list[float]:
     return found
 
 
-WAYS = {"one process": (), "Spark": ("--spark",)}
+WAYS = ("one process", "Spark")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Both ways through, one after the other on the same servers; medians over rounds of the rate."""
     seconds, probes = (5.0, 20) if args.quick else (20.0, 100)
     cases = []
-    with cloud(with_spark="Spark" in WAYS) as at:
-        for way, words in WAYS.items():
-            full = (*words, at.spark.url) if at.spark and words else ()
-            cases += cases_of(way, measure(at, full, seconds, probes))
+    with running_servers(with_spark="Spark" in WAYS) as servers:
+        for way in WAYS:
+            at = place_for(way, servers)
+            cases += cases_of(way, measure(at, at.on_spark() if way == "Spark" else [], seconds, probes))
     return result("cloud", cases, published=PUBLISHED)
 
 
