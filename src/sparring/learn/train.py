@@ -70,13 +70,7 @@ def train(
                 rollout_share=config.registry.rollout_share,
             )
         )
-        store: Store | None = None
-        if agreed.source != "sim":
-            store = open_store(config.store_url)
-            stack.callback(store.close)
-            if shares_reading(agreed.source, agreed.topology, agreed.on):
-                store = cast(Store, SharedReading(store, config.store_url, agreed.on))
-        wiring = wire(agreed, store)
+        wiring = wire(agreed, _store(agreed, config, stack))
         stack.callback(wiring.close)
         _set_threads(wiring, config.train.torch_threads)
         if orders.resume is None:
@@ -98,6 +92,17 @@ def train(
     return Trained(
         run.name, agreed, state, wiring.env_steps, wiring.learner.updates, session.seconds, wiring.position, published
     )
+
+
+def _store(agreed: Plan, config: Config, stack: ExitStack) -> Store | None:
+    """The records that the run learns from, if it does."""
+    if agreed.source == "sim":
+        return None
+    store: Store = open_store(config.store_url)
+    stack.callback(store.close)
+    if shares_reading(agreed.source, agreed.topology, agreed.on):
+        store = cast(Store, SharedReading(store, config.store_url, agreed.on))
+    return store
 
 
 def _limits(agreed: Plan, orders: Orders) -> Limits:
