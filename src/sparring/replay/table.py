@@ -145,12 +145,9 @@ class Table:
 
     def widen(self, streams: int) -> None:
         """Have places for so many streams, or for more."""
-        if streams > self.streams:
-            with self._held:
-                self._tail, self.streams = (
-                    np.append(self._tail, np.full(streams - self.streams, NONE, np.int64)),
-                    streams,
-                )
+        with self._held:
+            self._tail = np.append(self._tail, np.full(max(0, streams - self.streams), NONE, np.int64))
+            self.streams = len(self._tail)
 
     def break_off(self, stream: int) -> None:
         """What comes next in `stream` does not follow what came last."""
