@@ -273,6 +273,7 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "epsilon_last": 0.02,
             "epsilon_steps": 5_000,
             "train_batch_size_per_learner": 64,
+            "training_intensity": 16.0,
         },
     ),
     ("atari:", "rllib:PPO"): Preset(

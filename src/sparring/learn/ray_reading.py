@@ -146,7 +146,8 @@ def _chunks(dataset: Any, url: str) -> Iterator[Chunk]:
     decode = msgspec.msgpack.Decoder(Header).decode
     for table in rows_of(dataset, url):
         for header, columns in zip(table["header"], table["columns"], strict=True):
-            yield Chunk(decode(header.as_buffer()), unpack(columns.as_py()))
+            head, found = decode(header.as_buffer()), unpack(columns.as_py())
+            yield Chunk(head, {column.name: found[column.name] for column in head.columns})  # in their own order
 
 
 def _place(header: Header) -> tuple[GameId, str, int, int]:

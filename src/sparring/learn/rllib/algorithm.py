@@ -99,7 +99,8 @@ def settings_type(offer: Offer) -> type:
     if offer.kind == "policy":
         ours.append(("separate_value", bool, offer.name in ("PPO", "MARWIL")))
     if offer.source == "sim" and offer.kind != "policy":
-        ours.append(("replay_steps", int, 50_000))
+        # Steps learned from per step played; 0: as RLlib would, one batch for each step of all games together.
+        ours += [("replay_steps", int, 50_000), ("training_intensity", float, 0.0)]
     if offer.kind == "values":
         ours += [("epsilon_last", float, 0.05), ("epsilon_steps", int, 10_000)]
     fields = [(key, kind, field(default=default)) for key, kind, default in ours]
@@ -135,6 +136,7 @@ def training_of(offer: Offer, settings: Any) -> dict[str, Any]:
     if offer.kind == "soft":
         words["lr"] = None
     if "replay_steps" in said:
+        words["training_intensity"] = said["training_intensity"] or None
         words["replay_buffer_config"] = {"type": "EpisodeReplayBuffer", "capacity": said["replay_steps"]}
     if "epsilon_last" in said:
         words["epsilon"] = [(0, 1.0), (said["epsilon_steps"], said["epsilon_last"])]
