@@ -1,7 +1,8 @@
 """The data folder, whole, into one file: experience, models, champions, runs and keys.
 
 A running server may go on; the store is copied by SQLite's own backup (one in Cassandra is not in the folder, and
-not in the file: its snapshots are the ring's). The file holds keys: keep it as safe as the folder. Players erased later are still in it: erase them again after a restore.
+not in the file: its snapshots are the ring's). The file holds keys: keep it as safe as the folder. Players
+erased later are still in it: erase them again after a restore.
 """
 
 import argparse
