@@ -255,7 +255,8 @@ WRONG = [
     (
         Wish("cartpole", "alphazero"),
         Missing,
-        f"--algo: there is no algorithm 'alphazero'. Choose one of {', '.join(ALGORITHMS)}, or give module:name.",
+        "--algo: there is no algorithm 'alphazero'. "
+        f"Choose one of {', '.join(ALGORITHMS)}, rllib:NAME, or give module:name.",
     ),
     (Wish("cartpole", "json:loads"), ConfigError, "'json:loads' has no begin, update, exploration"),
     (Wish("cartpole", "nowhere:Dqn"), Missing, "algorithm 'nowhere:Dqn': there is no module 'nowhere'."),
