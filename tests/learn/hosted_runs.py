@@ -55,7 +55,12 @@ def turn_until(wiring, there, deadline_s=60.0):
 
 def workers():
     """Processes of this one's hosts."""
-    return [one for one in psutil.Process().children() if "sparring.hosts.worker" in one.cmdline()]
+    found = []
+    for one in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "sparring.hosts.worker" in one.cmdline():
+                found.append(one)
+    return found
 
 
 def services():

@@ -8,7 +8,7 @@ import pytest
 from hosted_runs import is_shard, learn, planned, services, turn_until, wired, workers
 from scipy import stats
 
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, TrainingStopped
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Resources
 from sparring.learn.actor import Episodes
@@ -84,6 +84,21 @@ def test_a_killed_shard_begins_empty_and_the_run_goes_on(config):
         turn_until(wiring, lambda: wiring.replay.flow()["shard_restarts"])
         assert wiring.replay.flow()["shard_restarts"] == 1
         learn(wiring, 20)
+
+
+def test_a_shard_that_keeps_ending_ends_the_run_with_what_it_said(config):
+    with wired(config, "apex", shards=1) as wiring:
+        learn(wiring, 5)
+        ended = set()
+
+        def ends_again():
+            for one in workers():
+                if one.pid not in ended:
+                    ended.add(one.pid)
+                    one.terminate()
+
+        with pytest.raises(TrainingStopped, match="replay 0: it keeps ending"):
+            turn_until(wiring, ends_again)
 
 
 def test_a_run_with_shards_goes_on_from_its_checkpoint(config):

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray's own ports are boun
 
 GCS_PORT, CLIENT_PORT = 6379, 10001
 REACH_S = 10.0
+START_S = 90.0  # after which no other try is made
 LEAST_CPUS = 32  # on a machine alone instances share its cores, as local processes do
 STORE_BYTES = 1 << 30
 
@@ -100,16 +102,17 @@ def prepare(loopback: bool) -> None:
 
 
 def _begin(address: str, words: dict[str, Any]) -> None:
-    """On a busy machine Ray's own parts may not find each other in the time that they give themselves."""
+    """On a busy machine Ray's own parts may not find each other in the half minute that they give themselves."""
     import ray
 
-    for last in (False, True):
+    until = time.monotonic() + START_S
+    while True:
         try:
             ray.init(address, **words)
             return
         except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
             ray.shutdown()
-            if last:
+            if time.monotonic() > until:
                 where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
                 raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
 

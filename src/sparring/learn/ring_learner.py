@@ -11,7 +11,7 @@ import torch
 
 from sparring.config import Config
 from sparring.learn.plan import Plan, from_record
-from sparring.learn.ring import DEADLINE_S, Ring, RingAlgorithm, RingBroken, visit
+from sparring.learn.ring import Ring, RingAlgorithm, RingBroken, visit
 from sparring.learn.topologies import Wiring, single
 from sparring.services.register import register
 from sparring.wire.tree import pack, unpack
@@ -40,13 +40,13 @@ class RingLearner:
         self._algorithm, self._wiring = share_of(from_record(game, seed, msgspec.json.decode(record), Config()))
 
     @register()
-    def join(self, place: list[Any], generation: int, rank: int, world: int, state: bytes) -> bool:
+    def join(self, place: list[Any], generation: int, seat: list[int], state: bytes, deadline_s: float) -> bool:
         """Enter a generation of the ring with everybody's state; False where it broke before it began."""
-        host, port = place
+        (host, port), (rank, world) = place, seat
         self._algorithm.leave()
         self._algorithm.take(self._wiring.learner, state)
         try:
-            self._algorithm.ring = Ring(visit(host, port), host, generation, (rank, world), DEADLINE_S)
+            self._algorithm.ring = Ring(visit(host, port), host, generation, (rank, world), deadline_s)
         except RingBroken:
             return False
         return True

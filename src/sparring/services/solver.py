@@ -78,19 +78,19 @@ class Solver:
 
     def publisher(self, topic: str) -> "Publishes":
         """The writer of a topic."""
-        if (publisher := getattr(self._discovery, "publisher", None)) is not None:  # one with topics of its own: Ray's
-            return publisher(topic)  # type: ignore[no-any-return]
         from sparring.services.topics import Publisher
 
-        return Publisher(topic, self._discovery)
+        own = getattr(self._discovery, "publisher", None)  # one with topics of its own: Ray's
+        opened: Publishes = Publisher(topic, self._discovery) if own is None else own(topic)
+        return opened
 
     def subscribe(self, topic: str, wait_s: float = 0.0) -> "Reader":
         """The latest value of a topic, for one thread: as there is (async), or with `wait_s` waited for (sync)."""
-        if (subscription := getattr(self._discovery, "subscription", None)) is not None:
-            return subscription(topic, wait_s)  # type: ignore[no-any-return]
         from sparring.services.topics import Subscription
 
-        return Subscription(topic, self._discovery, wait_s)
+        own = getattr(self._discovery, "subscription", None)
+        opened: Reader = Subscription(topic, self._discovery, wait_s) if own is None else own(topic, wait_s)
+        return opened
 
     def proxy(self, service: object) -> "Proxy":
         """The service as if it were here: proxy.verb(…)."""

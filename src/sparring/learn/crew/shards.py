@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sparring.errors import ConfigError, Unreachable
+from sparring.errors import ConfigError, TrainingStopped, Unreachable
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Handle, Host, Pending, Resources
 from sparring.learn.actor import Episodes
@@ -91,6 +91,8 @@ class Shards:
         self._inserting.append((actor, handle.ask("insert", players.hand_over(actor)), players))
 
     def arrived(self) -> list[Arrived]:
+        if self._own_host:
+            self._look_after()
         arrived: list[Arrived] = []
         for _ in range(len(self._inserting)):
             actor, asked, players = self._inserting.popleft()
@@ -193,6 +195,16 @@ class Shards:
         self._batches.clear()
         if self._own_host:
             self._host.close()
+
+    def _look_after(self) -> None:
+        """On a host of their own nobody else hears of shards that are given up: without them nothing is learned."""
+        for event in self._host.watch():
+            if event.kind == "gave up":
+                raise TrainingStopped(
+                    f"it keeps ending: {event.why}",
+                    where=f"{event.service} {event.index}",
+                    do="Set replay.shards to 0, or look into it; --resume goes on from the last checkpoint",
+                )
 
     def _start(self, count: int) -> list[Handle]:
         plan, part = self._plan, self._part

@@ -146,7 +146,9 @@ class _Ring:
             self._generation += 1
             meeting, world = self._meeting, 1 + len(self.members)
             asked = {
-                number: member.ask("join", [meeting.host, meeting.port], self._generation, rank, world, state)
+                number: member.ask(
+                    "join", [meeting.host, meeting.port], self._generation, [rank, world], state, DEADLINE_S
+                )
                 for rank, (number, member) in enumerate(self.members.items(), start=1)
             }
             with suppress(RingBroken):
