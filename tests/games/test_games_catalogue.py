@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sparring.cli import main
@@ -192,6 +193,23 @@ def test_a_broken_promise_is_an_exit_code(capsys: pytest.CaptureFixture[str]) ->
     code, said = run(capsys, "check", "own_game:greedy", "--episodes", "2")
     assert code == 1
     assert any("outside of its reward_bounds" in sentence for sentence in said["broken"])
+
+
+def test_equal_specs_have_one_hash_however_they_came_about() -> None:
+    leaf = '{name = "observation/a", kind = "vector", shape = [3]'
+    text = """
+id = "small"
+turns = "simultaneous"
+max_ticks = 5
+[[seats]]
+name = "a"
+reward_bounds = [0.0, 1.0]
+observation = [LEAF}]
+action = {name = "action", kind = "discrete", dtype = "int32", choices = [2]}
+"""
+    short, long = parse(text.replace("LEAF", leaf)), parse(text.replace("LEAF", f'{leaf}, dtype = "float32"'))
+    travelled = msgspec.json.decode(msgspec.json.encode(long), type=GameSpec)
+    assert short.hash == long.hash == travelled.hash == msgspec.convert(msgspec.to_builtins(long), GameSpec).hash
 
 
 def test_a_spec_is_hashable_so_that_checks_can_remember_it() -> None:

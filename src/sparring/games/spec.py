@@ -20,6 +20,7 @@ from sparring.wire.ids import GameId
 
 Kind = Literal["image", "vector", "entities", "discrete", "multi-discrete", "box"]
 DISCRETE = ("discrete", "multi-discrete")
+_DTYPE = "float32"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9._:/()=,-]{0,99}")  # it stands in addresses and file names
 
 
@@ -34,10 +35,14 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str  # "observation/board", "action"
     kind: Kind
     shape: tuple[int, ...] = ()
-    dtype: str = "float32"
+    dtype: str = _DTYPE
     choices: tuple[int, ...] = ()
     low: float | None = None
     high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype == _DTYPE:  # msgspec leaves out what *is* the default: equal specs must have one hash
+            msgspec.structs.force_setattr(self, "dtype", _DTYPE)
 
     @property
     def masks(self) -> int:
