@@ -21,6 +21,7 @@ from ray.util import list_named_actors
 from sparring.errors import ConfigError, Unreachable
 from sparring.hosts.ray_calls import RayPending, ask
 from sparring.hosts.ray_cluster import STORE_BYTES, address_of, join
+from sparring.hosts.ray_topics import RayPublisher, RaySubscription
 from sparring.services.discovery import Announced, Door, Instance
 from sparring.services.failure import Lost, late
 
@@ -85,7 +86,7 @@ class RayDiscovery:
                 try:
                     return self._asked(found, verb, body).result(max(0.0, until - time.monotonic()))
                 except Lost:  # another is asked where twice is fine
-                    refused.add(found.name)
+                    refused.add(self._forgotten(found))
                     if verb not in found.idempotent:
                         raise
 
@@ -109,9 +110,17 @@ class RayDiscovery:
                 try:
                     return pending.answered(future.result)
                 except Lost:  # another is asked where twice is fine
-                    refused.add(found.name)
+                    refused.add(self._forgotten(found))
                     if verb not in found.idempotent:
                         raise
+
+    def publisher(self, topic: str) -> RayPublisher:
+        """The writer of a topic."""
+        return RayPublisher(topic, self.namespace)
+
+    def subscription(self, topic: str, wait_s: float) -> RaySubscription:
+        """A reader of it."""
+        return RaySubscription(topic, self.namespace, wait_s)
 
     # What a Discovery is asked.
 
@@ -188,6 +197,12 @@ class RayDiscovery:
         with self._lock:
             self._known[name] = found
         return found
+
+    def _forgotten(self, found: Found) -> str:
+        """Its name: whoever is asked next by that name is met anew, for another may have taken its place."""
+        with self._lock:
+            self._known.pop(found.name, None)
+        return found.name
 
     def _asked(self, found: Found, verb: str, body: Any) -> RayPending:
         args, named = body
