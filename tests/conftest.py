@@ -62,7 +62,10 @@ def nothing_left_behind() -> Iterator[None]:
     threads, children = set(threading.enumerate()), set(psutil.Process().children(recursive=True))
     yield
     # What a process from before starts (the browser of the whole session, say) is that process's own affair.
-    new = [child for child in psutil.Process().children(recursive=True) if not children & {child, *_parents(child)}]
+    # A server that all tests share may have been started by this one.
+    others = {one.pid for one in children} | sharing.pids()
+    now = psutil.Process().children(recursive=True)
+    new = [child for child in now if not others & {child.pid, *(one.pid for one in _parents(child))}]
     _, alive = psutil.wait_procs(new, timeout=LEFTOVER_S)
     assert not alive, f"left running: {[(child.pid, child.cmdline()) for child in alive if child.is_running()]}"
     for thread in set(threading.enumerate()) - threads:

@@ -28,7 +28,7 @@ def server(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def it_lives(http):
     yield
-    assert http.get("/readyz").json() == {"status": "ok"}
+    assert http.get("/readyz").json() == {"status": "ok", "into": "store"}
 
 
 def raw(server, sent, wait_s=5.0):

@@ -160,7 +160,7 @@ def test_it_can_be_started_inside_a_program_and_stopped_from_another_thread(tmp_
     runner.start()
     assert ready.wait(30)
     try:
-        assert httpx.get(told[0].url + "/healthz").json() == {"status": "ok"}
+        assert httpx.get(told[0].url + "/healthz").json() == {"status": "ok", "into": "store"}
         with pytest.raises(ConfigError, match="another gateway"):
             serve(config, note)
     finally:

@@ -21,6 +21,8 @@ LISTEN = """
 const [module, port, path] = process.argv.slice(1);
 const options = {createStreamMs: 50, deleteStreamMs: 50, updateStreamMs: 50, shardLimit: 1000};
 if (path) options.path = path;
+// It falls over a client that is killed in the middle of a call; Amazon's does not.
+process.on('uncaughtException', (error) => console.error(error));
 require(module)(options).listen(Number(port), '127.0.0.1');
 """
 

@@ -58,6 +58,13 @@ def shared(name: str, kind: type[Server], start: Callable[[Path], Server]) -> Se
         return msgspec.json.decode(there.read_bytes(), type=kind)
 
 
+def pids() -> set[int]:
+    """Of the servers that all workers of this run share."""
+    run = Path(os.environ[RUN])
+    found = [file for file in run.rglob("*.pid") if file.parent != run / "started"]
+    return {int(words[0]) for file in found if (words := file.read_text().split())}
+
+
 def _end_all(folder: Path) -> None:
     for file in sorted(folder.rglob("*.pid")):
         end(file, gently_s=0.0)

@@ -352,5 +352,5 @@ def test_a_folder_in_the_way_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_an_unknown_scheme_names_the_known_ones() -> None:
-    with pytest.raises(SparringError, match=r"no store speaks 'mongo://x'\. Use one of sqlite://\."):
+    with pytest.raises(SparringError, match=r"no store speaks 'mongo://x'\. Use one of sqlite://, cassandra://\."):
         open_store("mongo://x")

@@ -70,7 +70,13 @@ def _answered(error: ClientError, url: str, endpoint: str | None, setting: str) 
             wrong, do = "there is no such bucket", f"Create it, or check the bucket's name and endpoint= in {setting}"
         case "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "RequestExpired":
             wrong, do = "the AWS session token has expired", "Log in again, or set fresh AWS_* variables"
-        case "InvalidAccessKeyId" | "InvalidClientTokenId" | "UnrecognizedClientException" | "InvalidToken":
+        case (
+            "InvalidAccessKeyId"
+            | "InvalidClientTokenId"
+            | "UnrecognizedClientException"
+            | "InvalidToken"
+            | "XAdminUserNotFound"  # versitygw's word for it
+        ):
             wrong, do = "the server does not know this access key", "Check AWS_ACCESS_KEY_ID or AWS_PROFILE"
         case "SignatureDoesNotMatch":
             wrong, do = "the secret key does not fit the access key", "Check AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
