@@ -1,6 +1,7 @@
 """Apache Cassandra on 127.0.0.1, 127.0.0.2, …: the daemon out of its jars, with small buffers and long patience."""
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ from servers.process import NotThere, Process, free_ports
 
 Sync = Literal["batch", "periodic"]
 HEAP = "512m"
+KNOWN_S = 120.0
 # One node is for speed; several are killed and started again, which takes 12 instead of 19 s of CPU so.
 QUICK = ("-XX:TieredStopAtLevel=1",)
 ADD_EXPORTS = (
@@ -121,6 +123,24 @@ def start(ring: Cassandra) -> None:
     """One after another: two that join at once may take the same ranges, and one of them is then not in the ring."""
     for node in ring.nodes:
         node.start()
+    if len(ring.nodes) > 1:
+        _wait_until_all_know_all(ring)
+
+
+def _wait_until_all_know_all(ring: Cassandra) -> None:
+    """A node answers callers a second or two before the others have heard of it."""
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+    from cassandra.policies import WhiteListRoundRobinPolicy
+
+    until_s = time.monotonic() + KNOWN_S
+    for host in ring.hosts:
+        profile = ExecutionProfile(WhiteListRoundRobinPolicy([host]), request_timeout=30)
+        profiles = {EXEC_PROFILE_DEFAULT: profile}
+        with Cluster([host], port=ring.port, execution_profiles=profiles, connect_timeout=30) as cluster:
+            session = cluster.connect()
+            while len(list(session.execute("SELECT peer FROM system.peers_v2"))) + 1 < len(ring.nodes):
+                assert time.monotonic() < until_s, f"{host} does not know its ring"
+                time.sleep(0.5)
 
 
 def _options(jars: Path, home: Path, management_port: int) -> list[str]:
