@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup  ## everything on this machine, games in the browser
 	@$(BIN)/spar demo
 
-test: setup  ## all that runs here; what needs a server that is not there is skipped, and said; some 15 minutes on 2 cores
+test: setup  ## all that runs here; what needs a server that is not there is skipped, and said; some 25 minutes on 2 cores
 	$(BIN)/pytest -q -n 2 --dist loadfile
 
 check: setup  ## format, lint, types, shape; under a minute
