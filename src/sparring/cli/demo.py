@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
+from sparring.cli.stopping import stopping
 
 if TYPE_CHECKING:
     from sparring.cli.children import Children, Command
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     port = _free_port() if args.port == 0 else args.port or args.config.gateway.port
     url = f"http://127.0.0.1:{port}"
     shared = _shared(args, data)
-    with _only_one(data, url), _stopping() as stopped, Children(data / "logs", output.say) as children:
+    with _only_one(data, url), stopping() as stopped, Children(data / "logs", output.say) as children:
         _check_port(port)
         children.add(
             "gateway", lambda _: ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
@@ -221,18 +221,6 @@ def _only_one(data: Path, url: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set."""
-    stopped = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _state(run: Path | None) -> str:

@@ -5,16 +5,15 @@ any moment, the next sink goes on where the rows end. With --spark the same work
 """
 
 import argparse
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
+from sparring.cli.stopping import stopping
 from sparring.errors import ConfigError, SparringError
 
 if TYPE_CHECKING:
@@ -121,15 +120,3 @@ def line(done: "Progress") -> str:
         f"{done.chunks} chunks ({done.chunks / rate:.0f}/s), {done.steps} steps ({done.steps / rate:.0f}/s), "
         f"{done.behind_ms / 1000:.1f} s behind, {done.quarantined} quarantined, {done.shards} shards"
     )
-
-
-@contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set instead of ending the process."""
-    stopped = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
