@@ -145,3 +145,4 @@ def local_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, str(tmp_path / "none"))
     for name, value in aws_servers.CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it keeps the credentials of the first test that made a client

@@ -37,6 +37,7 @@ def cloud(moto_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> str:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", WEST)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
