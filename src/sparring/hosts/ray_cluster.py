@@ -64,8 +64,9 @@ def open_ray(url: str, logs: Path | None = None, seen: str = "") -> Host:
     return opened
 
 
-def join(address: str, store_bytes: int) -> bool:
-    """Let this process be a driver at `address` ("auto", "local", host:port); False where it is one already."""
+def join(address: str, store_bytes: int, patience_s: float = START_S) -> bool:
+    """Let this process be a driver at `address` ("auto", "local", host:port); False where it is one already. A start
+    that fails is tried again for `patience_s`, and leaves nothing behind."""
     if address == "auto":
         address = _running_here() or "local"
     prepare(loopback=address == "local")
@@ -87,7 +88,7 @@ def join(address: str, store_bytes: int) -> bool:
         }
     else:
         _reachable(address)
-    _begin(address, words)
+    _begin(address, words, patience_s)
     _silence()
     return True
 
@@ -101,18 +102,21 @@ def prepare(loopback: bool) -> None:
         ray_constants.ENABLE_RAY_CLUSTER = False  # it was read when somebody imported Ray, and is not read again
 
 
-def _begin(address: str, words: dict[str, Any]) -> None:
+def _begin(address: str, words: dict[str, Any], patience_s: float) -> None:
     """On a busy machine Ray's own parts may not find each other in the half minute that they give themselves."""
     import ray
 
-    until = time.monotonic() + START_S
+    from sparring.hosts import ray_remains
+
+    until, before = time.monotonic() + patience_s, ray_remains.parts()
     while True:
         try:
             ray.init(address, **words)
             return
         except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
             ray.shutdown()
-            if time.monotonic() > until:
+            ray_remains.end(ray_remains.parts() - before)
+            if time.monotonic() >= until:
                 where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
                 raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
 

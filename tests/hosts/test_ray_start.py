@@ -1,0 +1,40 @@
+"""A start of Ray that fails: what it says, and that nothing of it goes on running."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import json, sys
+import psutil
+from sparring.errors import Unreachable
+from sparring.hosts.ray_cluster import join
+
+began = set()
+
+def seen(event, given):
+    if event == "subprocess.Popen":
+        began.add(" ".join(map(str, given[1])).partition(" --")[0])
+
+sys.addaudithook(seen)
+try:
+    join("local", 1000, patience_s=0.0)  # less memory for objects than Ray takes, which it says when half of it is up
+except Unreachable as error:
+    left = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    print(json.dumps({"began": len(began), "gcs": any("gcs_server" in one for one in began), "left": left,
+                      "wrong": error.wrong, "do": error.do}))
+"""
+
+
+def test_a_ray_that_did_not_come_up_leaves_no_process_behind():
+    pytest.importorskip("ray")
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    said = json.loads(ended.stdout.splitlines()[-1])
+    assert said["gcs"], "a part of Ray was up before it failed"
+    assert said["left"] == []
+    assert said["wrong"].startswith("Ray did not come up: ")
+    assert said["do"] == "See its logs in Ray's session_latest/logs"
