@@ -86,6 +86,22 @@ def test_a_killed_shard_begins_empty_and_the_run_goes_on(config):
         learn(wiring, 20)
 
 
+def test_the_learner_draws_from_the_other_shard_while_a_killed_one_is_replaced(config):
+    with wired(config, "apex", shards=2) as wiring:
+        turn_until(wiring, lambda: wiring.flow()["replay_steps"] > 2_000)
+        services()["replay"][0].kill()
+        before = wiring.learner.updates
+        learn(wiring, 30)
+        assert not wiring.flow()["shard_restarts"], "its successor is not waited for"
+        kept = wiring.save()["replay"]
+        assert [state is None for state in kept["shards"]] == [True, False], "nor is it for a checkpoint"
+        turn_until(wiring, lambda: wiring.flow()["shard_restarts"] == 1)
+        assert wiring.learner.updates > before + 30
+    with wired(config, "apex", shards=2) as again:
+        again.replay.load(kept)
+        assert again.flow()["replay_steps"] > 500
+
+
 def test_a_shard_that_keeps_ending_ends_the_run_with_what_it_said(config):
     with wired(config, "apex", shards=1) as wiring:
         learn(wiring, 5)

@@ -130,8 +130,8 @@ class Replay(Protocol):
         """Blocks that have not arrived yet."""
         ...
 
-    def has_room(self) -> bool:
-        """Whether one more may be under way."""
+    def has_room(self, actor: int) -> bool:
+        """Whether one more block of that actor may be under way."""
         ...
 
     def rest(self, seconds: float) -> bool:

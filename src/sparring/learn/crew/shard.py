@@ -91,14 +91,9 @@ class ReplayShard:
         if generation == self._generation:
             self._table.learned(rows, priorities)
 
-    @register(idempotent=True)
-    def standing(self) -> dict[str, Any]:
-        """How much is there."""
-        return self._standing()
-
-    @register(idempotent=True)
+    @register()
     def save(self) -> Tree:
-        """The table, whole."""
+        """The table, whole. A successor's is another, so that a lost call is not made again."""
         return {"table": self._table.save(), "last": {str(actor): list(one) for actor, one in self._last.items()}}
 
     @register()

@@ -79,7 +79,7 @@ class Shards:
         self._draw = draw_for(plan.algorithm, plan.settings)
         self._own_host = host is None
         self._host = open_host(plan.on, seen=plan.discovery) if host is None else host
-        self._standing: list[dict[str, Any]] = [{"size": 0, "mass": 0.0, "generation": 0} for _ in range(k)]
+        self._standing: list[dict[str, Any]] = [_nothing() | {"generation": 0, "alive": True} for _ in range(k)]
         self._inserting: deque[tuple[int, Pending, Players[Any]]] = deque()
         self._batches: deque[list[_Part]] = deque()
         self._rng = np.random.default_rng([plan.seed, 2])
@@ -87,7 +87,7 @@ class Shards:
         self._handles = self._start(k)  # at once: a table takes its time
 
     def insert(self, players: Players[Any], actor: int) -> None:
-        handle = self._handles[actor % len(self._handles)]
+        handle = self._handles[self._shard_of(actor)]
         self._inserting.append((actor, handle.ask("insert", players.hand_over(actor)), players))
 
     def arrived(self) -> list[Arrived]:
@@ -105,7 +105,7 @@ class Shards:
                 players.lost(actor)
                 continue
             players.release(actor)
-            self._note(actor % len(self._handles), said)
+            self._note(self._shard_of(actor), said)
             ended = Episodes(np.asarray(said["returns"]), np.asarray(said["against"]))
             arrived.append(Arrived(ended, said["env_steps"], said["games"], said["steps"]))
         return arrived
@@ -130,16 +130,13 @@ class Shards:
             return None
         parts, answers = self._batches.popleft(), []
         for part in parts:
-            try:
-                answers.append(part.asked.result(ANSWER_S))
-            except Unreachable:
-                self._look_again()
+            said = self._drawn(part)
+            if said is None:
+                self._lost(part.shard)
                 return None
+            answers.append(said)
         self._ask_ahead()
         for part, said in zip(parts, answers, strict=True):
-            if said is None:  # begun anew, and empty
-                self._look_again()
-                return None
             self._note(part.shard, said)
         return self._joined(parts, answers)
 
@@ -156,11 +153,13 @@ class Shards:
         """By what is there now, not by what died: a checkpoint may be of a shard that had just begun anew."""
         return not self.ready()
 
-    def has_room(self) -> bool:
-        return len(self._inserting) < INSERTS * len(self._standing)
+    def has_room(self, actor: int) -> bool:
+        shard = self._shard_of(actor)
+        under_way = sum(self._shard_of(other) == shard for other, _, _ in self._inserting)
+        return under_way < (INSERTS if self._standing[shard]["alive"] else 1)
 
     def rest(self, seconds: float) -> bool:
-        pending = [asked for _, asked, _ in self._inserting]
+        pending = [asked for actor, asked, _ in self._inserting if self._standing[self._shard_of(actor)]["alive"]]
         pending += [part.asked for parts in list(self._batches)[:1] for part in parts]
         pending = [asked for asked in pending if not asked.done()]
         if pending:
@@ -174,19 +173,18 @@ class Shards:
     def save(self) -> Tree:
         states: Tree = None
         if self._bytes() <= SNAPSHOT_BYTES:
-            asked = [handle.ask("save") for handle in self._handles]
-            try:
-                states = [one.result(ANSWER_S) for one in asked]
-            except Unreachable:  # one is just being replaced: the next checkpoint has them
-                states = None
+            both = zip(self._handles, self._standing, strict=True)
+            asked = [handle.ask("save") if one["alive"] else None for handle, one in both]
+            states = [None if one is None else _state(one) for one in asked]
         return {"shards": states, "rng": rng_state(self._rng)}
 
     def load(self, state: Tree) -> None:
         set_rng_state(self._rng, state["rng"])
         states = state["shards"]
         if states is not None:
-            asked = [one.ask("load", state) for one, state in zip(self._handles, states, strict=True)]
-            for shard, one in enumerate(asked):
+            held = [shard for shard, state in enumerate(states) if state is not None]
+            asked = [(shard, self._handles[shard].ask("load", states[shard])) for shard in held]
+            for shard, one in asked:
                 with suppress(Unreachable):  # it died meanwhile, and begins empty
                     self._note(shard, one.result(LOAD_S))
 
@@ -222,6 +220,10 @@ class Shards:
         needs = Resources(cpus=plan.cpus_per_actor, least=count, most=count)
         return self._host.start(ReplayShard, SERVICE, count, needs, given)
 
+    def _shard_of(self, actor: int) -> int:
+        """Whom it feeds."""
+        return actor % len(self._standing)
+
     def _capacity(self) -> int:
         """Of one shard."""
         seat, config = self._plan.spec.seats[0], self._plan.replay
@@ -236,16 +238,22 @@ class Shards:
         before = self._standing[shard]
         if said["generation"] != before["generation"] and "exponent" in before:
             self._restarts += 1
-        self._standing[shard] = {name: said[name] for name in ("generation", "size", "mass", "exponent", "prioritised")}
+        told = {name: said[name] for name in ("generation", "size", "mass", "exponent", "prioritised")}
+        self._standing[shard] = told | {"alive": True}
 
-    def _look_again(self) -> None:
-        """Something was lost: what is there is asked for anew, and nothing that is under way is waited for."""
+    def _drawn(self, part: _Part) -> dict[str, Any] | None:
+        """What a shard drew; None where it died, or has begun anew and is empty."""
+        try:
+            said: dict[str, Any] | None = part.asked.result(ANSWER_S)
+        except Unreachable:
+            return None
+        return said
+
+    def _lost(self, shard: int) -> None:
+        """The others are drawn from, and nothing that is under way is waited for. Its successor says what it holds
+        when it takes in its first block; until then one at a time is sent, for the gate counts what is under way."""
         self._batches.clear()
-        for shard, handle in enumerate(self._handles):
-            try:
-                self._note(shard, handle.ask("standing").result(1.0))
-            except Unreachable:
-                self._standing[shard] |= {"size": 0, "mass": 0.0}
+        self._standing[shard] |= _nothing() | {"alive": False}
 
     def _ask_ahead(self) -> None:
         mass = np.array([one["mass"] for one in self._standing])
@@ -285,6 +293,18 @@ class Shards:
             tuple(said["generation"] for said in answers),
         )
         return Batch(**columns), which
+
+
+def _nothing() -> dict[str, Any]:
+    return {"size": 0, "mass": 0.0}
+
+
+def _state(asked: Pending) -> Tree:
+    """A shard's table; None where it died: its successor holds next to nothing, and nobody waits for that."""
+    try:
+        return asked.result(ANSWER_S)
+    except Unreachable:
+        return None
 
 
 def weights_of(chance: Array, exponent: float) -> Array:

@@ -35,7 +35,7 @@ class Within:
     def under_way(self) -> int:
         return 0
 
-    def has_room(self) -> bool:
+    def has_room(self, actor: int) -> bool:
         return True
 
     def rest(self, seconds: float) -> bool:

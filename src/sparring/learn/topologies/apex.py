@@ -143,7 +143,7 @@ class _Apex:
         first = self._next
         for turn in range(actors * SLOTS):
             actor = (first + turn) % actors
-            if not self.players.waiting(actor):
+            if not self.players.waiting(actor) or not self.replay.has_room(actor):
                 continue
             if not self._room():
                 break
@@ -159,7 +159,7 @@ class _Apex:
         coming = self._block_steps * self.replay.under_way()
         if coming and self.gate.inserted < self.gate.min_steps <= self.gate.inserted + coming:
             return False  # enough to begin with is under way: the gate decides when it is there
-        return self.replay.has_room() and self.gate.may_insert(self._block_steps + coming)
+        return self.gate.may_insert(self._block_steps + coming)
 
     def _count(self, arrived: list[Arrived]) -> list[Episodes]:
         """What was taken in, block by block, for the gate must know before the next one."""
@@ -172,7 +172,8 @@ class _Apex:
 
     def _waiting(self) -> bool:
         """Whether a block could be taken in now."""
-        return self._room() and any(map(self.players.waiting, range(self.players.actors)))
+        actors = range(self.players.actors)
+        return self._room() and any(self.players.waiting(actor) and self.replay.has_room(actor) for actor in actors)
 
     def _rest(self) -> None:
         """Until something comes: where replay is elsewhere its answer, otherwise a block."""
