@@ -20,7 +20,7 @@ from sparring.config import Config, TrainConfig
 from sparring.errors import SparringError
 from sparring.learn.plan import Plan, Wish, plan
 from sparring.learn.protocol import Batch
-from sparring.learn.ring import Meeting, Ring, RingAlgorithm, RingBroken, visit
+from sparring.learn.ring import Meeting, Ring, RingAlgorithm, RingBroken, carrier, visit
 from sparring.learn.ring_learner import digest
 from sparring.learn.topologies import Wiring, ring, single, wire
 from sparring.learn.trajectories import of_streams
@@ -51,6 +51,20 @@ def workers() -> list[psutil.Process]:
     """The learners beside this process."""
     children = psutil.Process().children(recursive=True)
     return [child for child in children if "sparring.hosts.worker" in child.cmdline()]
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "nccl", "expected"),
+    [
+        ("cuda", True, True, "nccl"),
+        ("cuda", True, False, "gloo"),
+        ("cuda", False, True, "gloo"),
+        ("cpu", True, True, "gloo"),
+        ("cpu", False, False, "gloo"),
+    ],
+)
+def test_gradients_go_by_nccl_only_where_they_lie_on_a_gpu(device: str, cuda: bool, nccl: bool, expected: str) -> None:
+    assert carrier(device, cuda=cuda, nccl=nccl) == expected
 
 
 def test_three_learners_have_the_same_weights_after_every_update() -> None:

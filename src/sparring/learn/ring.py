@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import is_nccl_available
 
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.spec import GameSpec
@@ -121,12 +122,21 @@ class Ring:
         _whole(lambda: self._group.allreduce([values]).wait())
 
 
+def carrier(device: str, *, cuda: bool, nccl: bool) -> Literal["gloo", "nccl"]:
+    """What carries gradients that lie on `device`: NCCL where that is a GPU, this machine has one (`cuda`), and this
+    build of torch has it (`nccl`); else gloo."""
+    return "nccl" if device == "cuda" and cuda and nccl else "gloo"
+
+
 def _group(table: Store, host: str, seat: tuple[int, int], deadline_s: float) -> Any:
     rank, world = seat
-    if torch.cuda.is_available() and torch.get_default_device().type == "cuda":
+    device = torch.get_default_device().type
+    if carrier(device, cuda=torch.cuda.is_available(), nccl=is_nccl_available()) == "nccl":
         from torch._C._distributed_c10d import ProcessGroupNCCL  # builds without CUDA have none
 
-        return ProcessGroupNCCL(table, rank, world, ProcessGroupNCCL.Options())
+        swift: Any = ProcessGroupNCCL.Options()
+        swift._timeout = timedelta(seconds=deadline_s)
+        return ProcessGroupNCCL(table, rank, world, swift)
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=_own_side(host))]
     options._timeout = timedelta(seconds=deadline_s)
