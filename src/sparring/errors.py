@@ -12,6 +12,7 @@ SparringError
 ├── ModelDamaged         a model, manifest or signature that does not verify
 ├── Unreachable          a server did not answer; try again later
 ├── StoreFailed          the disk or database would not keep what was given
+│   └── StoreRefused     it answers, and will not take this one thing as it is
 └── TrainingStopped      a run that cannot go on: NaN, starved, or a checkpoint that does not fit
 """
 
@@ -48,6 +49,10 @@ class Unreachable(SparringError):
 
 class StoreFailed(SparringError):
     """The disk or database would not keep what was given."""
+
+
+class StoreRefused(StoreFailed):
+    """The store answers, and will not take what it was given: too large for it, or no value of its columns."""
 
 
 class TrainingStopped(SparringError):

@@ -62,7 +62,7 @@ def _drain(config: "Config", once: bool, stopped: threading.Event, output: Outpu
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
         lake = stack.enter_context(_lake(config.sink.lake_url)) if config.sink.lake_url else None
         judge = Judge(Catalogue.from_config(config).games(), config.store.keep_days)
-        keeper = Keeper(judge, store, store, lambda: int(time.time() * 1000))
+        keeper = Keeper(judge, store, store, lambda: int(time.time() * 1000), stopped.wait)
         output.say(f"reading {config.stream.url.partition('?')[0]} into {config.store_url.partition('?')[0]}")
         teller = _Teller(output)
         done = Drain(stream, keeper, store, positions, lake).run(

@@ -47,8 +47,9 @@ def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output
         wait_s = FIRST_WAIT_S
         while True:
             before = done.batches
-            query = start(spark, config, store, checkpoint, done, lambda: output.progress(_line(done, begun_s)))
-            error = _ended(query, args.once, stopped.wait)
+            query = start(spark, config, store, checkpoint, done)
+            look = _Look(query, done, lambda: output.progress(_line(done, begun_s)))
+            error = _ended(query, args.once, stopped.wait, look)
             if error is None:
                 break
             output.say(f"waiting: {error}")
@@ -59,7 +60,23 @@ def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output
     return {"stopped": stopped.is_set(), "seconds": time.monotonic() - begun_s, **asdict(done)}
 
 
-def _ended(query: "StreamingQuery", once: bool, stop: Callable[[float], bool]) -> SparringError | None:
+class _Look:
+    """A line for each batch that Spark has finished, when it is looked at."""
+
+    def __init__(self, query: "StreamingQuery", done: "Done", tell: Callable[[], None]) -> None:
+        self._query, self._done, self._tell, self._last = query, done, tell, -1
+
+    def __call__(self) -> None:
+        from sparring.sink.spark_query import finished
+
+        last, self._last = self._last, finished(self._query, self._done, self._last)
+        if self._last > last:
+            self._tell()
+
+
+def _ended(
+    query: "StreamingQuery", once: bool, stop: Callable[[float], bool], look: Callable[[], None]
+) -> SparringError | None:
     """Stops the query when it is to stop or has nothing left; None then. What may pass is answered, the rest raised."""
     from sparring.sink.spark_query import failure
 
@@ -68,7 +85,8 @@ def _ended(query: "StreamingQuery", once: bool, stop: Callable[[float], bool]) -
         empty = waiting.submit(query.processAllAvailable) if once else None
         try:
             while not stop(LOOK_EVERY_S) and query.isActive and not (empty and empty.done()):
-                pass
+                look()
+            look()
             found = query.exception()
         finally:
             query.stop()
@@ -85,7 +103,7 @@ def _line(done: "Done", begun_s: float) -> str:
     return (
         f"{done.chunks} chunks ({done.chunks / seconds:.0f}/s), {done.steps} steps ({done.steps / seconds:.0f}/s), "
         f"stored {done.lag_ms / 1000:.1f} s after receipt, batch {done.batches} in {done.batch_ms / 1000:.2f} s, "
-        f"{done.quarantined} quarantined"
+        f"Spark's trigger {done.trigger_ms / 1000:.2f} s, {done.quarantined} quarantined"
     )
 
 

@@ -25,7 +25,9 @@ _PSEUDONYM = re.compile(r"[0-9a-f]{32}")
 class Refusal:
     """Why something was put aside, and what is known of it. `header` is None where nothing could be read."""
 
-    verdict: str  # wire: it does not decode, chunk: it breaks its spec; or the store's own: conflict, forbidden, gone
+    # wire: it does not decode, chunk: it breaks its spec; or the store's own: conflict, forbidden, gone, and refused
+    # where it took nothing of it, whatever state it was in
+    verdict: str
     reason: str
     field: str = ""
     header: Header | None = None

@@ -7,14 +7,19 @@ their key, quarantined ones by where they lay, figures by their batch.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from sparring.errors import StoreRefused
 from sparring.sink.counting import Minutes
 from sparring.sink.judging import MAX_TEXT, Judge, Refusal
-from sparring.store.protocol import Kept, Ledger, MinuteCount, Quarantined, Query, Store
+from sparring.store.protocol import Appended, Kept, Ledger, MinuteCount, Quarantined, Query, Store
 from sparring.stream.protocol import Placed
 from sparring.wire.chunk import Chunk, Key
 from sparring.wire.ids import EpisodeId, GameId
 
 APPEND_CHUNKS = 256  # given to the store at once
+AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0)  # a chunk that the store refuses is offered so often again before it is put aside
+MAX_COUNT = (1 << 31) - 1  # Cassandra's columns of counts end here; a row put aside names no larger one
+
+Offer = tuple[Placed, Chunk]
 
 
 @dataclass(slots=True)
@@ -29,49 +34,93 @@ class Outcome:
     minutes: Minutes = field(default_factory=Minutes)
 
 
+@dataclass(slots=True)
+class _Work:
+    """A batch in progress."""
+
+    outcome: Outcome = field(default_factory=Outcome)
+    aside: list[Quarantined] = field(default_factory=list)
+    counted: set[Key] = field(default_factory=set)
+    taken: bool = False  # the store gave a verdict on a chunk of it
+
+
 class Keeper:
     """Where chunks go once they were read."""
 
-    def __init__(self, judge: Judge, store: Store, ledger: Ledger, clock_ms: Callable[[], int]) -> None:
-        self._judge, self._store, self._ledger, self._clock_ms = judge, store, ledger, clock_ms
+    def __init__(
+        self,
+        judge: Judge,
+        store: Store,
+        ledger: Ledger,
+        clock_ms: Callable[[], int],
+        pause: Callable[[float], bool | None],
+    ) -> None:
+        """`pause(seconds)` waits, and answers whether to give up instead."""
+        self._judge, self._store, self._ledger = judge, store, ledger
+        self._clock_ms, self._pause = clock_ms, pause
 
     def keep(self, placed: Sequence[Placed], *, again: bool) -> Outcome:
         """Store what may be stored and quarantine the rest; both durable on return.
 
         `again` says that this batch may have been stored in part before: then what the store had counts as brought
         by it. Otherwise what it had was sent twice, and counted when it came first.
-        """
-        outcome = Outcome()
-        aside: list[Quarantined] = []
-        counted: set[Key] = set()
-        for at in range(0, len(placed), APPEND_CHUNKS):
-            self._keep_some(placed[at : at + APPEND_CHUNKS], again, outcome, aside, counted)
-        if aside:
-            self._ledger.quarantine(aside)
-        outcome.quarantined = len(aside)
-        self._count_ends(outcome)
-        return outcome
 
-    def _keep_some(
-        self,
-        some: Sequence[Placed],
-        again: bool,
-        outcome: Outcome,
-        aside: list[Quarantined],
-        counted: set[Key],
-    ) -> None:
+        A chunk that the store itself refuses, again and again, is put aside while it takes others; where it takes
+        none of several, the fault is the store's: StoreRefused, and nothing is put aside.
+        """
+        work, stuck = _Work(), list[tuple[Offer, StoreRefused]]()
+        for at in range(0, len(placed), APPEND_CHUNKS):
+            stuck += self._offer_all(self._passed(placed[at : at + APPEND_CHUNKS], work), work, again)
+        stuck = self._offered_again(stuck, work)
+        if len(stuck) > 1 and not work.taken:
+            raise stuck[0][1]
+        work.aside += [put_aside(one, not_taken(chunk, error)) for (one, chunk), error in stuck]
+        if work.aside:
+            self._ledger.quarantine(work.aside)
+        work.outcome.quarantined = len(work.aside)
+        self._count_ends(work.outcome)
+        return work.outcome
+
+    def _passed(self, some: Sequence[Placed], work: _Work) -> list[Offer]:
         judged = [(one, self._judge(one)) for one in some]
-        passed = [(one, chunk) for one, chunk in judged if isinstance(chunk, Chunk)]
-        aside += [put_aside(one, refusal) for one, refusal in judged if isinstance(refusal, Refusal)]
-        verdicts = self._store.append([chunk for _, chunk in passed]) if passed else []
-        stored_ms = self._clock_ms()
-        for (one, chunk), kept in zip(passed, verdicts, strict=True):
+        work.aside += [put_aside(one, refusal) for one, refusal in judged if isinstance(refusal, Refusal)]
+        return [(one, chunk) for one, chunk in judged if isinstance(chunk, Chunk)]
+
+    def _offer_all(self, offers: list[Offer], work: _Work, again: bool) -> list[tuple[Offer, StoreRefused]]:
+        """What the store refuses even alone; the rest is settled. One append, unless something is refused."""
+        if not offers:
+            return []
+        try:
+            verdicts = self._store.append([chunk for _, chunk in offers])
+        except StoreRefused as error:
+            if len(offers) == 1:
+                return [(offers[0], error)]
+            middle = len(offers) // 2
+            halves = (offers[:middle], offers[middle:])
+            # What the append that failed has left there counts as brought by this batch.
+            return [one for half in halves for one in self._offer_all(half, work, again=True)]
+        self._settle(offers, verdicts, work, again)
+        return []
+
+    def _offered_again(self, stuck: list[tuple[Offer, StoreRefused]], work: _Work) -> list[tuple[Offer, StoreRefused]]:
+        """What stays refused after several tries: a server may say so for a moment, such as while it is set up."""
+        for wait_s in AGAIN_AFTER_S:
+            if not stuck:
+                break
+            if self._pause(wait_s):
+                raise stuck[0][1]
+            stuck = [still for offer, _ in stuck for still in self._offer_all([offer], work, again=True)]
+        return stuck
+
+    def _settle(self, offers: list[Offer], verdicts: Appended, work: _Work, again: bool) -> None:
+        outcome, stored_ms, work.taken = work.outcome, self._clock_ms(), True
+        for (one, chunk), kept in zip(offers, verdicts, strict=True):
             if kept.verdict not in ("new", "had"):
-                aside.append(put_aside(one, refused(chunk, kept)))
+                work.aside.append(put_aside(one, refused(chunk, kept)))
                 continue
             outcome.had += kept.verdict == "had"
-            if kept.verdict == "new" or (again and chunk.key not in counted):
-                counted.add(chunk.key)
+            if kept.verdict == "new" or (again and chunk.key not in work.counted):
+                work.counted.add(chunk.key)
                 outcome.chunks += 1
                 outcome.steps += chunk.header.steps
                 outcome.kept.append(chunk)
@@ -122,6 +171,11 @@ def refused(chunk: Chunk, kept: Kept) -> Refusal:
     return Refusal(kept.verdict, kept.reason, kept.field, None if kept.verdict == "gone" else chunk.header)
 
 
+def not_taken(chunk: Chunk, error: StoreRefused) -> Refusal:
+    """What the store said when it was offered this chunk alone."""
+    return Refusal("refused", str(error)[: 3 * MAX_TEXT], "", chunk.header)
+
+
 def put_aside(placed: Placed, refusal: Refusal) -> Quarantined:
     """The row of something that was not stored: why, and where it lies. Its bytes stay in the stream.
 
@@ -137,8 +191,8 @@ def put_aside(placed: Placed, refusal: Refusal) -> Quarantined:
         field=refusal.field,
         uploader=placed.uploader[:MAX_TEXT],
         episode="" if head is None else head.episode[:MAX_TEXT],
-        seat=0 if head is None else head.seat,
-        first_step=0 if head is None else head.first_step,
+        seat=0 if head is None else min(head.seat, MAX_COUNT),
+        first_step=0 if head is None else min(head.first_step, MAX_COUNT),
         arrived_ms=placed.arrived_ms,
         size_bytes=len(placed.data),
     )

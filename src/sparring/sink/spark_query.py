@@ -5,7 +5,6 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,9 @@ LOOPBACK = ("127.0.0.1", "localhost")
 
 @dataclass(slots=True)
 class Done:
-    """Since the driver began. `batch_ms` is what the last batch took, from its plan to its figures."""
+    """Since the driver began. Of the last batch `batch_ms` is our own part, from its rows to its figures, and
+    `trigger_ms` all that Spark took for it: planning, its log, our part, and writing down that it is done.
+    """
 
     batches: int = 0
     chunks: int = 0
@@ -38,6 +39,7 @@ class Done:
     quarantined: int = 0
     lag_ms: int = 0  # of the slowest chunk in the last batch, from its receipt to being stored
     batch_ms: int = 0
+    trigger_ms: int = 0
 
 
 def session(master: str, conf: dict[str, str]) -> SparkSession:
@@ -57,10 +59,8 @@ def session(master: str, conf: dict[str, str]) -> SparkSession:
     return made
 
 
-def start(
-    spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, done: Done, tell: Callable[[], None]
-) -> StreamingQuery:
-    """Begin to move batches, one each `sink.trigger_s`; after each `done` is up to date and `tell` is called."""
+def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, done: Done) -> StreamingQuery:
+    """Begin to move batches, one each `sink.trigger_s`; each adds itself to `done`."""
     settings = msgspec.json.encode(
         Settings(
             stream_url=config.stream.url,
@@ -85,12 +85,20 @@ def start(
         done.quarantined += summary.quarantined
         done.lag_ms = max((tally.lag_ms_max for _, _, tally in minutes), default=0)
         done.batch_ms = round(1000 * (time.monotonic() - begun_s))
-        tell()
 
     spark.dataSource.register(StreamSource)
     frame = spark.readStream.format(NAME).option("url", config.stream.url).option("run", uuid.uuid4().hex).load()
     writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
     return writer.trigger(processingTime=f"{round(config.sink.trigger_s * 1000)} milliseconds").start()
+
+
+def finished(query: StreamingQuery, done: Done, last: int) -> int:
+    """The number of the batch that Spark finished last, `last` where none is newer; its time is then in `done`."""
+    progress = query.lastProgress
+    if progress is None or progress.batchId <= last or "addBatch" not in progress.durationMs:  # it looked, and had none
+        return last
+    done.trigger_ms = progress.durationMs["triggerExecution"]
+    return int(progress.batchId)
 
 
 def _near(master: str) -> bool:
@@ -124,5 +132,5 @@ def failure(error: BaseException) -> SparringError:
             first[:500].rstrip("."), where="the Spark query", do="See its page and the executors' logs"
         )
     kind, sentence = found[-1]
-    passing = Unreachable if kind in ("Unreachable", "StoreFailed") else SparringError
+    passing = Unreachable if kind in ("Unreachable", "StoreFailed", "StoreRefused") else SparringError
     return passing(sentence.rstrip(". "), where="on Spark", do="Nothing is lost meanwhile")

@@ -121,4 +121,5 @@ def _opened(settings: bytes) -> tuple[Keeper, Lake | None]:
     said = msgspec.json.decode(settings, type=Settings)
     store = open_store(said.store_url, sole_writer=True)
     lake = Lake(said.lake_url) if said.lake_url else None
-    return Keeper(Judge(said.games, said.keep_days), store, store, lambda: int(time.time() * 1000)), lake
+    judge = Judge(said.games, said.keep_days)
+    return Keeper(judge, store, store, lambda: int(time.time() * 1000), time.sleep), lake

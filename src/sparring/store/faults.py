@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparring.errors import StoreFailed
+from sparring.errors import StoreFailed, StoreRefused
 
 # By primary result code (sqlite.org/rescode.html): what is wrong, what to do.
 _SENTENCES = {
@@ -20,7 +20,8 @@ _SENTENCES = {
     sqlite3.SQLITE_PERM: ("access is denied", "Make the file and its folder writable"),
     sqlite3.SQLITE_NOMEM: ("there is no memory left", "Free some, or read in smaller parts"),
 }
-
+# What is wrong with the value that was given, whatever state the file is in.
+_OF_VALUES = (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH)
 
 # The second is Python's, for a complaint that quotes a damaged schema and so is no UTF-8 itself.
 FAULTS = (sqlite3.Error, UnicodeDecodeError)
@@ -41,7 +42,8 @@ def primary_code(error: Exception) -> int:
 def failed(error: Exception, where: str) -> StoreFailed:
     """The same fault as a sentence."""
     wrong, do = _SENTENCES.get(primary_code(error), ("the database refused", "Report this with the text above"))
-    return StoreFailed(f"{wrong} ({getattr(error, 'sqlite_errorname', '?')}: {error})", where=where, do=do)
+    kind = StoreRefused if primary_code(error) in _OF_VALUES else StoreFailed
+    return kind(f"{wrong} ({getattr(error, 'sqlite_errorname', '?')}: {error})", where=where, do=do)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from cassandra import (
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException
 
-from sparring.errors import SparringError, StoreFailed, Unreachable
+from sparring.errors import SparringError, StoreFailed, StoreRefused, Unreachable
 
 FAULTS = (
     NoHostAvailable,
@@ -37,8 +37,8 @@ _KEYS = "Set CASSANDRA_USERNAME and CASSANDRA_PASSWORD in the environment"
 _NODES = "Check that the nodes run and that [store] url names them and their port"
 
 
-def failed(error: Exception, where: str) -> SparringError:
-    """The same fault as a sentence."""
+def failed(error: Exception, where: str, *, given: bool = False) -> SparringError:
+    """The same fault as a sentence; `given` where a statement that was understood before came with values."""
     if isinstance(error, NoHostAvailable):
         return _no_host(error, where)
     if isinstance(error, UnresolvableContactPoints):
@@ -55,6 +55,9 @@ def failed(error: Exception, where: str) -> SparringError:
             where=where,
             do="Try again; if it stays, see which nodes are down. Sending a chunk twice is harmless",
         )
+    if given and isinstance(error, InvalidRequest):
+        do = "Raise that limit in cassandra.yaml, or send smaller chunks"
+        return StoreRefused(f"Cassandra will not take it ({_short(error)})", where=where, do=do)
     return StoreFailed(f"Cassandra refused ({_short(error)})", where=where, do="Report this with the text above")
 
 
@@ -75,9 +78,9 @@ def _short(error: Exception) -> str:
 
 
 @contextmanager
-def explained(where: str) -> Iterator[None]:
-    """Turns whatever the driver raises inside into a sentence."""
+def explained(where: str, *, given: bool = False) -> Iterator[None]:
+    """Turns whatever the driver raises inside into a sentence; `given`: a refusal is one of the values."""
     try:
         yield
     except FAULTS as error:
-        raise failed(error, where) from error
+        raise failed(error, where, given=given) from error

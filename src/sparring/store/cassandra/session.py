@@ -14,7 +14,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, S
 from cassandra.policies import DCAwareRoundRobinPolicy, RetryPolicy, TokenAwarePolicy
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
 
-from sparring.errors import ConfigError, StoreFailed
+from sparring.errors import ConfigError, StoreFailed, StoreRefused
 from sparring.store.cassandra.address import Address
 from sparring.store.cassandra.faults import explained
 
@@ -112,7 +112,7 @@ class Ring:
         self.check_open()
         found: list[list[Row]] = []
         pending: deque[Any] = deque()
-        with explained(self.where):
+        with explained(self.where, given=True):
             for one in statements:
                 pending.append(self.session.execute_async(one))
                 if len(pending) >= at_once:
@@ -157,7 +157,12 @@ class Ring:
             with self._preparing, explained(self.where):
                 statement = self._prepared.get(cql) or self.session.prepare(cql)
                 self._prepared[cql] = statement
-        bound = statement.bind(values)
+        try:
+            bound = statement.bind(values)
+        except TypeError as error:  # of a column, by the driver: it names the column and what it takes
+            raise StoreRefused(
+                f"a value does not fit ({error})", where=self.where, do="Send what Cassandra has room for"
+            ) from None
         bound.consistency_level, bound.is_idempotent = level, idempotent
         return bound
 
