@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import boto3
 
@@ -121,6 +122,50 @@ def trickle(url: str, chunks: Sequence[Chunk], seconds: float) -> None:
         for at in range(0, len(chunks), size):
             stream.append(chunks[at : at + size])
             time.sleep(seconds / pieces)
+
+
+class Feed:
+    """Puts chunks on a stream by a thread of its own, a piece at a time, as far as it is allowed to."""
+
+    def __init__(self, url: str, chunks: Sequence[Chunk], piece: int, every_s: float) -> None:
+        self._url, self._chunks, self._piece, self._every_s = url, chunks, piece, every_s
+        self._allowed, self._closed, self._changed = 0, False, threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="feed")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def allow(self, share: float) -> None:
+        """Go on to this share of all chunks."""
+        with self._changed:
+            self._allowed = max(self._allowed, round(share * len(self._chunks)))
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Return when all are there."""
+        self.allow(1.0)
+        self._thread.join()
+
+    def _run(self) -> None:
+        at = 0
+        with open_stream(self._url) as stream:
+            while at < (until := self._next(at)):
+                stream.append(self._chunks[at:until])
+                at = until
+                time.sleep(self._every_s)
+
+    def _next(self, at: int) -> int:
+        """Up to where to go on from there, once that is allowed; `at` itself at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._allowed > at or at == len(self._chunks))
+            return at if self._closed else min(at + self._piece, self._allowed)
 
 
 def wait_for(file: Path, text: str, *, after: int = 0, seconds: float = 60.0) -> None:

@@ -109,7 +109,7 @@ def test_a_sink_that_died_between_rows_and_place_counts_nothing_twice(
 def _drain(data: Path, url: str, positions: type[Positions]) -> None:
     judge = Judge(Catalogue.from_config(Config()).games())
     with Hold(data / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(data)) as store:
-        drain = Drain(stream, Keeper(judge, store, store, lambda: 0), store, positions(hold), None)
+        drain = Drain(stream, Keeper(judge, store, store, lambda: 0, time.sleep), store, positions(hold), None)
         drain.run(
             trigger_s=0.2,
             once=True,
@@ -204,7 +204,8 @@ def test_a_store_that_fails_for_a_while_is_waited_for(tmp_path: Path, kinesalite
     judge = Judge(Catalogue.from_config(Config()).games())
     with Hold(tmp_path / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(tmp_path)) as real:
         store = Failing(real)
-        Drain(stream, Keeper(judge, store, real, lambda: 0), real, Positions(hold), None).run(  # type: ignore[arg-type]
+        keeper = Keeper(judge, store, real, lambda: 0, time.sleep)  # type: ignore[arg-type]
+        Drain(stream, keeper, real, Positions(hold), None).run(
             trigger_s=0.1,
             once=True,
             stop=lambda wait_s: time.sleep(min(wait_s, 0.05)) or False,

@@ -1,16 +1,16 @@
 """`spar sink --spark` on a real standalone master and worker, between a real Kinesis server and a real store.
 
 The long test is longer with SPARRING_SPARK_KILLS=5 SPARRING_SPARK_STEPS=200000, and with SPARRING_SPARK_RING=3 it
-writes to that many nodes of Cassandra, of which one is killed.
+writes to that many nodes of Cassandra, of which one is killed. --log-cli-level=INFO tells of each life.
 """
 
+import logging
 import os
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
@@ -20,32 +20,36 @@ import pytest
 
 from derived import GAME
 from servers.aws_servers import S3, Kinesis
+from servers.cassandra_ring import Cassandra
+from servers.process import Process
 from servers.running import cassandra
 from servers.spark_cluster import Spark
-from sink.flow import episodes, judged, new_stream, once, put, put_raw, sink, spar, store_of, trickle, wait_for
+from sink.flow import Feed, episodes, judged, new_stream, once, put, put_raw, spar, store_of
+from sink.lives import MOMENTS, Checkpoint, Life, alive, await_moment, by_spar, by_submit, settings
 from sparring.store import open_store
+from sparring.store.protocol import LedgerStore
 from sparring.stream.care import Care
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import GameId
 
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.usefixtures("local_credentials"),
-]
+log = logging.getLogger(__name__)
 
-KILLS = int(os.environ.get("SPARRING_SPARK_KILLS", "1"))
+KILLS = int(os.environ.get("SPARRING_SPARK_KILLS", "2"))
 STEPS = int(os.environ.get("SPARRING_SPARK_STEPS", "20000"))
 RING = int(os.environ.get("SPARRING_SPARK_RING", "0"))
 
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800 if RING else 900),
+    pytest.mark.usefixtures("local_credentials"),
+]
+
 
 def on(spark: Spark, kinesis: Kinesis) -> list[str]:
-    """The words that send the job there. Credentials are the worker's affair; here they open nothing."""
-    env = [f"spark.executorEnv.{name}={value}" for name, value in kinesis.env.items()]
-    conf = [f"{name}={value}" for name, value in spark.conf.items()]
-    small = ["spark.driver.memory=512m", "spark.executor.memory=512m"]
-    return ["--spark", spark.url, *(word for one in [*env, *conf, *small] for word in ("--spark-conf", one))]
+    """The words that send the job there."""
+    conf = settings(spark, kinesis)
+    return ["--spark", spark.url, *(word for name in conf for word in ("--spark-conf", f"{name}={conf[name]}"))]
 
 
 def test_the_same_job_on_a_spark_cluster(
@@ -86,46 +90,88 @@ def test_the_same_job_on_a_spark_cluster(
 
 
 @contextmanager
-def a_store(data: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Its URL, and what kills a part of it where that has several."""
-    if not RING:
-        yield store_of(data), lambda: None
-        return
-    with cassandra(data / "ring", RING) as ring:
-        url = ring.url("sink")
+def a_store(data: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Process | None]]:
+    """The URL of one on the run's node, or on a ring of its own; with one of that ring's nodes, which may be killed."""
+    with ExitStack() as stack:
+        ring: Cassandra
+        if RING:
+            ring = stack.enter_context(cassandra(data / "ring", RING))
+        else:
+            ring = request.getfixturevalue("cassandra_server")
+        url = ring.url(f"sink{time.time_ns()}")
         spar(data, "store", "migrate", "--set", f"store.url={url}")
-        yield url, ring.nodes[-1].kill if RING > 2 else lambda: None
+        yield url, ring.nodes[-1] if RING > 2 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Drivers come and go while the feed goes on; a node of the ring dies in the middle, and is back two lives on."""
+
+    feed: Feed
+    store: LedgerStore
+    checkpoint: Checkpoint
+    node: Process | None
+    care: Care
+    rng: random.Random
+
+    def live(self, kill: int, life: Life) -> bool:
+        """One life up to its end; whether that left a batch unfinished."""
+        moment = MOMENTS[kill % len(MOMENTS)]
+        if moment != "again":
+            first_s = life.wait("batch", lambda: life.batches > 0)
+            log.info("life %d: its first batch was done after %.1f s", kill, first_s)
+        if kill == 0:
+            self.care.reshard(4)
+            self.care.reshard(3)
+        if self.node is not None and kill == KILLS // 2:
+            self.feed.allow((kill + 0.8) / (KILLS + 1))
+            life.wait("batch at work", lambda: life.at_work)
+            before = life.batches
+            self.node.kill()
+            life.wait("batches without the node", lambda: life.batches > before + 2)
+            log.info("life %d: a node was killed while a batch was written, and the next three were", kill)
+        self.feed.allow((kill + 1) / (KILLS + 1))
+        await_moment(moment, life, self.checkpoint, self.store, self.rng)
+        life.kill()
+        left = self.checkpoint.unfinished
+        log.info("life %d: killed (%s); a batch was left unfinished: %s", kill, moment, left)
+        return left
+
+    def node_returns(self, kill: int) -> None:
+        """While the next life writes, or before the last."""
+        if self.node is not None and self.node.pid is None and kill >= min(KILLS, KILLS // 2 + 2):
+            self.node.launch()
 
 
 def test_drivers_killed_and_a_reshard_under_load_lose_nothing_and_store_nothing_twice(
-    tmp_path: Path, kinesalite_server: Kinesis, spark_server: Spark
+    tmp_path: Path, kinesalite_server: Kinesis, spark_server: Spark, request: pytest.FixtureRequest
 ) -> None:
-    url, rng, log = new_stream(kinesalite_server, 2), random.Random(11), tmp_path / "sink.log"
+    url, conf = new_stream(kinesalite_server, 2), settings(spark_server, kinesalite_server)
     sent = [chunk for episode in episodes(10, STEPS // 1_000) for chunk in episode]
-    writer = threading.Thread(target=trickle, args=(url, sent, 10.0 + 30.0 * KILLS))
-    with a_store(tmp_path) as (store_url, kill_node):
-        words = [*on(spark_server, kinesalite_server), "--set", "sink.trigger_s=0.5", "--set", f"store.url={store_url}"]
+    with (
+        a_store(tmp_path, request) as (store_url, node),
+        open_store(store_url) as store,
+        Care(url, lambda text: None) as care,
+        Feed(url, sent, piece=len(sent) // (40 * (KILLS + 1)), every_s=0.5) as feed,
+    ):
+        trial, left = Trial(feed, store, Checkpoint(tmp_path), node, care, random.Random(11)), []
+        words = ["--data", str(tmp_path), "--json", "--set", "sink.trigger_s=0.5"]
+        words += ["--set", f"stream.url={url}", "--set", f"store.url={store_url}"]
         for kill in range(KILLS):
-            before = log.stat().st_size if log.exists() else 0
-            with sink(tmp_path, url, *words) as process:
-                wait_for(log, "Spark UI", after=before, seconds=300)
-                if kill == 0:
-                    writer.start()
-                wait_for(log, "chunks (", after=before, seconds=300)  # a batch was done
-                if kill == 0:
-                    with Care(url, lambda text: None) as care:
-                        care.reshard(4)
-                        care.reshard(3)
-                if kill == KILLS // 2:
-                    kill_node()
-                time.sleep(rng.uniform(0.2, 2.0))
-                os.killpg(process.pid, signal.SIGKILL)  # Python and the JVM
-        writer.join()
-        last = once(tmp_path, url, *words)
-        found = judged(store_url, sent)
-        with open_store(store_url) as store:
-            minutes = store.minutes(GAME, 0)
+            feed.allow((kill + 0.6) / (KILLS + 1))
+            trial.node_returns(kill)
+            way = by_submit(spark_server, conf, words, tmp_path) if kill == 1 else by_spar(spark_server, conf, words)
+            with alive(tmp_path, way, spark_server.env) as life:
+                left.append(trial.live(kill, life))
+        feed.finish()
+        trial.node_returns(KILLS)
+        last = once(tmp_path, url, *on(spark_server, kinesalite_server), "--set", f"store.url={store_url}")
+        found, minutes = judged(store_url, sent), store.minutes(GAME, 0)
     assert found.exact, found
     assert found.steps == STEPS
     assert last["quarantined"] == 0
-    assert sum(minute.steps for minute in minutes) == STEPS  # batches that were done again are not counted again
+    assert last["trigger_ms"] >= last["batch_ms"] > 0
+    # Batches that were done again are not counted again.
+    assert sum(minute.steps for minute in minutes) == STEPS
+    assert sum(minute.ended for minute in minutes) == STEPS // 100
+    assert any(left), "no kill met a batch on its way"
