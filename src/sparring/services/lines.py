@@ -24,7 +24,7 @@ from sparring.services.routes import Target
 LOOK_S = 0.25  # how often a caller that waits looks whether its instance still lives
 # ZeroMQ's words as plain numbers: PyZMQ's are enumerations, which cost a microsecond for each use.
 EVENTS, READABLE, AT_ONCE, MORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.SNDMORE)
-SPIN_S = 0.00025  # an answer that comes within this is waited for awake
+SPIN_S = 0.001  # an answer that comes within this is waited for awake
 SLEPT_CALLS = 16  # after one that did not come, so many are slept for before it is tried again
 
 
