@@ -1,6 +1,7 @@
 """Apache Cassandra on 127.0.0.1, 127.0.0.2, …: the daemon out of its jars, with small buffers and long patience."""
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,13 +100,14 @@ class Cassandra:
 
 
 def described(folder: Path, nodes: int = 1, *, sync: Sync = "batch", port: int = 0) -> Cassandra:
-    """A ring of so many nodes under `folder`, on free ports unless one is given; not started."""
+    """A ring of so many nodes under `folder`, on free ports unless one is given or was kept there; not started."""
     java_program, jars = java(), find("cassandra-jars")
     if jars is None:
         raise NotThere("there is no Cassandra here: `make servers` installs it")
     if java_program is None:
         raise NotThere(f"there is no Java 17 here, which Cassandra runs on: {APT_JAVA}")
-    storage_port, free, *management = free_ports(2 + nodes)
+    between, free, *management = free_ports(2 + nodes)
+    storage_port = _port_between(folder) or between
     hosts = tuple(f"127.0.0.{1 + number}" for number in range(nodes))
     ring = []
     for number, host in enumerate(hosts):
@@ -119,19 +121,27 @@ def described(folder: Path, nodes: int = 1, *, sync: Sync = "batch", port: int =
     return Cassandra(hosts, port or free, tuple(ring))
 
 
+def _port_between(folder: Path) -> int | None:
+    """That on which the nodes of a ring that was here before know each other: they would not meet on another."""
+    kept = folder / "cassandra1" / "cassandra.yaml"
+    found = re.search(r"^storage_port: (\d+)$", kept.read_text(), re.MULTILINE) if kept.exists() else None
+    return int(found[1]) if found else None
+
+
 def start(ring: Cassandra) -> None:
     """One after another: two that join at once may take the same ranges, and one of them is then not in the ring."""
     for node in ring.nodes:
         node.start()
-    if len(ring.nodes) > 1:
-        _wait_until_all_know_all(ring)
+    wait_until_all_know_all(ring)
 
 
-def _wait_until_all_know_all(ring: Cassandra) -> None:
+def wait_until_all_know_all(ring: Cassandra) -> None:
     """A node answers callers a second or two before the others have heard of it."""
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
     from cassandra.policies import WhiteListRoundRobinPolicy
 
+    if len(ring.nodes) == 1:
+        return
     until_s = time.monotonic() + KNOWN_S
     for host in ring.hosts:
         profile = ExecutionProfile(WhiteListRoundRobinPolicy([host]), request_timeout=30)

@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -58,16 +58,19 @@ def up(config: Config, args: argparse.Namespace, home: Path) -> int:
     home.mkdir(parents=True, exist_ok=True)
     os.environ.update(_credentials(home))
     begun = time.monotonic()
-    for server in _servers(config, home, args.spark_port):
+    ring, others = _described(config, home, args.spark_port)
+    for server in (*others, *ring.nodes):
         if server.pid is None:
             if answers(server.ready, server.says):
                 raise Unfit(f"something else answers at {server.ready}: stop it, or change its port in {args.config}")
             say(f"{server.name} …")
             server.launch()
-    started = _read(home)
-    for server in started:
+        if server in ring.nodes[:-1]:
+            server.wait()  # two that join at once may take the same ranges
+    for server in _read(home):
         server.wait()
         say(f"{server.name} answers, pid {server.pid}, after {time.monotonic() - begun:.0f} s")
+    cassandra_ring.wait_until_all_know_all(ring)
     _furnish(config, args)
     say(f"up. In each shell:  . {home / 'cloud.env'}\nthen:  spar doctor --config {args.config}")
     return 0
@@ -93,20 +96,30 @@ def status(home: Path) -> int:
     return 0 if servers and all(well) else 1
 
 
-def _servers(config: Config, home: Path, spark_port: int) -> Iterator[Process]:
-    """Those that the config names, written down before the first is started."""
+def _described(config: Config, home: Path, spark_port: int) -> tuple[cassandra_ring.Cassandra, list[Process]]:
+    """The ring that the config names, and the other servers; written down before the first is started."""
     kinesis = aws_servers.kinesis(home, port=_endpoint("stream.url", config.stream.url), keep=True)
     bucket = aws_servers.s3(home, port=_endpoint("registry.url", config.registry_url), credentials=dict(os.environ))
-    hosts = urlsplit(config.store_url)
-    if hosts.scheme != "cassandra" or hosts.hostname not in LOOPBACK:
-        raise Unfit(f"store.url = {config.store_url!r}: write cassandra://127.0.0.1:PORT/KEYSPACE to have it started")
-    ring = cassandra_ring.described(home, port=hosts.port or 9042)
+    nodes, port = _nodes(config.store_url)
+    ring = cassandra_ring.described(home, nodes, port=port)
     cluster = spark_cluster.described(home, port=spark_port)
-    named = (*ring.nodes, bucket.server, kinesis.server, cluster.master, *cluster.workers)
     known = {server.name: server for server in _read(home) if server.pid is not None}  # on ports of their own
-    servers = tuple(known.get(server.name, server) for server in named)
-    (home / "servers.json").write_bytes(msgspec.json.encode(servers))
-    yield from servers
+    ring = replace(ring, nodes=tuple(known.get(node.name, node) for node in ring.nodes))
+    others = [bucket.server, kinesis.server, cluster.master, *cluster.workers]
+    others = [known.get(server.name, server) for server in others]
+    (home / "servers.json").write_bytes(msgspec.json.encode((*ring.nodes, *others)))
+    return ring, others
+
+
+def _nodes(url: str) -> tuple[int, int]:
+    """How many nodes a store's URL names, and their port."""
+    said = urlsplit(url)
+    hosts = said.netloc.rpartition(":")[0].split(",") if ":" in said.netloc else said.netloc.split(",")
+    wanted = [f"127.0.0.{1 + number}" for number in range(len(hosts))]
+    if said.scheme != "cassandra" or hosts not in (wanted, ["localhost"]):
+        do = "write cassandra://127.0.0.1:PORT/KEYSPACE to have it started, or 127.0.0.1,127.0.0.2,127.0.0.3:PORT"
+        raise Unfit(f"store.url = {url!r}: {do}")
+    return len(hosts), int(said.netloc.rpartition(":")[2]) if ":" in said.netloc else 9042
 
 
 def _read(home: Path) -> tuple[Process, ...]:

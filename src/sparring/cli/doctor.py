@@ -75,7 +75,18 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Every finding, the cheap ones first."""
+    """Every finding. Servers are asked first and side by side, so that three that keep silent are waited for once."""
+    with ThreadPoolExecutor(3) as together:
+        asked = [together.submit(look, config) for look in (_stream, _store, _registry)]
+        yield from _installed()
+        yield _java()
+        yield _folder(Path(config.data))
+        for one in asked:
+            yield one.result()
+    yield _port(config)
+
+
+def _installed() -> Iterator[Finding]:
     version = platform.python_version()
     yield Finding("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer", needed=True)
     for extra, (package, purpose) in EXTRAS.items():
@@ -88,11 +99,6 @@ def examine(config: Config) -> Iterator[Finding]:
         made = _servers() / "bin" / program
         server = shutil.which(program) or (str(made) if made.exists() else None)
         yield Finding(program, server is not None, server or purpose, "make servers")
-    yield _java()
-    yield _folder(Path(config.data))
-    with ThreadPoolExecutor(3) as together:  # three that do not answer are waited for once
-        yield from together.map(lambda look: look(config), (_stream, _store, _registry))
-    yield _port(config)
 
 
 def _servers() -> Path:

@@ -20,9 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("game", help="an id such as cartpole, connect-four, duel, gym:Acrobot-v1")
     parser.add_argument(
         "--algo",
-        default="ppo",
         metavar="NAME",
-        help="ppo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; rllib:NAME; or module:name (ppo)",
+        help="ppo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; rllib:NAME; or module:name "
+        "(ppo; from the store iql)",
     )
     parser.add_argument(
         "--topology",
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
     wish = Wish(
         game=args.game,
-        algo=args.algo,
+        algo=args.algo or ("iql" if args.source == "store" else "ppo"),
         source=args.source,
         topology=args.topology,
         seed=args.seed,

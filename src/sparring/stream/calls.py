@@ -1,6 +1,7 @@
 """Calls to Kinesis through boto3: one client, every fault a sentence, what passes tried again until a deadline."""
 
 import importlib
+import logging
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ from sparring.stream.address import Address
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.05, 1.0
 
+logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found credentials, each time
 _boto3, _config = importlib.import_module("boto3"), importlib.import_module("botocore.config")
 
 

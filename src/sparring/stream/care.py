@@ -9,9 +9,9 @@ from typing import Any
 
 from sparring.errors import Missing, SparringError, Unreachable
 from sparring.stream import faults
-from sparring.stream.address import SETTING, read_address
+from sparring.stream.address import SETTING, Address, read_address
 from sparring.stream.calls import Calls, Patience
-from sparring.stream.kinesis import listed
+from sparring.stream.kinesis import OPENING, listed
 from sparring.stream.protocol import BEGINNING, Page, Position, Shard
 from sparring.stream.reading import Reader
 from sparring.stream.resharding import Range, Split, next_count, next_move
@@ -52,11 +52,23 @@ def _age_ms(page: Page) -> int | None:
     return max(0, int(time.time() * 1000) - page.placed[0].arrived_ms) if page.placed else None
 
 
+def _reach(address: Address) -> None:
+    """Raise soon where nobody answers, instead of after all the patience of a call."""
+    quick = Calls(address, OPENING, random.Random())
+    try:
+        quick("describe_stream_summary", StreamName=address.name)
+    except Missing:
+        return  # it is not there yet, says who answers
+    finally:
+        quick.close()
+
+
 class Care:
     """One stream's owner; a block closes it. `tell` hears of every step of what takes long."""
 
     def __init__(self, url: str, tell: Tell, *, setting: str = SETTING) -> None:
         self.address, self._tell = read_address(url, setting), tell
+        _reach(self.address)
         self._calls = Calls(self.address, Patience(), random.Random())
         self._named = {"StreamName": self.address.name}
 
