@@ -124,18 +124,25 @@ class Trial:
             self.care.reshard(4)
             self.care.reshard(3)
         if self.node is not None and kill == KILLS // 2:
-            self.feed.allow((kill + 0.8) / (KILLS + 1))
-            life.wait("batch at work", lambda: life.at_work)
-            before = life.batches
-            self.node.kill()
-            life.wait("batches without the node", lambda: life.batches > before + 2)
-            log.info("life %d: a node was killed while a batch was written, and the next three were", kill)
+            self._without_the_node(kill, life, self.node)
         self.feed.allow((kill + 1) / (KILLS + 1))
         await_moment(moment, life, self.checkpoint, self.store, self.rng)
         life.kill()
         left = self.checkpoint.unfinished
         log.info("life %d: killed (%s); a batch was left unfinished: %s", kill, moment, left)
         return left
+
+    def _without_the_node(self, kill: int, life: Life, node: Process) -> None:
+        """It dies while a batch is written, and two more batches find it dead."""
+        self.feed.allow((kill + 0.7) / (KILLS + 1))
+        life.wait("batch at work", lambda: life.at_work)
+        before = life.batches
+        node.kill()
+        for more in range(3):
+            # What is let on only now is in a batch to come, however long the last one took.
+            self.feed.allow((kill + 0.7 + 0.1 * more) / (KILLS + 1))
+            life.wait("batch without the node", lambda more=more: life.batches > before + more)
+        log.info("life %d: a node was killed while a batch was written; that and two more were done", kill)
 
     def node_returns(self, kill: int) -> None:
         """While the next life writes, or before the last."""
