@@ -111,7 +111,7 @@ def running_servers(with_spark: bool) -> Iterator[Servers]:
 def place_for(way: str, servers: Servers) -> Cloud:
     """A stream, a keyspace and a configuration of its own: what one way leaves behind is not the next one's work."""
     name = "".join(filter(str.isalnum, way)).lower()
-    folder = servers.folder / name
+    folder = servers.folder / f"way-{name}"
     folder.mkdir()
     made = Cloud(folder, servers.ring.url(name), servers.env, servers.spark)
     (folder / "cart.toml").write_text(SPEC)
