@@ -15,9 +15,9 @@ bc, cql and iql have the same records, network, updates and rates (learn/presets
 greedy episodes; the peers are bc's median and the records' own mean. Returns of Connect Four lie in [-1, 1]; they are
 given as scores, (1 + return) / 2, so that a ratio means something.
 
-Ranking: the estimator is named here, before any run: the one that `spar evaluate --from store` advises by a rule that
-does not look at the models (a world learned from the records where it explains what it has not seen, as in CartPole;
-else dr, as in Connect Four), returns not discounted, like those that are to be ranked. Five models are put aside by
+Ranking: the estimator is named here, before any run: `world`, the game learned from the records (the rival's answers
+too), in which the models play; returns not discounted, like those to be ranked. `advised` is what `spar evaluate
+--from store` says to rank by: world where it foretells what it has not seen, else dr. Five models are put aside by
 their true return while ppo learns, before anything is estimated. What was named before is in docs/offline.md.
 
 Seeds are drawn from the commit's hash unless given; settings were tuned on records of seeds 1000 to 1005 (learners of
@@ -60,7 +60,7 @@ from sparring.learn.forward import Forward
 from sparring.learn.off_policy.fitting import FitConfig
 from sparring.learn.off_policy.judge import judge
 from sparring.learn.off_policy.records import read_records
-from sparring.learn.off_policy.world import WorldConfig, world_of
+from sparring.learn.off_policy.worlds import WorldConfig, world_of
 from sparring.learn.plan import Wish, plan
 from sparring.learn.protocol import Weights
 from sparring.learn.topologies import wire
@@ -69,7 +69,7 @@ from sparring.store.protocol import Store
 from sparring.wire.chunk import Chunk
 
 ALGORITHMS = ("bc", "cql", "iql")
-ESTIMATOR = "advised"
+ESTIMATOR = "world"
 LEAST_SPEARMAN = 0.9
 BEATS = 1.01  # a tie, such as two models at the most that can be earned, beats nobody
 SEEN_SEED = 77  # of every final figure's episodes
@@ -77,7 +77,7 @@ LOOK_EPISODES = 200  # few enough to be quick, and enough to tell neighbouring r
 PROCESSES = 2
 FOLDER = ledger.ROOT / "bench" / "results" / "quick" / "offline"
 LEARN = ledger.ROOT / "src" / "sparring" / "learn"
-DECIDING = ("presets.py", "critics.py", "algorithms/*.py", "topologies/offline.py", "off_policy/*.py")
+DECIDING = ("presets.py", "critics.py", "algorithms/*.py", "topologies/offline.py", "off_policy/**/*.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Size:
 
 
 FULL = Size(2000, 1.0, 5, 1000, FitConfig())
-QUICK = Size(2000, 0.2, 3, 300, FitConfig(updates=1500, behaviour_updates=300, world=WorldConfig(2, 2000)))
+QUICK = Size(2000, 0.2, 3, 300, FitConfig(1500, 300, world=WorldConfig(2, 2000, board_updates=800)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def estimated(task: Task, size: Size, folder: Path, seed: int) -> dict[str, list
         with np.load(folder / f"model-{i}.npz") as weights:
             forward = Forward(shape, {name: weights[name] for name in weights.files})
         said = judge(records, forward, spec, discount=1.0, seed=seed, fit=size.fit, world=world)
-        for one in (*said.estimates[1:], replace(said.of(said.advised), name=ESTIMATOR)):
+        for one in (*said.estimates[1:], replace(said.of(said.advised), name="advised")):
             told.setdefault(one.name, []).append(one.value)
     return told
 

@@ -23,7 +23,7 @@ from sparring.learn.off_policy.estimators import doubly_robust, fitted, importan
 from sparring.learn.off_policy.fitting import FitConfig, Policy, at_its_best, behaviour_logp, fitted_q, value_bounds
 from sparring.learn.off_policy.judge import judge
 from sparring.learn.off_policy.records import Records, of_episodes, read_records
-from sparring.learn.off_policy.world import WorldConfig
+from sparring.learn.off_policy.worlds.protocol import WorldConfig
 from sparring.learn.plan import Wish
 from sparring.learn.train import Orders, train
 from sparring.store import open_store
@@ -120,6 +120,11 @@ def test_no_value_lies_beyond_what_the_game_can_pay():
     assert value_bounds(spec_of("cartpole"), 0.99) == pytest.approx((0.0, (1 - 0.99**500) / 0.01))
     assert value_bounds(spec_of("cartpole"), 1.0) == (0.0, 500.0)
     assert value_bounds(SMALL, DISCOUNT) == pytest.approx((-2.71, 8.13))
+    assert value_bounds(spec_of("connect-four"), 1.0, pays_once=True) == (-1.0, 1.0)
+    records = small_records(20)
+    assert not records.pays_once
+    late = np.where(np.arange(records.steps) % HORIZON == HORIZON - 1, records.reward, 0)
+    assert replace(records, reward=late).pays_once
 
 
 def test_an_importance_weight_of_the_players_themselves_is_one():

@@ -17,7 +17,7 @@ from sparring.learn.off_policy.estimators import tried
 from sparring.learn.off_policy.fitting import FitConfig
 from sparring.learn.off_policy.judge import judge
 from sparring.learn.off_policy.records import of_episodes
-from sparring.learn.off_policy.world import WorldConfig, played, world_of
+from sparring.learn.off_policy.worlds import WorldConfig, world_of
 from sparring.wire.network import Head, Input, NetworkSpec
 
 SHORT = WorldConfig(learners=2, updates=800, batch_steps=128, hidden_units=(32, 32))
@@ -53,8 +53,8 @@ def test_models_earn_in_a_world_of_random_games_what_they_earn_in_the_real_one(f
     always = linear(game, [[0, 0, 0, 0], [0, 0, 0, 0]])
     for model in (always, leaning):
         real = evaluate("cartpole", model, episodes=200, seed=5).mean
-        assert played(world, falls, model, game, 1.0, rng).mean() == pytest.approx(real, rel=0.25)
-    ranked = [played(world, falls, model, game, 1.0, rng).mean() for model in (always, leaning, damped)]
+        assert world.played(falls, model, game, 1.0, rng).mean() == pytest.approx(real, rel=0.25)
+    ranked = [world.played(falls, model, game, 1.0, rng).mean() for model in (always, leaning, damped)]
     assert ranked == sorted(ranked)
     assert ranked[2] > 3 * falls.steps / falls.episodes  # nobody played as well as that
 
@@ -64,8 +64,8 @@ def test_a_world_of_a_chain_knows_both_its_ends():
     world = world_of(records, CHAIN, 3, SHORT)
     right = linear(CHAIN, [[0.0] * PLACES, [1.0] * PLACES])
     left = linear(CHAIN, [[1.0] * PLACES, [0.0] * PLACES])
-    assert played(world, records, right, CHAIN, 1.0, rng).mean() == pytest.approx(0.7, abs=0.1)
-    assert played(world, records, left, CHAIN, 1.0, rng).mean() == pytest.approx(-2.0, abs=0.1)
+    assert world.played(records, right, CHAIN, 1.0, rng).mean() == pytest.approx(0.7, abs=0.1)
+    assert world.played(records, left, CHAIN, 1.0, rng).mean() == pytest.approx(-2.0, abs=0.1)
     said = judge(records, right, CHAIN, discount=1.0, seed=4, fit=FIT, world=world)
     assert said.advised == "world"
     assert said.of("world").value == pytest.approx(0.7, abs=0.1)
@@ -77,7 +77,7 @@ def test_where_no_number_was_ever_as_large_the_game_pays_the_least_it_can(falls)
     world = world_of(falls, game, 3, WorldConfig(learners=2, updates=10))
     never = replace(world.frame, low=np.full(4, 1.0), high=np.full(4, 2.0))
     model, rng = linear(game, [[0, 0, 0, 0], [0, 0, 1, 0]]), np.random.default_rng(2)
-    returns = played(replace(world, frame=never), falls, model, game, 1.0, rng)
+    returns = replace(world, frame=never).played(falls, model, game, 1.0, rng)
     assert returns == pytest.approx(np.ones_like(returns), abs=0.01)  # the first tick, and nothing after it
 
 
@@ -89,11 +89,7 @@ def test_a_game_of_chance_is_left_to_the_doubly_robust_estimate():
     assert said.advised == "dr"
 
 
-def test_images_legal_moves_and_a_handful_of_episodes_make_no_world(falls):
-    rng = np.random.default_rng(0)
-    tactical = script("connect-four", "tactical")
-    boards = of_episodes([one[:1] for one in play(open_game("connect-four", 4), [tactical] * 2, range(20), rng)])
-    assert world_of(boards, spec_of("connect-four"), 3, SHORT) is None
+def test_numbers_with_legal_moves_and_a_handful_of_episodes_make_no_world(falls):
     few = of_random("cartpole", open_game("cartpole", 2), 3)
     assert world_of(few, spec_of("cartpole"), 3, SHORT) is None
     masks = replace(falls, legal=np.ones((falls.steps, 2), bool))

@@ -16,7 +16,7 @@ from sparring.learn.forward import Forward
 from sparring.learn.networks import Network, default_network
 from sparring.learn.off_policy.estimators import Judged
 from sparring.learn.off_policy.records import Records
-from sparring.learn.off_policy.world import WorldConfig
+from sparring.learn.off_policy.worlds.protocol import WorldConfig
 from sparring.learn.policies import log_softmax, masked
 from sparring.learn.protocol import Batch
 from sparring.learn.torch_state import tensor, tensors
@@ -93,7 +93,7 @@ def fitted_q(records: Records, policy: Policy, game: GameSpec, discount: float, 
     carried back one step at a time, and learns them in units of those returns' spread. Goals that no play could
     earn are cut to the most, or least, that the game can pay: a fit that feeds on its own errors stops there.
     """
-    least, most = value_bounds(game, discount)
+    least, most = value_bounds(game, discount, records.pays_once)
     returns = _returns(records, discount)
     scale, shift = max(float(returns.std()), 1e-3), float(returns.mean())
     spec = with_image_layers(
@@ -126,15 +126,17 @@ def fitted_q(records: Records, policy: Policy, game: GameSpec, discount: float, 
         optimiser.descend((goal - chosen).square().mean(), 10.0)
         if (update + 1) % config.target_every_updates == 0:
             target.load_state_dict(online.state_dict())
-    values = _outputs(Forward(spec, online.weights()), seen) * scale + shift
+    values = np.clip(_outputs(Forward(spec, online.weights()), seen) * scale + shift, least, most)
     v = (values * chance).sum(axis=1)
     q = np.take_along_axis(values[: records.steps], records.action[:, None], axis=1)[:, 0]
     return Judged(q, v[: records.steps], np.where(records.ending == TERMINATED, 0.0, v[records.steps :]))
 
 
-def value_bounds(game: GameSpec, discount: float) -> tuple[float, float]:
-    """The least and the most that a seat can earn in a whole game, discounted."""
+def value_bounds(game: GameSpec, discount: float, pays_once: bool = False) -> tuple[float, float]:
+    """The least and the most that a seat can earn in a whole game, discounted; `pays_once`: with its last step."""
     low, high = game.seats[0].reward_bounds
+    if pays_once:
+        return min(low, 0.0), max(high, 0.0)
     ticks = game.max_ticks
     worth = float(ticks) if discount == 1 else (1 - discount**ticks) / (1 - discount)
     return min(low, low * worth), max(high, high * worth)

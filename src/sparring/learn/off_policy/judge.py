@@ -19,7 +19,8 @@ from sparring.learn.off_policy.estimators import (
 )
 from sparring.learn.off_policy.fitting import FitConfig, at_its_best, behaviour_logp, fitted_q
 from sparring.learn.off_policy.records import Records
-from sparring.learn.off_policy.world import World, played, world_of
+from sparring.learn.off_policy.worlds import world_of
+from sparring.learn.off_policy.worlds.protocol import World
 from sparring.wire.chunk import Array
 
 FEW = 10.0  # effective episodes below which an estimate by importance is little more than a guess
@@ -83,8 +84,8 @@ def judge(
     advised = "dr"
     world = world or world_of(records, game, seed, config.world)
     if world is not None:
-        note = f"explains {world.explained:.1%} of unseen steps, {world.ends:.0%} of ends"
-        found.append(replace(tried(played(world, records, forward, game, discount, rng), rng), note=note))
+        returns = world.played(records, forward, game, discount, rng)
+        found.append(replace(tried(returns, rng), note=world.note))
         advised = "world" if world.trusted else advised
     return Judgement(records.episodes, records.steps, discount, _behaviour(known), tuple(found), advised, lacking)
 

@@ -42,6 +42,13 @@ class Records:
         """The row of each episode's first step."""
         return self.start[:-1]
 
+    @property
+    def pays_once(self) -> bool:
+        """Whether nobody ever earned anything before the last step of an episode."""
+        early = np.ones(self.steps, bool)
+        early[self.start[1:] - 1] = False
+        return not self.reward[early].any()
+
     def following(self) -> Array:
         """The row of what is seen after each step, in the steps' rows with the final views behind them."""
         after = np.arange(1, self.steps + 1)

@@ -1,4 +1,4 @@
-"""A game learned from its records, in which a model can be tried without anybody playing (Paduraru 2013, §4).
+"""A game of numbers learned from its records: how they change, what it pays, and when it ends.
 
 For games whose views are numbers and whose actions are choices, all of them legal at all times. Each of several
 learners foretells, from what is seen and done, how every number changes, the reward and whether the game ends: a
@@ -20,6 +20,7 @@ from sparring.learn.adam import Adam
 from sparring.learn.forward import Forward
 from sparring.learn.networks import Network
 from sparring.learn.off_policy.records import Records
+from sparring.learn.off_policy.worlds.protocol import WorldConfig
 from sparring.learn.policies import masked
 from sparring.learn.torch_state import tensor
 from sparring.wire.chunk import Array
@@ -31,17 +32,6 @@ RIDGE = 1e-6  # per step, in units of the views' spread
 WELL, WELL_ENDS = 0.95, 0.5  # of steps that were left out, so much has to be explained before a world is trusted
 SMALL = 1e-5  # in units of a number's spread: what differs by less is the same
 BEYOND = 0.1  # of a number's range: so far outside it nothing is known
-
-
-@dataclass(frozen=True, slots=True)
-class WorldConfig:
-    """How long and how wide the fits are."""
-
-    learners: int = 3
-    updates: int = 4000  # of each
-    batch_steps: int = 256
-    learning_rate: float = 2e-3
-    hidden_units: tuple[int, ...] = (64, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class NumberWorld:
     """Learners of the game, and how much of what they had not seen they explain: 1 is all of it."""
 
     frame: Frame
@@ -94,38 +84,37 @@ class World:
         """Whether models are to be ranked by it. Errors in numbers add up with every step, those in ends do not."""
         return self.explained >= WELL and self.ends >= WELL_ENDS
 
+    @property
+    def note(self) -> str:
+        return f"explains {self.explained:.1%} of unseen steps, {self.ends:.0%} of ends"
 
-def world_of(records: Records, game: GameSpec, seed: int, config: WorldConfig | None = None) -> World | None:
+    def played(self, records: Records, forward: Forward, game: GameSpec, discount: float, rng: Generator) -> Array:
+        """See World. Chances of an end are multiplied, not drawn. Where no number was ever as large, or as small,
+        nothing is known: from there on the game pays the least that it can."""
+        first = rng.choice(records.first, min(TRIALS, records.episodes), replace=False)
+        start = _numbers(records.observation, game)[first]
+        return np.stack([_returns(self.frame, one, start, forward, game, discount) for one in self.learners])
+
+
+def number_world(records: Records, game: GameSpec, seed: int, config: WorldConfig) -> NumberWorld | None:
     """The game as the records show it; None where its views, actions or number of episodes are not of that kind."""
-    settings = config or WorldConfig()
     leaves = game.seats[0].observation
     plain = all(leaf.kind == "vector" for leaf in leaves) and records.legal is None
-    if not plain or game.seats[0].action.kind != "discrete" or records.episodes < 2 * settings.learners:
+    if not plain or game.seats[0].action.kind != "discrete" or records.episodes < 2 * config.learners:
         return None
     steps, choices = _steps(records, game), game.seats[0].action.choices[0]
     frame = _frame(steps, choices)
     learners, misses, usual = [], [], []
-    for fold in range(settings.learners):
-        own = steps.episode % settings.learners != fold
-        learner = _learned(steps, np.flatnonzero(own), frame, choices, (seed, fold), settings)
+    for fold in range(config.learners):
+        own = steps.episode % config.learners != fold
+        learner = _learned(steps, np.flatnonzero(own), frame, choices, (seed, fold), config)
         learners.append(learner)
         missed, most = _missed(learner, steps, np.flatnonzero(~own), frame)
         misses.append(missed)
         usual.append(most)
     least = np.square(SMALL * np.append(frame.spread, (1.0, 1.0)))
     shares = 1 - np.mean(misses, axis=0) / np.maximum(np.mean(usual, axis=0), least)
-    return World(frame, tuple(learners), float(shares[:-1].min()), float(shares[-1]))
-
-
-def played(world: World, records: Records, forward: Forward, game: GameSpec, discount: float, rng: Generator) -> Array:
-    """Discounted returns [learners, games] of the model at its best, from views with which recorded games began.
-
-    Chances of an end are multiplied, not drawn. Where no number was ever as large, or as small, nothing is known: from
-    there on the game pays the least that it can.
-    """
-    first = rng.choice(records.first, min(TRIALS, records.episodes), replace=False)
-    start = _numbers(records.observation, game)[first]
-    return np.stack([_returns(world.frame, one, start, forward, game, discount) for one in world.learners])
+    return NumberWorld(frame, tuple(learners), float(shares[:-1].min()), float(shares[-1]))
 
 
 def _returns(frame: Frame, learner: Forward, start: Array, forward: Forward, game: GameSpec, discount: float) -> Array:
