@@ -70,7 +70,7 @@ class Cloud:
         try:
             yield process
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, log.read_text()[-3000:]
+            assert process.wait(120) == 0, log.read_text()[-3000:]
         finally:
             if process.poll() is None:
                 for one in psutil.Process(process.pid).children(recursive=True):  # Spark's driver is a JVM
