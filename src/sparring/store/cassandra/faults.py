@@ -56,7 +56,7 @@ def failed(error: Exception, where: str, *, given: bool = False) -> SparringErro
             do="Try again; if it stays, see which nodes are down. Sending a chunk twice is harmless",
         )
     if given and isinstance(error, InvalidRequest):
-        do = "Raise that limit in cassandra.yaml, or send smaller chunks"
+        do = "Mend the limit or the index that it names, or send smaller chunks"
         return StoreRefused(f"Cassandra will not take it ({_short(error)})", where=where, do=do)
     return StoreFailed(f"Cassandra refused ({_short(error)})", where=where, do="Report this with the text above")
 
