@@ -94,6 +94,8 @@ def test_ten_thousand_mutated_messages_neither_end_the_service_nor_hold_it_up(se
         place = rng.randrange(len(said))
         said[place] = mutated(said[place], rng)
         if rng.random() < 0.1:
+            said = [mutated(frames.together([bytes(codec.encode(head)[0])] * rng.randint(2, 9)), rng)]
+        elif rng.random() < 0.1:
             said = [rng.randbytes(rng.randrange(40)) for _ in range(rng.randint(1, 4))]
         line.send_multipart(said)
         if number % 50 == 0:  # as fast as they are read, so that none is dropped on the way

@@ -43,8 +43,9 @@ class Worker(Verbs):
         return self.id
 
     @register(response=False)
-    def work(self, number):
-        time.sleep(0.2)
+    def work(self, number, gate=""):
+        if gate:
+            self.until(gate)
         self.done.append(number)
 
     @register(batch=8, wait_ms=50)

@@ -1,20 +1,33 @@
 """The same calls for programs that live in an event loop: many under way on one socket to each instance."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
 import zmq
+from zmq.backend import zmq_poll
 
 from sparring.errors import SparringError, WireError
 from sparring.services.failure import late, lost
-from sparring.services.frames import VERSION, Codec, Head, number_of
+from sparring.services.frames import (
+    MOST_TOGETHER,
+    VERSION,
+    Codec,
+    Head,
+    apart,
+    are_several,
+    is_small,
+    number_of,
+    together,
+)
 from sparring.services.handover import Peer
-from sparring.services.lines import AT_ONCE, EVENTS, LOOK_S, READABLE, House, plain_send
+from sparring.services.lines import AT_ONCE, LOOK_S, READABLE, House, plain_send
 from sparring.services.routes import Target
 
 MAX_UNDER_WAY = 512  # calls on one line; who comes later waits for the answer of another
 MAX_AT_ONCE = 64  # answers read before others in the loop have their turn
+MANY, GROUPS = 16, 2  # with so many calls under way they travel together, in so many groups at least
 
 
 class LoopLines:
@@ -65,7 +78,10 @@ class LoopLine:
         self._timer: asyncio.TimerHandle | None = None
         self._next_look = 0.0
         self._reading = self._closed = False
+        self._many = False  # more than one answer was there at once: so there will be calls to send together
+        self._leaving: list[bytes] = []
         self._socket = house.connect(target)
+        self._readable = [(self._socket, READABLE)]
         self._handle = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._handle, self._read)
         self._send = plain_send(self._socket)
@@ -86,17 +102,19 @@ class LoopLine:
         """The answer to come; Late or Lost where there is none."""
         self._number = number = self._number + 1
         said = self._codec.encode(Head(VERSION, kind, number, verb, seconds, body), self._arena, self._name)
-        if len(said) == 1:
-            self._send(said[0], AT_ONCE)
-        else:
-            self._socket.send_multipart(said, AT_ONCE, copy=False)
         answer = self._loop.create_future()
         until = time.monotonic() + seconds  # a loop's clock is the monotonic one too
         self._waiting[number] = (answer, until, verb)
+        if self._many and len(self._waiting) >= MANY and is_small(said):
+            self._leave_soon(said[0])
+        elif len(said) == 1:
+            self._send(said[0], AT_ONCE)
+        else:
+            self._socket.send_multipart(said, AT_ONCE, copy=False)
         if until < self._next_look or self._timer is None:
             self._look_at(until)
-        if not self._reading:  # ZeroMQ's descriptor tells of changes only, and sending may have taken note of one
-            self._read_soon()
+        if not self._reading and not self._leaving:
+            self._read_soon()  # ZeroMQ's descriptor tells of changes only, and sending may have taken note of one
         return answer
 
     def close(self) -> None:
@@ -108,11 +126,27 @@ class LoopLine:
         for number in list(self._waiting):
             self._fail(number, lost(self._target.instance.id, self._target.instance.service, self._waiting[number][2]))
 
+    def _leave_soon(self, head: bytes) -> None:
+        """Send it with those of the other callers that were answered together; of all that are under way a few only,
+        so that there is always something to do on both sides."""
+        self._leaving.append(head)
+        if len(self._leaving) == 1:
+            self._loop.call_soon(self._leave)
+        elif len(self._leaving) >= min(MOST_TOGETHER, len(self._waiting) // GROUPS):
+            self._leave()
+
+    def _leave(self) -> None:
+        heads, self._leaving = self._leaving, []
+        if heads and not self._closed:
+            self._send(together(heads), AT_ONCE)
+            self._read()
+
     def _read(self) -> None:
         self._reading = False
-        events, recv = self._socket.getsockopt, self._socket.recv
+        waiting = len(self._waiting)
+        recv = self._socket.recv
         for _ in range(MAX_AT_ONCE):
-            if self._closed or not int(events(EVENTS)) & READABLE:
+            if self._closed or not zmq_poll(self._readable, 0):
                 break
             frame = recv(AT_ONCE, copy=False)
             heard: list[Any] = [frame.bytes]
@@ -122,6 +156,8 @@ class LoopLine:
             self._hear(heard)
         else:
             self._read_soon()
+        if (answered := waiting - len(self._waiting)) > 0:
+            self._many = answered > 1
         if self._room is not None:
             self._house.arena.short = False  # who waits tries again
             self._room.set_result(None)
@@ -133,10 +169,22 @@ class LoopLine:
 
     def _hear(self, heard: list[Any]) -> None:
         try:
-            answer = self._codec.decode(heard, self._mapped)
+            if are_several(heard[0]):
+                answers = self._codec.decode_several(heard[0], self._mapped)
+            else:
+                answers = [self._codec.decode(heard, self._mapped)]
         except WireError as error:
-            self._fail(number_of(heard[0]) or 0, error)
+            if not are_several(heard[0]):
+                self._fail(number_of(heard[0]) or 0, error)
+                return
+            with contextlib.suppress(WireError):
+                for one in apart(heard[0]):
+                    self._hear([one])
             return
+        for answer in answers:
+            self._answered(answer)
+
+    def _answered(self, answer: Head) -> None:
         waiting = self._waiting.pop(answer.id, None)
         if waiting is not None and not waiting[0].done():  # its caller may have been cancelled
             waiting[0].set_result(answer)

@@ -6,6 +6,8 @@
 A smaller array stands in the head itself, since a frame costs more than a copy of it. One of 64 kB or more that lies in
 shared memory (arena.py) has no frame either: its place says where.
 
+Small messages to the same place may travel together, as one frame: a mark, how many, and their heads (`together`).
+
 The body is plain data (dicts with text keys, lists, tuples as lists, numbers, text, bytes, None) in which an array
 stands as its dtype, shape and place. Nothing is pickled; what is too large, too many or of another version is refused.
 """
@@ -22,12 +24,16 @@ from sparring.errors import WireError
 from sparring.services.arena import LARGE_BYTES, Arena, Mapped
 from sparring.wire.chunk import DTYPES
 
-VERSION = 1
+VERSION = 2
 CALL, TASK, ANSWER, ACCEPTED, ERROR = range(5)  # kinds of message
 MAX_HEAD_BYTES = 4 << 20
 MAX_ARRAYS = 4096
 MAX_BYTES = 1 << 30  # of one message's arrays
 INLINE_BYTES = 4096  # arrays up to this stand in the head
+MOST_TOGETHER = 64  # messages in one frame
+SMALL_BYTES = 8192  # of a head that may travel with others
+_TOGETHER = 0xC1  # a byte that begins nothing in msgpack
+_MOST_BYTES = 4 + MOST_TOGETHER * SMALL_BYTES
 _ARRAY, _SHARED, KEPT = 1, 2, 3
 _FIRST_INLINE = 32  # then one code for each dtype
 _INLINE = {_FIRST_INLINE + place: np.dtype(name) for place, name in enumerate((*DTYPES, "bool"))}
@@ -77,6 +83,7 @@ class Codec:
         self._mapped: Mapping[int, Mapped] = {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._put)
         self._decoder = msgspec.msgpack.Decoder(Head, ext_hook=self._take)
+        self._several = msgspec.msgpack.Decoder(list[Head], ext_hook=self._take)
 
     def encode(self, head: Head, arena: Arena | None = None, to: bytes = b"") -> list[Any]:
         """The frames of a message; arrays are not copied where their memory is in order, except small ones into the
@@ -116,6 +123,22 @@ class Codec:
             )
         return head
 
+    def decode_several(self, first: bytes, mapped: Mapping[int, Mapped] | None = None) -> list[Head]:
+        """The messages in a frame for which `are_several` holds. WireError where one of them is none of ours."""
+        if len(first) > _MOST_BYTES:
+            raise _broken(f"{len(first)} bytes of several heads")
+        if mapped is not None:
+            self._mapped = mapped
+        try:
+            heads = self._several.decode(memoryview(first)[1:])
+        except _NOT_OURS as error:
+            raise _broken(str(error)) from None
+        finally:
+            self._mapped = _NOTHING
+        if any(head.version != VERSION for head in heads):
+            raise _broken("a message of another version travels in it")
+        return heads
+
     def _put(self, value: Any) -> Any:
         if value.__class__ is not np.ndarray:
             return self._put_other(value)
@@ -147,12 +170,9 @@ class Codec:
     def _take(self, code: int, data: memoryview) -> Any:
         dtype = _INLINE.get(code)
         if dtype is not None:
-            rank = data[0]
-            _, *shape = _SHAPES[rank].unpack_from(data)
-            # A copy: of so few bytes it costs less than an array that is not aligned.
-            array = np.empty(shape, dtype) if 0 in shape else np.ndarray(shape, dtype, data, 1 + 8 * rank).copy()
-            array.setflags(write=False)  # as of every array that comes, however it does
-            return array
+            # Bytes of its own: to copy so few costs less than an array that is not aligned, and nobody can change them.
+            rank, (_, *shape) = data[0], _SHAPES[data[0]].unpack_from(data)
+            return np.ndarray(shape, dtype, bytes(data[1 + 8 * rank :]))
         if code == _SHARED:
             held = _read_held.decode(data)
             mapped = self._mapped[held.arena]
@@ -177,6 +197,8 @@ _NOT_OURS = (
 _places = msgspec.msgpack.Encoder()
 _read_place = msgspec.msgpack.Decoder(_Place)
 _read_held = msgspec.msgpack.Decoder(_Held)
+_read_heads = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_SEVERAL = bytes((_TOGETHER,))
 _of_thread = threading.local()
 
 
@@ -186,6 +208,31 @@ def codec() -> Codec:
     if found is None:
         found = _of_thread.codec = Codec()
     return found
+
+
+def is_small(frames: Sequence[Any]) -> bool:
+    """Whether a message may travel with others."""
+    return len(frames) == 1 and len(frames[0]) <= SMALL_BYTES
+
+
+def together(heads: Sequence[bytes]) -> bytes:
+    """One frame that holds these heads, of MOST_TOGETHER messages without frames of their own at most."""
+    return heads[0] if len(heads) == 1 else bytes((_TOGETHER, 0xDC, 0, len(heads))) + b"".join(heads)
+
+
+def are_several(first: bytes) -> bool:
+    """Whether a frame was made by `together` of more than one."""
+    return first[:1] == _SEVERAL
+
+
+def apart(first: bytes) -> list[bytes]:
+    """The heads in a frame of several; WireError where that cannot be told."""
+    if len(first) > _MOST_BYTES:
+        raise _broken(f"{len(first)} bytes of several heads")
+    try:
+        return [bytes(one) for one in _read_heads.decode(memoryview(first)[1:])]
+    except _NOT_OURS as error:
+        raise _broken(str(error)) from None
 
 
 class _Envelope(msgspec.Struct, array_like=True):

@@ -3,8 +3,8 @@
     callers ──► inbox ─► (batch) ─► worker: one thing at a time ─► outbox ──► callers
 
 Two threads. The first reads, answers, queues and gathers batches, so that a caller of a task is answered at once
-whatever is being worked on. The second works. What is quick (see QUICK_S) and finds nobody at work is done by the first
-thread itself: handing over would cost more than the work.
+whatever is being worked on. The second works. What is quick (see waiting.py) and finds nobody at work is done by the
+first thread itself: handing over would cost more than the work.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import select
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import zmq
@@ -25,47 +24,32 @@ from sparring.services.batching import joined, parted, shape_of
 from sparring.services.discovery import Discovery, Instance
 from sparring.services.failure import Busy as Busy
 from sparring.services.failure import Leaving, story_of, told_of
-from sparring.services.frames import ACCEPTED, ANSWER, CALL, ERROR, TASK, Codec, Head, number_of
+from sparring.services.frames import (
+    ACCEPTED,
+    ANSWER,
+    CALL,
+    ERROR,
+    MOST_TOGETHER,
+    TASK,
+    Codec,
+    Head,
+    apart,
+    are_several,
+    is_small,
+    number_of,
+    together,
+)
 from sparring.services.handover import NAME_BYTES, Peer, Reception
 from sparring.services.handover import beside as beside
 from sparring.services.lines import AT_ONCE, EVENTS, MORE, READABLE, plain_send
-from sparring.services.register import HOW_BUSY, Verb, service_name, verbs_of
+from sparring.services.register import HOW_BUSY, service_name, verbs_of
 from sparring.services.routes import FRESH_S
+from sparring.services.waiting import QUICK_CALLS, QUICK_S, Asked, Line
 
-QUICK_S = 0.0005  # a verb that took no longer in each of its last calls is done without handing over
-QUICK_CALLS = 4
+TOGETHER_S = 0.0002  # an answer waits no longer for that of another call that came with it, and for its end
 MAX_ANSWERS = 8192  # to one caller that does not read them; more are dropped
 DRAIN_S, STOP_S = 1.0, 1.0  # for what waits when it is closed, then for what is at work
 LINGER_MS = 200  # for answers on their way
-
-
-@dataclass(slots=True)
-class _Asked:
-    """One caller's request."""
-
-    caller: bytes  # b"": nobody waits for an answer
-    id: int
-    until: float  # when nobody waits for it any more
-    args: Any
-    named: Any
-
-
-@dataclass(slots=True)
-class _Line:
-    """Those who wait for one verb."""
-
-    verb: Verb
-    method: Any
-    alone: bool  # it answers one caller at a time
-    waiting: int = 0  # queued or gathered, not yet begun
-    gathered: list[_Asked] = field(default_factory=list)
-    due: float = 0.0  # when what is gathered must be worked on
-    quick: int = 0  # calls in a row that were
-    at_once: bool = False  # it is quick, and serves one caller at a time
-
-    def took(self, seconds: float) -> None:
-        self.quick = self.quick + 1 if seconds < QUICK_S else 0
-        self.at_once = self.alone and self.quick >= QUICK_CALLS
 
 
 class Server:
@@ -75,13 +59,13 @@ class Server:
         self._discovery = discovery
         self.name, self.id = name or service_name(instance), id or os.urandom(4).hex()
         self._lines = {
-            name: _Line(verb, getattr(instance, name), verb.response and verb.batch == 1)
+            name: Line(verb, getattr(instance, name), verb.response and verb.batch == 1)
             for name, verb in verbs_of(instance).items()
         }
         if not self._lines:
             raise WireError("it has no verb", where=self.name, do="Decorate a method with @register()")
         self._context = zmq.Context()
-        self._work: deque[tuple[_Line, list[_Asked]]] = deque()  # bounded by each verb's queue
+        self._work: deque[tuple[Line, list[Asked]]] = deque()  # bounded by each verb's queue
         self._something = threading.Condition()
         self._working = False
         self._due: float | None = None  # when the first of what is gathered must be worked on
@@ -179,6 +163,8 @@ class Server:
                 said.append(first.buffer)
             if caller in self._wakers:
                 self._tell()
+            elif are_several(said[0]):
+                self._take_several(codec, caller, said[0])
             else:
                 self._take(codec, caller, said)
         self._send_away(codec)
@@ -192,39 +178,67 @@ class Server:
         return False
 
     def _take(self, codec: Codec, caller: bytes, said: list[Any]) -> None:
-        name = caller[:NAME_BYTES]
-        mapped = self._peers.get(name)
+        mapped = self._peers.get(caller[:NAME_BYTES])
         try:
             head = codec.decode(said, mapped)
-            args, named = head.body
-        except (WireError, TypeError, ValueError) as error:
+        except WireError as error:
             number = number_of(said[0])
             if number is not None:
-                self._fail(codec, _Asked(caller, number, 0.0, (), {}), error)
+                self._fail(codec, Asked(caller, number, 0.0, (), {}), error)
                 self._tell()
             return
-        line = self._lines.get(head.verb)
-        self._heard_s = begun = time.monotonic()
-        if line is None or not line.at_once or head.kind != CALL or self._work or self._working or self._leaving:
-            self._enter(codec, line, head, _Asked(caller, head.id, begun + head.seconds, args, named))
+        answered = self._begin(codec, caller, head, mapped is not None)
+        if answered is None:
             self._tell()
-            return
-        try:
-            answer = Head(frames.VERSION, ANSWER, head.id, "", 0.0, line.method(*args, **named))
-            answered = codec.encode(answer, None if mapped is None else self._arena, name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is told to who asked)
-            self._fail(codec, _Asked(caller, head.id, 0.0, args, named), error)
-            self._tell()
-            return
-        if len(answered) == 1:
+        elif len(answered) == 1:
             self._plain_send(caller, MORE | AT_ONCE)
             self._plain_send(answered[0], AT_ONCE)
         else:
             self._send(caller, answered)
+
+    def _take_several(self, codec: Codec, caller: bytes, first: bytes) -> None:
+        """Calls that came together are answered together, as far as that holds nobody up."""
+        mapped = self._peers.get(caller[:NAME_BYTES])
+        try:
+            heads = codec.decode_several(first, mapped)
+        except WireError:  # the others are sound, perhaps
+            with contextlib.suppress(WireError):
+                for one in apart(first):
+                    self._take(codec, caller, [one])
+            return
+        due = time.monotonic() + TOGETHER_S
+        for head in heads:
+            answered = self._begin(codec, caller, head, mapped is not None)
+            if answered is not None:
+                self._out.append((caller, answered))
+            if self._heard_s > due:
+                self._tell()
+                due = self._heard_s + TOGETHER_S
+        self._tell()
+
+    def _begin(self, codec: Codec, caller: bytes, head: Head, beside: bool) -> list[Any] | None:
+        """The answer of what is done at once. None where it waits, or where the answer is among those to be sent."""
+        line = self._lines.get(head.verb)
+        self._heard_s = begun = time.monotonic()
+        try:
+            args, named = head.body
+        except (TypeError, ValueError) as error:
+            self._fail(codec, Asked(caller, head.id, 0.0, (), {}), error)
+            return None
+        if line is None or not line.at_once or head.kind != CALL or self._work or self._working or self._leaving:
+            self._enter(codec, line, head, Asked(caller, head.id, begun + head.seconds, args, named))
+            return None
+        try:
+            answer = Head(frames.VERSION, ANSWER, head.id, "", 0.0, line.method(*args, **named))
+            answered = codec.encode(answer, self._arena if beside else None, caller[:NAME_BYTES])
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is told to who asked)
+            self._fail(codec, Asked(caller, head.id, 0.0, args, named), error)
+            return None
         if time.monotonic() - begun > QUICK_S:
             line.took(QUICK_S)
+        return answered
 
-    def _enter(self, codec: Codec, line: _Line | None, head: Head, asked: _Asked) -> None:
+    def _enter(self, codec: Codec, line: Line | None, head: Head, asked: Asked) -> None:
         """What is not done at once waits in its line, or is refused."""
         if head.verb == HOW_BUSY and head.kind == CALL:
             waiting = sum(line.waiting for line in self._lines.values()) + self._working
@@ -251,7 +265,7 @@ class Server:
     def _left(self) -> Leaving:
         return Leaving(f"{self.id} is about to end", where=self.name, do="Ask another one")
 
-    def _gather(self, codec: Codec, line: _Line, asked: _Asked) -> None:
+    def _gather(self, codec: Codec, line: Line, asked: Asked) -> None:
         if not line.gathered:
             line.due = time.monotonic() + line.verb.wait_ms / 1000
             self._due = line.due if self._due is None else min(self._due, line.due)
@@ -267,9 +281,9 @@ class Server:
                 self._release(codec, line)
         self._tell()
 
-    def _release(self, codec: Codec, line: _Line) -> None:
+    def _release(self, codec: Codec, line: Line) -> None:
         """What was gathered goes to work; callers whose arrays cannot be stacked go in groups."""
-        groups: dict[Any, list[_Asked]] = {}
+        groups: dict[Any, list[Asked]] = {}
         for asked in line.gathered:
             groups.setdefault(shape_of((asked.args, asked.named)), []).append(asked)
         line.waiting -= len(line.gathered)
@@ -281,15 +295,23 @@ class Server:
             else:
                 self._hand_over(line, group)
 
-    def _hand_over(self, line: _Line, group: list[_Asked]) -> None:
+    def _hand_over(self, line: Line, group: list[Asked]) -> None:
         with self._something:
             line.waiting += len(group)
             self._work.append((line, group))
             self._something.notify_all()
 
     def _tell(self) -> None:
-        while self._out:
-            self._send(*self._out.popleft())
+        """Send the answers that are out; small ones to the same caller that follow one another go together."""
+        out = self._out
+        while out:
+            caller, said = out.popleft()
+            if is_small(said):
+                heads = said
+                while out and len(heads) < MOST_TOGETHER and out[0][0] == caller and is_small(out[0][1]):
+                    heads += out.popleft()[1]
+                said = [together(heads)]
+            self._send(caller, said)
 
     def _send(self, caller: bytes, said: list[Any]) -> None:
         send, last = self._inbox.send, len(said) - 1
@@ -328,7 +350,7 @@ class Server:
 
     # Either.
 
-    def _do(self, codec: Codec, line: _Line, group: list[_Asked]) -> None:
+    def _do(self, codec: Codec, line: Line, group: list[Asked]) -> None:
         """Work, and put the answers out."""
         begun = time.monotonic()
         group = [asked for asked in group if asked.until > begun or not asked.caller]
@@ -348,7 +370,7 @@ class Server:
         for asked, result in zip(group, results, strict=True):
             self._answer(codec, asked, ANSWER, result)
 
-    def _answer(self, codec: Codec, asked: _Asked, kind: int, body: Any) -> None:
+    def _answer(self, codec: Codec, asked: Asked, kind: int, body: Any) -> None:
         if asked.caller:
             name = asked.caller[:NAME_BYTES]
             arena = self._arena if name in self._peers else None
@@ -359,7 +381,7 @@ class Server:
                 return
             self._out.append((asked.caller, said))
 
-    def _fail(self, codec: Codec, asked: _Asked, error: BaseException) -> None:
+    def _fail(self, codec: Codec, asked: Asked, error: BaseException) -> None:
         if not asked.caller:
             self.failures.append(story_of(error))
             return
