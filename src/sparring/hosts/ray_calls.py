@@ -50,13 +50,16 @@ class RayShared:
 class RayPending:
     """An answer under way."""
 
-    __slots__ = ("_callee", "_verb", "ref")
+    __slots__ = ("_callee", "_over", "_verb", "ref")
 
     def __init__(self, callee: Callee, verb: str, ref: Any) -> None:
         self._callee, self._verb, self.ref = callee, verb, ref
+        self._over = False
 
     def done(self) -> bool:
-        return bool(ray.wait([self.ref], timeout=0)[0])
+        if not self._over:  # Ray takes its time to say so, and a learner asks often
+            self._over = bool(ray.wait([self.ref], timeout=0)[0])
+        return self._over
 
     def result(self, seconds: float | None = None) -> Any:
         patience = DEADLINE_S if seconds is None else seconds
