@@ -96,3 +96,9 @@ def test_our_own_sentence_is_found_in_what_spark_says() -> None:
     strange = failure(RuntimeError("the master went away.\n at …"))
     assert type(strange) is SparringError
     assert strange.wrong == "the master went away"
+    planning = (
+        "Failed to plan: Traceback (most recent call last):\n  File …\n    run()\nModuleNotFoundError: No module\n at …"
+    )
+    assert failure(RuntimeError(planning)).wrong == "ModuleNotFoundError: No module"
+    slow = failure(RuntimeError("Python worker failed to connect back.\n at …"))
+    assert isinstance(slow, Unreachable)  # too much to do: tried again

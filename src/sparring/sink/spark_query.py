@@ -23,7 +23,10 @@ from sparring.sink.spark_work import RESULT, Settings, keep_partition, merged
 from sparring.store.protocol import Ledger
 
 _OURS = re.compile(r"sparring\.errors\.(\w+): ([^\n]+)")
+_SLOW = "Python worker failed to connect back"  # within Spark's ten seconds: a machine that has too much to do
+_TRACEBACK = "Traceback (most recent call last):"
 LOOPBACK = ("127.0.0.1", "localhost")
+PACKAGE = str(Path(__file__).parents[2])  # a folder, or the zip that spark-submit was given
 
 
 @dataclass(slots=True)
@@ -55,6 +58,9 @@ def session(master: str, conf: dict[str, str]) -> SparkSession:
     for key, value in {**_defaults(master), **conf}.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
+    # Spark asks the source for its plan in a Python beside the driver that knows nothing of spark-submit's --py-files:
+    # it is told where this very package lies. On a worker without that folder, --py-files or its own Python has it.
+    made.sparkContext.environment.setdefault("PYTHONPATH", PACKAGE)
     made.sparkContext.setLogLevel("ERROR")
     return made
 
@@ -113,11 +119,10 @@ def _defaults(master: str) -> dict[str, str]:
         "spark.task.maxFailures": "4",
     }
     if _near(master):
-        package = str(Path(__file__).parents[2])
         conf |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.executorEnv.PYTHONPATH": package,
+            "spark.executorEnv.PYTHONPATH": PACKAGE,
         }
     return conf
 
@@ -127,10 +132,12 @@ def failure(error: BaseException) -> SparringError:
     text = str(error)
     found = _OURS.findall(text)
     if not found:
-        first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-        return SparringError(
-            first[:500].rstrip("."), where="the Spark query", do="See its page and the executors' logs"
-        )
-    kind, sentence = found[-1]
-    passing = Unreachable if kind in ("Unreachable", "StoreFailed", "StoreRefused") else SparringError
+        # Of a Python traceback what it ends with: the first line that is not indented.
+        last = [line for line in text.rpartition(_TRACEBACK)[2].splitlines() if line[:1].strip()]
+        lines = last if _TRACEBACK in text else text.splitlines()
+        first = next((line.strip() for line in lines if line.strip()), type(error).__name__)
+        kind = Unreachable if _SLOW in text else SparringError
+        return kind(first[:500].rstrip("."), where="the Spark query", do="See its page and the executors' logs")
+    name, sentence = found[-1]
+    passing = Unreachable if name in ("Unreachable", "StoreFailed", "StoreRefused") else SparringError
     return passing(sentence.rstrip(". "), where="on Spark", do="Nothing is lost meanwhile")
