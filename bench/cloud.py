@@ -307,7 +307,10 @@ def cases_of(way: str, got: Measured) -> list[dict[str, Any]]:
             p99_s=round(p99, 3),
         ),
     ]
-    spans = {"a batch, judged and stored": got.batches_ms, "a batch with Spark's planning and logs": got.triggers_ms}
+    spans = {
+        "a batch at the modest load, judged and stored": got.batches_ms,
+        "… with Spark's planning and logs": got.triggers_ms,
+    }
     for what, taken_ms in spans.items():
         if taken_ms:
             peers = {"first such system, published": PUBLISHED["batch_ms"]}
