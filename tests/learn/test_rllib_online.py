@@ -2,12 +2,16 @@
 
 import json
 import os
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pytest
 import torch
 
+from sparring.config import load
 from sparring.learn.evaluate import evaluate
 from sparring.learn.plan import Wish, plan
 from sparring.learn.run import Run
@@ -90,6 +94,16 @@ def test_a_checkpoint_gives_back_everything_that_was_learned(config, algo):
         other.close()
 
 
+@pytest.mark.parametrize("algo", ["rllib:PPO", "rllib:DQN", "rllib:APPO", "rllib:IMPALA"])
+def test_two_actors_in_processes_of_their_own_play_for_one_learner(config, algo):
+    words = {"rllib:DQN": ("num_steps_sampled_before_learning_starts=200", "training_intensity=0.0")}
+    small = words.get(algo, ("train_batch_size_per_learner=256",))
+    result = train(Wish("cartpole", algo, settings=small, steps=1_500, envs=4, actors=2), Orders(), config, silent)
+    assert result.updates > 0
+    assert result.env_steps >= 1_500
+    assert result.published.evaluation.mean > 8
+
+
 @pytest.mark.parametrize("game", ["connect-four", "duel"])
 def test_one_seat_is_learned_among_scripts_past_selves_and_itself(config, game):
     words = ("train_batch_size_per_learner=256", "minibatch_size=128", "num_epochs=1", "hidden_units=[32]")
@@ -111,3 +125,21 @@ def test_nothing_is_left_in_the_home_folder(config):
     wiring.turn()
     wiring.close()
     assert "ray_results" in before or "ray_results" not in os.listdir(Path.home())
+
+
+@pytest.mark.servers
+def test_what_was_learned_goes_to_a_bucket_and_is_played_from_there(s3_server, local_credentials, tmp_path):
+    client = boto3.session.Session().client("s3", endpoint_url=s3_server.endpoint)
+    with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+        client.create_bucket(Bucket="rllib")
+    client.close()
+    url = s3_server.url("rllib", f"test/{uuid.uuid4().hex}")
+    config = load(None, (f"data={tmp_path}", f"registry.url={url}", "registry.gate_episodes=10"))
+    words = ("train_batch_size_per_learner=512", "minibatch_size=256", "num_epochs=2")
+    result = train(Wish("cartpole", "rllib:PPO", steps=512, settings=words), Orders(), config, silent)
+    with open_registry(config.registry_url) as registry:
+        model = registry.fetch(result.published.model)
+        assert [listed.card.id for listed in registry.models(model.card.game)] == [result.published.model]
+    assert set(model.files) == {"weights.safetensors", "model.onnx"}
+    played = evaluate("cartpole", model, episodes=10, seed=0)
+    assert played.mean == pytest.approx(result.published.evaluation.mean)

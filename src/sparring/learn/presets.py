@@ -265,10 +265,13 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         steps=400_000, settings={"lr": 1e-3, "train_batch_size_per_learner": 512, "vf_coeff": 0.1}
     ),
     ("cartpole", "rllib:DQN"): Preset(
-        steps=60_000,
+        steps=40_000,
         settings={
             "lr": 1e-3,
+            "gamma": 0.98,
             "n_step": 3,
+            "dueling": False,
+            "td_error_loss_fn": "mse",  # returns are of the order of 50: by RLlib's Huber of 1 a fall hardly counts
             "target_network_update_freq": 500,
             "epsilon_last": 0.02,
             "epsilon_steps": 5_000,

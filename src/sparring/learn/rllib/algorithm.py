@@ -94,7 +94,7 @@ def settings_type(offer: Offer) -> type:
         ("hidden_units", tuple[int, ...], (256, 256) if soft else (64, 64)),
         ("activation", Activation, "relu" if soft else "tanh"),
         ("image_layers", tuple[str, ...], ()),
-        ("grad_clip", float, 0.0),  # 0: none
+        ("grad_clip", float, float(default_config(offer).grad_clip or 0.0)),  # 0: none
     ]
     if offer.kind == "policy":
         ours.append(("separate_value", bool, offer.name in ("PPO", "MARWIL")))
