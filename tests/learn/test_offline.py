@@ -210,7 +210,7 @@ SENTENCES = [
         "Use `spar train cartpole --algo bc --from store`.",
     ),
     (Wish("cartpole", "bc", "store", settings=("label_smoothing=1.0",)), "[bc]: batch_steps = 256, label_smoothing"),
-    (Wish("cartpole", "cql", "store", settings=("conservatism=-1.0",)), "[cql]: n_steps = 1, batch_steps = 256"),
+    (Wish("cartpole", "cql", "store", settings=("conservatism=-1.0",)), "[cql]: n_steps = 5, batch_steps = 256"),
     (Wish("cartpole", "iql", "store", settings=("expectile=1.0",)), "[iql]: expectile = 1.0"),
     (Wish("cartpole", "iql", "store", settings=("n_steps=0",)), "[iql]: n_steps = 0"),
 ]

@@ -159,7 +159,8 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "learning_rate": 1e-3,
             "anneal_updates": 5000,
             "reward_scale": 0.1,  # returns of 100 become 10
-            "conservatism": 0.05,
+            "conservatism": 0.2,
+            "n_steps": 5,  # the players' own next decisions: with 1 values came too slowly to beat a clone
             "target_every_updates": 100,  # at 25 values chased their own errors, and play became worse with time
         },
     ),
