@@ -15,7 +15,7 @@ from sparring.hosts.worker import Ready
 from sparring.services import frames
 from sparring.services.arena import Arena
 from sparring.services.failure import Busy, Leaving, error_of, gone, late, lost
-from sparring.services.frames import ERROR, Head, codec
+from sparring.services.frames import ERROR, Head, codec, messages_of
 from sparring.services.handover import Peer, introduce
 from sparring.services.server import beside
 
@@ -197,11 +197,12 @@ class Line:
                 said = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            with suppress(WireError):
-                answer = codec().decode([frame.buffer for frame in said], mapped)
-                asked = self._out.pop(answer.id, None)
-                if asked is not None:
-                    self._answered(asked, answer, now, settle)
+            for one in messages_of([frame.buffer for frame in said]):
+                with suppress(WireError):
+                    answer = codec().decode(one, mapped)
+                    asked = self._out.pop(answer.id, None)
+                    if asked is not None:
+                        self._answered(asked, answer, now, settle)
 
     def _answered(self, asked: Asked, answer: Head, now: float, settle: Callable[[Asked], None]) -> None:
         if answer.kind == ERROR:

@@ -1,8 +1,8 @@
 """The same calls for programs that live in an event loop: many under way on one socket to each instance."""
 
 import asyncio
-import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -15,9 +15,9 @@ from sparring.services.frames import (
     VERSION,
     Codec,
     Head,
-    apart,
     are_several,
     is_small,
+    messages_of,
     number_of,
     together,
 )
@@ -167,7 +167,7 @@ class LoopLine:
         self._reading = True
         self._loop.call_soon(self._read)
 
-    def _hear(self, heard: list[Any]) -> None:
+    def _hear(self, heard: Sequence[Any]) -> None:
         try:
             if are_several(heard[0]):
                 answers = self._codec.decode_several(heard[0], self._mapped)
@@ -177,9 +177,8 @@ class LoopLine:
             if not are_several(heard[0]):
                 self._fail(number_of(heard[0]) or 0, error)
                 return
-            with contextlib.suppress(WireError):
-                for one in apart(heard[0]):
-                    self._hear([one])
+            for one in messages_of(heard):
+                self._hear(one)
             return
         for answer in answers:
             self._answered(answer)

@@ -220,12 +220,12 @@ def together(heads: Sequence[bytes]) -> bytes:
     return heads[0] if len(heads) == 1 else bytes((_TOGETHER, 0xDC, 0, len(heads))) + b"".join(heads)
 
 
-def are_several(first: bytes) -> bool:
+def are_several(first: bytes | memoryview) -> bool:
     """Whether a frame was made by `together` of more than one."""
     return first[:1] == _SEVERAL
 
 
-def apart(first: bytes) -> list[bytes]:
+def apart(first: bytes | memoryview) -> list[bytes]:
     """The heads in a frame of several; WireError where that cannot be told."""
     if len(first) > _MOST_BYTES:
         raise _broken(f"{len(first)} bytes of several heads")
@@ -233,6 +233,16 @@ def apart(first: bytes) -> list[bytes]:
         return [bytes(one) for one in _read_heads.decode(memoryview(first)[1:])]
     except _NOT_OURS as error:
         raise _broken(str(error)) from None
+
+
+def messages_of(frames: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    """Each message's own frames, of what came as one; none where that cannot be told."""
+    if not are_several(frames[0]):
+        return (frames,)
+    try:
+        return [(one,) for one in apart(frames[0])]
+    except WireError:
+        return ()
 
 
 class _Envelope(msgspec.Struct, array_like=True):

@@ -13,6 +13,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Self
 
 import zmq
@@ -33,7 +34,6 @@ from sparring.services.frames import (
     TASK,
     Codec,
     Head,
-    apart,
     are_several,
     is_small,
     number_of,
@@ -177,7 +177,7 @@ class Server:
             select.select([int(self._inbox.getsockopt(zmq.FD))], [], [], left)  # ZeroMQ's own waits count milliseconds
         return False
 
-    def _take(self, codec: Codec, caller: bytes, said: list[Any]) -> None:
+    def _take(self, codec: Codec, caller: bytes, said: Sequence[Any]) -> None:
         mapped = self._peers.get(caller[:NAME_BYTES])
         try:
             head = codec.decode(said, mapped)
@@ -202,9 +202,8 @@ class Server:
         try:
             heads = codec.decode_several(first, mapped)
         except WireError:  # the others are sound, perhaps
-            with contextlib.suppress(WireError):
-                for one in apart(first):
-                    self._take(codec, caller, [one])
+            for one in frames.messages_of([first]):
+                self._take(codec, caller, one)
             return
         due = time.monotonic() + TOGETHER_S
         for head in heads:
