@@ -30,9 +30,12 @@ def server(tmp_path_factory):
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Chromium without a window. The root conftest makes a failure of the skip where it is required."""
+    """Chromium without a window. The root conftest makes a failure of the skip where it is required.
+
+    For one file: while it is there an event loop runs in this thread, and a test elsewhere could begin none.
+    """
     path = os.environ.get("SPARRING_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip("no chromium on this machine")
