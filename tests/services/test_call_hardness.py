@@ -4,11 +4,9 @@ import asyncio
 import gc
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -39,13 +37,6 @@ held = [solver.retrieve("Worker", "echo", np.full(1 << 20, n, np.uint8)) for n i
 print("held", flush=True)
 time.sleep(60)
 """
-
-
-@pytest.fixture
-def folder():
-    path = Path(tempfile.mkdtemp(prefix="spar"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

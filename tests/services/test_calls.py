@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,13 +20,6 @@ from sparring.services.server import Busy, Server
 from sparring.services.solver import CallFailed, Late, Lost, Solver
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def folder():
-    path = Path(tempfile.mkdtemp(prefix="spar"))  # short: a socket's path has a limit
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 reached by tcp alone."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -28,13 +26,6 @@ pytestmark = pytest.mark.servers
 HERE = Path(__file__).parent
 PROMISE_S = 3.0
 LIMIT_S = 3 * PROMISE_S  # what a test waits on a loaded machine
-
-
-@pytest.fixture
-def folder():
-    path = Path(tempfile.mkdtemp(prefix="spar"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

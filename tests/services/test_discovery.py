@@ -1,11 +1,8 @@
 """Discovery by URL, and the folder in which a machine's services meet."""
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 from worker_services import Worker
@@ -15,13 +12,6 @@ from sparring.services.discovery import Local, default_folder, open_discovery
 from sparring.services.protocol import Instance
 from sparring.services.server import Server
 from sparring.services.solver import Solver
-
-
-@pytest.fixture
-def folder():
-    path = Path(tempfile.mkdtemp(prefix="spar"))
-    yield path
-    shutil.rmtree(path)
 
 
 def test_a_url_or_the_environment_says_where_services_are_found(folder, monkeypatch):

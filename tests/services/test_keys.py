@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import tracemalloc
@@ -29,13 +28,6 @@ from sparring.services.solver import Late, Solver
 
 NOWHERE = "consul://127.0.0.1:1"  # no agent: an instance listens all the same
 SECRET = "an unlikely secret"
-
-
-@pytest.fixture
-def folder():
-    path = Path(tempfile.mkdtemp(prefix="spar"))
-    yield path
-    shutil.rmtree(path)
 
 
 class Known:

@@ -1,10 +1,7 @@
 """Small messages that travel in one frame: each is answered as if it had come alone."""
 
 import asyncio
-import shutil
-import tempfile
 import threading
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,13 +16,6 @@ from sparring.services.frames import ANSWER, CALL, ERROR, VERSION, Codec, Head, 
 from sparring.services.local import Local
 from sparring.services.server import Server
 from sparring.services.solver import Solver
-
-
-@pytest.fixture
-def folder():
-    path = Path(tempfile.mkdtemp(prefix="spar"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

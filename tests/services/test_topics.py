@@ -1,14 +1,11 @@
 """Topics between real processes."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,13 +30,6 @@ with Subscription("weights/main", Local(Path(sys.argv[1]))) as weights:
         time.sleep(float(sys.argv[3]))
     print(weights.version, torn, flush=True)
 """
-
-
-@pytest.fixture
-def folder():
-    path = Path(tempfile.mkdtemp(prefix="spar"))
-    yield path
-    shutil.rmtree(path)
 
 
 def reader(folder, last, pause):
