@@ -130,8 +130,8 @@ class Shards:
             return None
         parts, answers = self._batches.popleft(), []
         for part in parts:
-            said = self._drawn(part)
-            if said is None:
+            said = _answer(part.asked)
+            if said is None:  # it died, or has begun anew and is empty
                 self._lost(part.shard)
                 return None
             answers.append(said)
@@ -175,7 +175,7 @@ class Shards:
         if self._bytes() <= SNAPSHOT_BYTES:
             both = zip(self._handles, self._standing, strict=True)
             asked = [handle.ask("save") if one["alive"] else None for handle, one in both]
-            states = [None if one is None else _state(one) for one in asked]
+            states = [None if one is None else _answer(one) for one in asked]
         return {"shards": states, "rng": rng_state(self._rng)}
 
     def load(self, state: Tree) -> None:
@@ -241,14 +241,6 @@ class Shards:
         told = {name: said[name] for name in ("generation", "size", "mass", "exponent", "prioritised")}
         self._standing[shard] = told | {"alive": True}
 
-    def _drawn(self, part: _Part) -> dict[str, Any] | None:
-        """What a shard drew; None where it died, or has begun anew and is empty."""
-        try:
-            said: dict[str, Any] | None = part.asked.result(ANSWER_S)
-        except Unreachable:
-            return None
-        return said
-
     def _lost(self, shard: int) -> None:
         """The others are drawn from, and nothing that is under way is waited for. Its successor says what it holds
         when it takes in its first block; until then one at a time is sent, for the gate counts what is under way."""
@@ -299,8 +291,8 @@ def _nothing() -> dict[str, Any]:
     return {"size": 0, "mass": 0.0}
 
 
-def _state(asked: Pending) -> Tree:
-    """A shard's table; None where it died: its successor holds next to nothing, and nobody waits for that."""
+def _answer(asked: Pending) -> Any:
+    """What a shard said; None where it died: its successor holds next to nothing, and nobody waits for that."""
     try:
         return asked.result(ANSWER_S)
     except Unreachable:
