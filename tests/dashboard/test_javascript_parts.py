@@ -15,7 +15,7 @@ from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, vector
 from sparring.learn.forward import Forward
 from sparring.learn.layout import parameters
-from sparring.learn.policies import best, log_softmax, masked, squashed
+from sparring.learn.policies import best, choose, log_softmax, masked, squashed
 from sparring.wire.champion import Champion, for_client
 from sparring.wire.ids import asked_for, is_episode, new_episode, opened_at_ms
 from sparring.wire.network import Dense, Gru, Head, Input, Lstm, NetworkSpec
@@ -132,6 +132,35 @@ def test_a_page_plays_numbers_in_their_own_shape_and_units_and_says_who_chose_th
     (chunk,) = said["chunks"]
     assert chunk["header"]["actor"] == "model:" + "a" * 64
     np.testing.assert_allclose(chunk["columns"]["action"], expected, atol=1e-5)
+
+
+def test_a_page_plays_several_choices_at_once_and_says_how_likely_the_whole_was():
+    action = Leaf(name="action", kind="multi-discrete", shape=(2,), dtype="int32", choices=(3, 4))
+    seat = SeatSpec(name="a", observation=(vector("observation/state", 4),), action=action, reward_bounds=(0.0, 1.0))
+    game = GameSpec(id="levers", turns="simultaneous", seats=(seat,), max_ticks=99)
+    heads = (Head("logits", 7), Head("value", 1))
+    network, rng = NetworkSpec((Input("observation/state", (4,)),), heads, (Dense(8),)), np.random.default_rng(0)
+    weights = {name: rng.normal(0, 0.8, shape).astype(np.float32) for name, shape in parameters(network).items()}
+    rows = rng.normal(0, 1, (60, 4)).astype(np.float32)
+    legal = [True, False, True, True, True, False, True]
+    given = {
+        "spec": msgspec.to_builtins(game),
+        "network": msgspec.to_builtins(network),
+        "weights": base64.b64encode(save(weights)).decode(),
+        "rows": rows.tolist(),
+        "policy": "categorical",
+        "legal": legal,
+    }
+    said = run_script("boxes.mjs", given)
+    logits = Forward(network, weights)({"observation/state": rows})["logits"]
+    expected = choose(action, logits, np.tile(legal, (60, 1)), rng).action
+    assert said["actions"] == expected.tolist()
+    assert 5 < (np.array(said["weakened"]) == expected).all(axis=1).sum() < 45
+    assert said["chance"]["logp"] == pytest.approx(-np.log(2 * 3))
+    (chunk,) = said["chunks"]
+    assert chunk["columns"]["action"] == expected.tolist()
+    assert chunk["columns"]["behaviour_logp"] == [0] * 60
+    assert chunk["columns"]["legal"] == [[int(one) for one in legal]] * 60
 
 
 def test_choices_carry_the_same_log_probability():

@@ -1,4 +1,4 @@
-"""Games for what the chain cannot show: one that needs a memory, one whose actions are numbers, one that breaks."""
+"""Games for what the chain cannot show: a memory, numbers or several choices at once as actions, one that breaks."""
 
 import numpy as np
 
@@ -35,12 +35,15 @@ class _Small:
         cue, tick, ending = np.frombuffer(state, np.float64).reshape(3, self.n)
         self._cue, self._tick, self._ending = cue.astype(np.float32), tick.astype(np.int64), ending.astype(np.uint8)
 
+    def _legal(self):
+        return None
+
     def _view(self, reward):
         over = self._ending != RUNNING
         return View(
             to_act=~over[:, None],
             observation=({"observation/cue": self._shown()},),
-            legal=(None,),
+            legal=(self._legal(),),
             reward=reward[:, None],
             ending=self._ending[:, None].copy(),
             outcome=np.where(over, reward, 0).astype(np.float32)[:, None],
@@ -78,6 +81,25 @@ class Steer(_Small):
         return 1 - (action[:, 0] - 1.5 * self._cue) ** 2
 
 
+class Buttons(_Small):
+    """Two levers of three and four places: 1 for each that stands where the cue wants it; the place 0 of the second,
+    where a cue of -1 would have it, is not legal with a cue of 1."""
+
+    def _shown(self):
+        return np.stack((self._cue, np.zeros(self.n)), 1).astype(np.float32)
+
+    def _legal(self):
+        legal = np.ones((self.n, 7), bool)
+        legal[:, 3] = self._cue < 0
+        return legal
+
+    def _earned(self, action):
+        assert action.shape == (self.n, 2)
+        assert self._legal()[np.arange(self.n), 3 + action[:, 1]].all()
+        wanted = np.where(self._cue > 0, [[2], [3]], [[1], [0]]).T
+        return (action == wanted).sum(1) * 1.0
+
+
 class Broken(Recall):
     """Earns no number once it was played for a while."""
 
@@ -88,6 +110,9 @@ class Broken(Recall):
 
 RECALL = _spec("recall", discrete(2), 4, (0.0, 1.0))
 STEER = _spec("steer", Leaf(name="action", kind="box", shape=(1,), low=-2.0, high=2.0), 2, (-12.0, 1.0))
+BUTTONS = _spec(
+    "buttons", Leaf(name="action", kind="multi-discrete", shape=(2,), dtype="int32", choices=(3, 4)), 2, (0.0, 2.0)
+)
 BROKEN = _spec("broken", discrete(2), 4, (0.0, 1.0))
 
 
@@ -97,6 +122,10 @@ def recall(n=1):
 
 def steer(n=1):
     return Steer(n, STEER, 2)
+
+
+def buttons(n=1):
+    return Buttons(n, BUTTONS, 2)
 
 
 def broken(n=1):

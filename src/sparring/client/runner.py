@@ -135,13 +135,6 @@ def _chosen(
         low = -np.inf if action.low is None else action.low
         high = np.inf if action.high is None else action.high
         return np.clip(scores[0].reshape(action.shape), low, high).astype(action.dtype), actor, None
-    if action.kind == "discrete":
-        choice = choose(scores, legal, rng, strength)
-        return int(choice.action[0]), actor, float(choice.logp[0])
-    ends = np.cumsum(action.choices)[:-1]
-    masks = np.split(legal, ends, axis=1) if legal is not None else [None] * len(action.choices)
-    choices = [
-        choose(part, mask, rng, strength) for part, mask in zip(np.split(scores, ends, axis=1), masks, strict=True)
-    ]
-    entries = np.array([int(choice.action[0]) for choice in choices], action.dtype).reshape(action.shape)
-    return entries, actor, float(sum(choice.logp[0] for choice in choices))
+    choice = choose(action, scores, legal, rng, strength)
+    chosen = int(choice.action[0]) if action.kind == "discrete" else choice.action[0]
+    return chosen, actor, float(choice.logp[0])

@@ -19,7 +19,7 @@ from numpy.random import Generator
 from sparring.errors import ChunkRefused, ModelDamaged, Refused, SparringError
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.gateway.refusals import Busy
-from sparring.learn.policies import best
+from sparring.learn.policies import choose
 from sparring.registry.protocol import Registry
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
@@ -239,15 +239,9 @@ def _chosen(seat: SeatSpec, scores: Array, asked: Asked, rng: Generator) -> tupl
         low = -np.inf if action.low is None else action.low
         high = np.inf if action.high is None else action.high
         return np.clip(scores[0].reshape(action.shape), low, high).astype(action.dtype).tolist(), None
-    epsilon = 0.0 if asked.strength is None else 1.0 - asked.strength
     mask = None if asked.legal is None else asked.legal.astype(bool)[None]
-    ends = np.cumsum(action.choices)[:-1]
-    masks = [None] * len(action.choices) if mask is None else np.split(mask, ends, axis=1)
-    parts = [best(part, one, rng, epsilon) for part, one in zip(np.split(scores, ends, axis=1), masks, strict=True)]
-    logp = float(sum(part.logp[0] for part in parts))
-    if action.kind == "discrete":
-        return int(parts[0].action[0]), logp
-    return np.array([part.action[0] for part in parts]).reshape(action.shape).tolist(), logp
+    choice = choose(action, scores, mask, rng, asked.strength)
+    return choice.action[0].tolist(), float(choice.logp[0])
 
 
 def _fail(batch: list[tuple[SeatSpec, Asked, "asyncio.Future[Decision]"]], error: Exception, model: ModelId) -> None:

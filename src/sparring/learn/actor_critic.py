@@ -7,7 +7,7 @@ import numpy as np
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
 from sparring.learn.distributions import distribution
-from sparring.learn.feeding import NetworkSettings, network_for, one_seat
+from sparring.learn.feeding import ANY_ACTION, NetworkSettings, network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.protocol import Weights
 from sparring.learn.torch_state import load_module, save_module
@@ -30,7 +30,7 @@ class ActorCritic:
 
     def __init__(self, game: GameSpec, config: Settings, algorithm: str, seed: int, salt: int) -> None:
         self.config: Any = config  # the algorithm's own
-        seat = one_seat(game, algorithm, ("discrete", "box"))
+        seat = one_seat(game, algorithm, ANY_ACTION)
         heads = default_heads(seat.action)
         self.network = network_for(
             game, seat, config, heads, separate_value=config.separate_value, memory=config.memory

@@ -1,7 +1,8 @@
 """What a policy's outputs say of actions, in torch: the same as learn/policies.py, with gradients.
 
-Where actions are discrete: p = softmax of the legal logits. Where they are a box: u ~ N(mean, exp(log_std)²), and the
-action is u, or low + (high − low)(tanh u + 1)/2 where the game sets bounds.
+Where actions are discrete: p = softmax of the legal logits. Where they are multi-discrete: the product of such a p for
+each entry. Where they are a box: u ~ N(mean, exp(log_std)²), and the action is u, or low + (high − low)(tanh u + 1)/2
+where the game sets bounds.
 """
 
 import math
@@ -58,6 +59,53 @@ class Categorical:
         logp = logps.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
         return logp, -(logps.exp() * logps).sum(-1)
 
+    def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
+        """The likeliest action of each row, [n]."""
+        return self.logps(out, legal).argmax(-1)
+
+    def even(self, out: Outputs, legal: Tensor | None) -> Tensor:
+        """The mean of log π(a|s) over the legal a, [n]."""
+        logps = self.logps(out, legal)
+        allowed = torch.ones_like(logps) if legal is None else legal.float()
+        return (logps * allowed).sum(-1) / allowed.sum(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Categoricals:
+    """Heads: "logits", the entries side by side. Actions are [n, *shape], each entry drawn for itself."""
+
+    choices: tuple[int, ...]  # of each entry
+    shape: tuple[int, ...]
+
+    def logp(self, out: Outputs, action: Tensor, legal: Tensor | None) -> Tensor:
+        return self.judge(out, action, legal)[0]
+
+    def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
+        return torch.stack([_ENTRY.entropy(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
+
+    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+        chosen = action.flatten(-len(self.shape)).unbind(-1)
+        entries = zip(self._entries(out, legal), chosen, strict=True)
+        each = [_ENTRY.judge(part, entry, mask) for (part, mask), entry in entries]
+        return torch.stack([logp for logp, _ in each]).sum(0), torch.stack([entropy for _, entropy in each]).sum(0)
+
+    def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
+        """The likeliest action of each row, [n, *shape]."""
+        found = torch.stack([_ENTRY.best(part, mask) for part, mask in self._entries(out, legal)], -1)
+        return found.reshape(*found.shape[:-1], *self.shape)
+
+    def even(self, out: Outputs, legal: Tensor | None) -> Tensor:
+        """The mean of log π(a|s) over the legal a, [n]: that of each entry, added up."""
+        return torch.stack([_ENTRY.even(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
+
+    def _entries(self, out: Outputs, legal: Tensor | None) -> list[tuple[Outputs, Tensor | None]]:
+        logits = torch.split(out["logits"], list(self.choices), -1)
+        masks = [None] * len(logits) if legal is None else torch.split(legal, list(self.choices), -1)
+        return [({"logits": part}, mask) for part, mask in zip(logits, masks, strict=True)]
+
+
+_ENTRY = Categorical()
+
 
 @dataclass(frozen=True, slots=True)
 class Gaussian:
@@ -105,6 +153,8 @@ class Gaussian:
         return each.sum(-1)
 
 
-def distribution(action: Leaf) -> Categorical | Gaussian:
+def distribution(action: Leaf) -> Categorical | Categoricals | Gaussian:
     """The one that suits a seat's actions."""
+    if action.kind == "multi-discrete":
+        return Categoricals(action.choices, action.shape)
     return Categorical() if action.choices else Gaussian(bounds_of(action), action.shape)

@@ -15,7 +15,7 @@ from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
 from sparring.games.protocol import Columns, Game, View
 from sparring.games.scripts import script
-from sparring.games.spec import GameSpec
+from sparring.games.spec import GameSpec, Leaf
 from sparring.games.stacking import FrameStacks
 from sparring.learn import policies
 from sparring.learn.forward import Forward
@@ -85,7 +85,7 @@ class _Network:
     def _best(self, seat: int, out: dict[str, Array], legal: Array | None, rng: Generator) -> Array:
         action = self.spec.seats[seat].action
         if action.choices:
-            return policies.choose(out["logits"], legal, rng).action
+            return policies.choose(action, out["logits"], legal, rng).action
         mean = policies.squashed(out["mean"], policies.bounds_of(action))
         return mean.reshape(len(mean), *action.shape)
 
@@ -171,9 +171,9 @@ class _Table:
                         action[rows] = who.recall(seat, slots, seen, mask, rng)
                     else:
                         action[rows] = who.act(seat, seen, mask, rng)
-            if drawn and spec.action.kind == "discrete":
+            if drawn and spec.action.choices:
                 first = np.flatnonzero((opening[:, seat] >= 0) & view.to_act[:, seat])
-                action[first] = _drawn(opening[first, seat], view.legal[seat], first, spec.action.choices[0])
+                action[first] = _drawn(opening[first, seat], view.legal[seat], first, spec.action)
             actions.append(action)
         return actions
 
@@ -207,8 +207,13 @@ def _acting(spec: GameSpec, game_id: str, player: Player) -> _Acts:
     return _Network(without_torch(player.card.network, read_weights(player)), spec)
 
 
-def _drawn(chance: Array, legal: Array | None, rows: Array, choices: int) -> Array:
-    """The legal action at the share `chance` of the way along them."""
-    allowed = np.ones((len(rows), choices), bool) if legal is None else legal[rows].astype(bool)
-    rank = np.floor(chance * allowed.sum(axis=1))
-    return np.asarray((np.cumsum(allowed, axis=1) <= rank[:, None]).sum(axis=1))
+def _drawn(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
+    """The legal action at the share `chance` of the way along them; of several entries the first counts most."""
+    allowed = np.ones((len(rows), action.masks), bool) if legal is None else legal[rows].astype(bool)
+    entries = []
+    for mask in np.split(allowed, np.cumsum(action.choices)[:-1], axis=1):
+        place = chance * mask.sum(axis=1)
+        rank = np.floor(place)
+        entries.append((np.cumsum(mask, axis=1) <= rank[:, None]).sum(axis=1))
+        chance = place - rank  # what the next entry has left
+    return np.stack(entries, axis=1).reshape(len(rows), *action.shape)

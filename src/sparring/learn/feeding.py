@@ -96,6 +96,13 @@ class NetworkSettings(Protocol):
     def image_layers(self) -> tuple[str, ...]: ...
 
 
+ANY_ACTION = ("discrete", "multi-discrete", "box")  # what a policy with a probability can choose
+WHO_TAKES = {  # kinds of actions that some algorithms cannot take → those that can
+    "box": "ppo, impala, a3c, sac, bc, cql or iql",
+    "multi-discrete": "ppo, impala, a3c or bc",
+}
+
+
 def one_seat(game: GameSpec, algorithm: str, kinds: tuple[str, ...] = ("discrete",)) -> SeatSpec:
     """The seat that one network plays in all its places; ConfigError where the game has no such seat.
 
@@ -103,10 +110,11 @@ def one_seat(game: GameSpec, algorithm: str, kinds: tuple[str, ...] = ("discrete
     """
     first = game.seats[0]
     if first.action.kind not in kinds:
+        others = WHO_TAKES.get(first.action.kind, "another algorithm")
         raise ConfigError(
             f"its actions are {first.action.kind}, and {algorithm} chooses among {' or '.join(kinds)} ones",
             where=f"game {game.id}",
-            do=f"Train a game with {' or '.join(kinds)} actions, or use another algorithm (docs/algorithms)",
+            do=f"Use {others} (docs/algorithms), or train a game with {' or '.join(kinds)} actions",
         )
     for seat in game.seats[1:]:
         if (seat.observation, seat.action) != (first.observation, first.action):

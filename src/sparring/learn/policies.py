@@ -3,11 +3,11 @@
 A Policy is what an actor explores with; a card names the built-in one (BUILT_IN) that deploys what was learned, and
 never code. A user's own is found by learn/own_policy.py, which neither client nor gateway knows.
 
-A "categorical" policy samples its logits or takes the largest; a "greedy" one (values as logits)
-takes the largest, and explores by ε. A "gaussian" one draws u ~ N(mean, exp(log_std)²) and does u where the
-game sets no bounds, and else low + (high − low)(tanh u + 1)/2, so that no action ever has to be cut and its
-density is exact; learn/distributions.py has the same in torch. `strength` mixes the best action with a uniform
-legal one, so that its log-probability stays exact: 1 is the model at its best, 0 is chance.
+A "categorical" policy samples its logits or takes the largest, for each entry of a multi-discrete action on its own; a
+"greedy" one (values as logits) takes the largest, and explores by ε. A "gaussian" one draws u ~ N(mean, exp(log_std)²)
+and does u where the game sets no bounds, and else low + (high − low)(tanh u + 1)/2, so that no action ever has to be
+cut and its density is exact; learn/distributions.py has the same in torch. `strength` mixes the best action with a
+uniform legal one, so that its log-probability stays exact: 1 is the model at its best, 0 is chance.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ LOG_STD = (-5.0, 2.0)  # of a Gaussian, whatever a network says
 class Choice:
     """Actions [n] and the log-probability with which each was chosen, exploration included."""
 
-    action: Array  # int32 [n], or float32 [n, numbers]
+    action: Array  # int32 [n], or [n, *shape] of the action leaf
     logp: Array  # float32 [n]
 
 
@@ -44,15 +44,16 @@ class Policy(Protocol):
 
 
 class Categorical:
-    """Samples softmax(logits)."""
+    """Samples softmax(logits), one softmax for each entry of the action."""
 
     deployed = "categorical"
 
     def __init__(self, action: Leaf) -> None:
-        _check(self.deployed, action, action.kind == "discrete", "discrete")
+        _check(self.deployed, action, bool(action.choices), "discrete and multi-discrete ones")
+        self._action = action
 
     def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
-        return sample(out["logits"], legal, rng)
+        return of_entries(self._action, out["logits"], legal, lambda logits, mask: sample(logits, mask, rng))
 
 
 class Greedy:
@@ -61,7 +62,7 @@ class Greedy:
     deployed = "greedy"
 
     def __init__(self, action: Leaf) -> None:
-        _check(self.deployed, action, action.kind == "discrete", "discrete")
+        _check(self.deployed, action, action.kind == "discrete", "discrete ones")
 
     def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
         return best(out["logits"], legal, rng, epsilon)
@@ -125,9 +126,27 @@ def best(logits: Array, legal: Array | None, rng: Generator, epsilon: float | Ar
     return Choice(action, np.log(probability).astype(np.float32))
 
 
-def choose(logits: Array, legal: Array | None, rng: Generator, strength: float | None = None) -> Choice:
+def choose(action: Leaf, logits: Array, legal: Array | None, rng: Generator, strength: float | None = None) -> Choice:
     """What a deployed model does: its best action, weakened by `strength` where that is given."""
-    return best(logits, legal, rng, 0.0 if strength is None else 1.0 - strength)
+    epsilon = 0.0 if strength is None else 1.0 - strength
+    return of_entries(action, logits, legal, lambda scores, mask: best(scores, mask, rng, epsilon))
+
+
+def of_entries(
+    action: Leaf, logits: Array, legal: Array | None, pick: Callable[[Array, Array | None], Choice]
+) -> Choice:
+    """Actions [n, *shape] of which `pick` chooses every entry by its own logits, and the log-probability of the whole.
+
+    Logits and masks [n, sum of choices] have the entries side by side.
+    """
+    if action.kind == "discrete":
+        return pick(logits, legal)
+    ends = np.cumsum(action.choices)[:-1]
+    masks = [None] * len(action.choices) if legal is None else np.split(legal, ends, axis=1)
+    entries = [pick(part, mask) for part, mask in zip(np.split(logits, ends, axis=1), masks, strict=True)]
+    chosen = np.stack([entry.action for entry in entries], axis=1).astype(action.dtype)
+    logp = np.stack([entry.logp for entry in entries]).sum(axis=0)
+    return Choice(chosen.reshape(len(chosen), *action.shape), logp)
 
 
 def draw(mean: Array, log_std: Array, bounds: tuple[float, float] | None, rng: Generator) -> Choice:

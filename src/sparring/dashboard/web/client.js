@@ -9,7 +9,7 @@
 import { Champions } from "./champion.js";
 import { leafOf, nested, Recording } from "./episode.js";
 import { askedFor, newEpisode } from "./ids.js";
-import { choose, chooseNumbers, logSoftmax } from "./network.js";
+import { choose, chooseEntries, chooseNumbers, logSoftmax, parts } from "./network.js";
 import { Server, SparringError } from "./server.js";
 import { openStorage, Spool } from "./spool.js";
 import { Uploads } from "./uploads.js";
@@ -113,8 +113,8 @@ export class Connection {
     if (!model) return this.#chance(legal, seat);
     const memory = held?.model === model.id ? held.after : null; // another model's memory means nothing to this one
     const { logits, mean, value, state: after = null } = model.network.run(observation, memory);
-    const chances = model.card.policy === "categorical" ? logSoftmax(logits, legal).map(Math.exp) : null;
-    const chosen = mean ? this.#numbers(mean, seat, strength) : choose(logits, legal, strength, this.random);
+    const chances = model.card.policy === "categorical" ? this.#chances(logits, legal, seat) : null;
+    const chosen = mean ? this.#numbers(mean, seat, strength) : this.#choice(logits, legal, seat, strength);
     const about = { value: value ? value[0] : null, chances, model: model.id, actor: `model:${model.id}` };
     return { ...chosen, ...about, before: memory ?? after?.map(() => 0) ?? null, after };
   }
@@ -138,11 +138,22 @@ export class Connection {
       const size = (leaf.shape ?? []).reduce((a, b) => a * b, 1);
       return { ...this.#numbers(new Float32Array(size), seat, 0), ...about };
     }
-    const choices = leaf.choices[0];
-    const allowed = Array.from({ length: choices }, (_, i) => i).filter((i) => !legal || legal[i]);
-    const action = allowed[Math.floor(this.random() * allowed.length)];
-    const logp = -Math.log(allowed.length);
-    return { action, best: action, logp, ...about };
+    const even = new Float32Array(leaf.choices.reduce((a, b) => a + b, 0));
+    return { ...this.#choice(even, legal, seat, 0), ...about };
+  }
+
+  /** Of choices: one, or one for each entry in the spec's shape. */
+  #choice(logits, legal, seat, strength) {
+    const leaf = this.spec.seats[seat].action;
+    if (leaf.kind !== "multi-discrete") return choose(logits, legal, strength, this.random);
+    const { action, best, logp } = chooseEntries(logits, legal, leaf.choices, strength, this.random);
+    return { action: nested(action, leaf), best: nested(best, leaf), logp };
+  }
+
+  #chances(logits, legal, seat) {
+    const { choices } = this.spec.seats[seat].action;
+    const masks = legal && parts(legal, choices);
+    return parts(logits, choices).flatMap((part, i) => logSoftmax(part, masks && masks[i]).map(Math.exp));
   }
 
   /** Of a box: numbers as the game's spec shapes them. */

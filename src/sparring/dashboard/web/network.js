@@ -167,6 +167,20 @@ export function choose(logits, legal, strength, random = Math.random) {
   return { action, best: top, logp: Math.log(rate / allowed.length + (action === top ? 1 - rate : 0)) };
 }
 
+/** The same for every entry of an action, of which each has its own logits and its own part of the mask, side by side. */
+export function chooseEntries(logits, legal, choices, strength, random = Math.random) {
+  const entries = parts(logits, choices).map((part, i) =>
+    choose(part, legal && parts(legal, choices)[i], strength, random));
+  const [action, best] = [entries.map((entry) => entry.action), entries.map((entry) => entry.best)];
+  return { action, best, logp: entries.reduce((sum, entry) => sum + entry.logp, 0) };
+}
+
+/** An array cut into pieces of those sizes. */
+export function parts(flat, sizes) {
+  let end = 0;
+  return sizes.map((size) => Array.from(flat).slice(end, (end += size)));
+}
+
 /** The same for numbers between an action leaf's bounds (±1 by chance where it has none): the mean has no density. */
 export function chooseNumbers(mean, { low = null, high = null }, strength, random = Math.random) {
   const best = Array.from(mean, (x) => Math.min(Math.max(x, low ?? -Infinity), high ?? Infinity));

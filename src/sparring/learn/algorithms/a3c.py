@@ -13,7 +13,7 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.distributions import Distribution, distribution
-from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.feeding import ANY_ACTION, network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.operators import annealed, discounted_returns, explained_variance, next_values, normalised
 from sparring.learn.protocol import Batch, Learner, Update, Weights
@@ -61,7 +61,7 @@ class A3cLearner:
 
     def __init__(self, game: GameSpec, config: A3cConfig, seed: int) -> None:
         self.config = config
-        seat = one_seat(game, "a3c", ("discrete", "box"))
+        seat = one_seat(game, "a3c", ANY_ACTION)
         heads = default_heads(seat.action)
         self.network = network_for(
             game, seat, config, heads, separate_value=config.separate_value, memory=config.memory

@@ -1,4 +1,4 @@
-"""Behaviour cloning (Pomerleau 1988): do as the recorded players did, in choices or in boxes of numbers.
+"""Behaviour cloning (Pomerleau 1988): do as the recorded players did, in choices or in numbers.
 Page: docs/algorithms/bc.md
 """
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
-from sparring.learn.distributions import Categorical, Gaussian, distribution
-from sparring.learn.feeding import network_for, one_seat
+from sparring.learn.distributions import Categorical, Categoricals, Gaussian, distribution
+from sparring.learn.feeding import ANY_ACTION, network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.operators import annealed
 from sparring.learn.protocol import Batch, Learner, Update, Weights
@@ -56,7 +56,7 @@ class BcLearner:
     """Network and optimiser."""
 
     def __init__(self, game: GameSpec, config: BcConfig, seed: int) -> None:
-        seat = one_seat(game, "bc", ("discrete", "box"))
+        seat = one_seat(game, "bc", ANY_ACTION)
         self.config = config
         self.policy = distribution(seat.action)
         heads = tuple(head for head in default_heads(seat.action) if head.name != "value")
@@ -79,24 +79,21 @@ class BcLearner:
 
 
 def loss(
-    net: Network, policy: Categorical | Gaussian, batch: Batch, config: BcConfig
+    net: Network, policy: Categorical | Categoricals | Gaussian, batch: Batch, config: BcConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """−E[(1 − ε) log π(a|s) + ε mean over legal b of log π(b|s)], where ε is the label smoothing, 0 for boxes."""
     legal = None if batch.legal is None else tensor(batch.legal).bool()
     out, action = net(tensors(batch.observation)), tensor(batch.action)
     cost = -policy.logp(out, action, legal)
-    if config.label_smoothing and isinstance(policy, Categorical):
-        logps = policy.logps(out, legal)
-        allowed = torch.ones_like(logps) if legal is None else legal.float()
-        even = -(logps * allowed).sum(1) / allowed.sum(1)
-        cost = (1 - config.label_smoothing) * cost + config.label_smoothing * even
+    if config.label_smoothing and not isinstance(policy, Gaussian):
+        cost = (1 - config.label_smoothing) * cost - config.label_smoothing * policy.even(out, legal)
     total = cost.mean() if batch.weight is None else (tensor(batch.weight) * cost).mean()
     with torch.no_grad():
         metrics = {"loss": total.detach(), "entropy": policy.entropy(out, legal).mean()}
-        if isinstance(policy, Categorical):
-            metrics["agreement"] = (policy.logps(out, legal).argmax(1) == action).float().mean()
-        else:
+        if isinstance(policy, Gaussian):
             metrics["distance"] = (policy.squashed(out["mean"]) - action).abs().mean()
+        else:
+            metrics["agreement"] = (policy.best(out, legal) == action).float().mean()
     return total, metrics
 
 

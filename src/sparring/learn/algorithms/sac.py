@@ -15,7 +15,7 @@ from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.adam import Adam
 from sparring.learn.critics import Critics, critic_heads, critic_spec, smaller, value_of
-from sparring.learn.distributions import Categorical, distribution
+from sparring.learn.distributions import Categorical, Gaussian, distribution
 from sparring.learn.feeding import network_for, one_seat
 from sparring.learn.networks import Network, default_heads
 from sparring.learn.policies import bounds_of
@@ -127,6 +127,7 @@ def soft_costs(
         values = torch.minimum(*(one(seen)["logits"] for one in critics))
         chances = logps.exp()
         return (chances * (learner.temperature * logps - values)).sum(1), -(chances * logps).sum(1)
+    assert isinstance(says, Gaussian)
     action, logp = says.draw(out, learner.draw)
     return learner.temperature * logp - smaller(critics, seen, action), -logp
 
