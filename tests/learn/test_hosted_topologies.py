@@ -14,8 +14,8 @@ from sparring.hosts.protocol import Resources
 from sparring.learn.actor import Episodes
 from sparring.learn.crew import opening
 from sparring.learn.crew.blocks import Blocks, Shape
+from sparring.learn.crew.drawing import weights_of
 from sparring.learn.crew.shard import ReplayShard
-from sparring.learn.crew.shards import weights_of
 from sparring.learn.topologies import apex, wire
 from sparring.replay.steps import Steps
 
@@ -214,9 +214,9 @@ def test_shards_together_draw_as_one_table_does(config):
         said = [one.ask("insert", made_block(seat, i, 0, priorities[i])).result(60) for i, one in enumerate(shards)]
         mass = np.array([one["mass"] for one in said])
         shares, found, chances = mass / mass.sum(), [], {}
-        for _ in range(60):
-            for shard, count in enumerate(rng.multinomial(256, shares)):
-                drawn = shards[shard].ask("sample", int(count)).result(30)
+        counts = rng.multinomial(256, shares, size=60)
+        for shard in range(2):
+            for drawn in shards[shard].ask("sample", counts[:, shard].tolist()).result(30)["draws"]:
                 found.append(drawn["batch"]["reward"])
                 chances |= dict(zip(drawn["batch"]["reward"], shares[shard] * drawn["chance"], strict=True))
     drawn = np.concatenate(found).astype(int)

@@ -28,7 +28,7 @@ class Asked:
     """An answer under way: a Pending. It is settled once, by the host's thread, which tells all who wait."""
 
     __slots__ = (
-        *("_deadline_s", "_news", "args", "error", "kind", "named", "number"),
+        *("_deadline_s", "_news", "args", "error", "here", "kind", "named", "number"),
         *("over", "pauses", "said", "value", "verb", "who"),
     )
 
@@ -39,7 +39,7 @@ class Asked:
         self.named: dict[str, Any] = {}
         self.said: list[Any] | None = None  # its frames, where they were made already: for one life of the instance
         self.number = self.pauses = 0
-        self.over = False
+        self.over, self.here = False, True
         self.value: Any = None
         self.error: SparringError | None = None
 

@@ -47,8 +47,10 @@ class Pending(Protocol):
     """An answer under way. As an argument of another call (itself, not inside of one) it stands for its value, which
     on Ray then travels from the one instance to the other without passing here. Where it failed, so does that call."""
 
+    here: bool  # whether its value is wanted here; of one that is only handed on, say no: nothing is fetched for it
+
     def done(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+        """Whether `result` would return, or raise, at once; where it is not wanted here, whether it is anywhere."""
         ...
 
     def result(self, seconds: float | None = None) -> Any:

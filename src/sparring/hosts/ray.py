@@ -79,9 +79,10 @@ class RayHost:
         by_ref = {one.ref: one for one in pending if isinstance(one, RayPending)}
         if not by_ref:
             return []
-        ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=seconds)
+        fetch = all(one.here for one in by_ref.values())
+        ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=seconds, fetch_local=fetch)
         if ready:
-            ready, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0)
+            ready, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=fetch)
         return [by_ref[ref] for ref in ready]
 
     def watch(self) -> Iterator[Event]:

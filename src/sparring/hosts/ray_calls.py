@@ -1,8 +1,11 @@
 """Calls to a Ray actor that holds a service: Ray's own, with our errors."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
@@ -13,6 +16,7 @@ from sparring.services.failure import CallFailed, error_of, gone, late, lost
 
 DEADLINE_S = 30.0
 LAST_LINES = 4
+LOOK_S = 0.001  # between two looks at what is there
 
 
 class Callee(Protocol):
@@ -50,16 +54,16 @@ class RayShared:
 class RayPending:
     """An answer under way."""
 
-    __slots__ = ("_callee", "_over", "_verb", "ref")
+    __slots__ = ("__weakref__", "_callee", "_verb", "here", "over", "ref")
 
     def __init__(self, callee: Callee, verb: str, ref: Any) -> None:
         self._callee, self._verb, self.ref = callee, verb, ref
-        self._over = False
+        self.here, self.over = True, False
 
     def done(self) -> bool:
-        if not self._over:  # Ray takes its time to say so, and a learner asks often
-            self._over = bool(ray.wait([self.ref], timeout=0)[0])
-        return self._over
+        if not self.over:
+            _LOOKS.look(self)
+        return self.over
 
     def result(self, seconds: float | None = None) -> Any:
         patience = DEADLINE_S if seconds is None else seconds
@@ -74,6 +78,35 @@ class RayPending:
         if isinstance(found, Failure):
             raise error_of(found.told)
         return found
+
+
+class _Looks:
+    """Whether answers are there. Ray takes as long to say so of many as of one, a learner asks of all of them at every
+    turn, and so one question is for all that were asked about."""
+
+    def __init__(self) -> None:
+        self._asked: WeakSet[RayPending] = WeakSet()
+        self._looked_s = 0.0
+        self._lock = Lock()
+
+    def look(self, one: RayPending) -> None:
+        """Say of this one whether it is over, and of the others; nothing where all were looked at just now."""
+        with self._lock:
+            if one in self._asked and time.monotonic() - self._looked_s < LOOK_S:
+                return
+            self._asked.add(one)
+            for here in (True, False):
+                by_ref = {each.ref: each for each in self._asked if each.here is here}
+                ready = (
+                    ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=here)[0] if by_ref else []
+                )
+                for ref in ready:
+                    by_ref[ref].over = True
+                    self._asked.discard(by_ref[ref])
+            self._looked_s = time.monotonic()
+
+
+_LOOKS = _Looks()  # of the process, as its way to Ray is
 
 
 def ask(callee: Callee, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> RayPending:

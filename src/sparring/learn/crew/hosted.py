@@ -86,9 +86,10 @@ class _Seat:
 class _Hosted:
     """The seats of those who play now."""
 
-    def __init__(self, plan: Plan, part: Part, every_s: float, ahead: int) -> None:
+    def __init__(self, plan: Plan, part: Part, every_s: float, ahead: int, *, reads: bool = True) -> None:
+        """`reads`: what they play is read here, and not handed on."""
         self.host = open_host(plan.on, seen=plan.discovery)
-        self._plan, self._part, self._ahead = plan, part, ahead
+        self._plan, self._part, self._ahead, self._reads = plan, part, ahead, reads
         self._editions = Editions(self.host, part.past, every_s)
         self._leader = Leader(plan, self._editions)
         self._handles: list[Handle] = []  # of the service, as last looked at
@@ -175,7 +176,9 @@ class _Hosted:
         """Make the calls that are due."""
         now = time.monotonic()
         while len(seat.calls) < self._due(seat) and now >= seat.not_before_s:
-            seat.calls.append(seat.handle.ask("play", *self._editions.arguments()))
+            call = seat.handle.ask("play", *self._editions.arguments())
+            call.here = self._reads
+            seat.calls.append(call)
 
     def _due(self, seat: _Seat) -> int:
         return self._ahead
@@ -215,14 +218,14 @@ class Calls(_Hosted, Generic[What]):
     def __init__(
         self, plan: Plan, part: Part, boldness: Callable[[int, int], float] | None = None, *, passing: bool = False
     ) -> None:
-        super().__init__(plan, part, SHOW_EVERY_S if part.feeds == "steps" else 0.0, AHEAD)
-        self._boldness, self._passing = boldness, passing
+        super().__init__(plan, part, SHOW_EVERY_S if part.feeds == "steps" else 0.0, AHEAD, reads=not passing)
+        self._boldness = boldness
 
     def waiting(self, actor: int) -> int:
         if actor >= len(self._seats):
             return 0
         calls = self._seats[actor].calls
-        if calls and calls[0].done() and not self._passing and self._read(actor) is None:
+        if calls and calls[0].done() and self._reads and self._read(actor) is None:
             return 0
         there = 0
         while there < len(calls) and calls[there].done():

@@ -69,21 +69,12 @@ class ReplayShard:
         }
 
     @register(queue=64, full="wait")
-    def sample(self, count: int) -> dict[str, Any] | None:
-        """So many draws with the chance of each within this shard; None where it has nothing."""
+    def sample(self, counts: list[int]) -> dict[str, Any] | None:
+        """A draw of each count, with the chances within this shard; None where it has nothing."""
         if not self._table.ready:
             return None
-        draw, table = self._draw, self._table
         before = self._standing()
-        if draw["sequence_steps"]:
-            window = Window(draw["sequence_steps"], draw["burn_in_steps"], draw["overlap_steps"])
-            batch, rows = table.sample_windows(count, self._rng, window)
-            drawn = np.array([one[one >= 0][0] for one in rows.T])
-        else:
-            batch, rows = table.sample(count, self._rng, n_steps=draw["n_steps"], discount=draw["discount"])
-            drawn = rows
-        columns = {name: value for name in Batch.__slots__ if (value := getattr(batch, name)) is not None}
-        return before | {"batch": columns, "rows": rows, "chance": self._chance(drawn)}
+        return before | {"draws": [self._drawn(count) if count else None for count in counts]}
 
     @register(response=False, queue=1024)
     def learned(self, rows: Array, priorities: Array, generation: int) -> None:
@@ -103,6 +94,19 @@ class ReplayShard:
         for stream in range(self._table.streams):
             self._table.break_off(stream)
         return self._standing()
+
+    def _drawn(self, count: int) -> dict[str, Any]:
+        """Steps, the rows that `learned` speaks of, and the chance of each draw."""
+        draw, table = self._draw, self._table
+        if draw["sequence_steps"]:
+            window = Window(draw["sequence_steps"], draw["burn_in_steps"], draw["overlap_steps"])
+            batch, rows = table.sample_windows(count, self._rng, window)
+            drawn = np.array([one[one >= 0][0] for one in rows.T])
+        else:
+            batch, rows = table.sample(count, self._rng, n_steps=draw["n_steps"], discount=draw["discount"])
+            drawn = rows
+        columns = {name: value for name in Batch.__slots__ if (value := getattr(batch, name)) is not None}
+        return {"batch": columns, "rows": rows, "chance": self._chance(drawn)}
 
     def _standing(self) -> dict[str, Any]:
         sampler = self._table.sampler

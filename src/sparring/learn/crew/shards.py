@@ -1,7 +1,7 @@
 """Replay in shards: services that hold a table each, fed by actors, drawn from in proportion to their priorities.
 
     actor i ─ block ─► shard i mod k          on a cluster the block does not pass the learner
-    learner ─ sample(count of its share) ─► every shard, AHEAD batches before they are needed
+    learner ─ sample(counts of its share) ─► every shard, some batches before they are needed (drawing.py)
             ─ learned(rows, priorities) ──► the shard that they came from
 
 Of a batch each draw goes to shard j with probability M_j / M, M_j being the sum of its priorities as last told, and
@@ -11,9 +11,8 @@ all of them are there again.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from sparring.errors import ConfigError, TrainingStopped, Unreachable
 from sparring.hosts.opening import open_host
 from sparring.hosts.protocol import Handle, Host, Pending, Resources
 from sparring.learn.actor import Episodes
+from sparring.learn.crew.drawing import Drawing, Which
 from sparring.learn.crew.part import Part
 from sparring.learn.crew.protocol import Arrived, Players
 from sparring.learn.crew.shard import ReplayShard
@@ -37,31 +37,10 @@ from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 
 SERVICE = "replay"
-AHEAD = 2  # batches under way
 INSERTS = 8  # blocks under way to one shard
 ANSWER_S = 30.0
 LOAD_S = 120.0  # a shard is still being started, and a cluster may have to find it a place
 SNAPSHOT_BYTES = 256 << 20  # of all tables together; larger ones are not part of a checkpoint, and fill again
-_BY_TIME = ("observation", "action", "reward", "ending", "legal", "behaviour_logp", "mask")  # of windows: [time, n]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A shard's part of a batch under way."""
-
-    shard: int
-    share: float  # of the draws that go there
-    asked: Pending
-
-
-@dataclass(frozen=True, slots=True)
-class Which:
-    """Where the rows of a batch are."""
-
-    shards: tuple[int, ...]
-    rows: tuple[Array, ...]
-    counts: tuple[int, ...]
-    generations: tuple[int, ...]
 
 
 class Shards:
@@ -76,12 +55,12 @@ class Shards:
                 f"{k} shards for {plan.actors} actors", where="[replay]", do="Give every shard an actor that feeds it"
             )
         self._plan, self._part = plan, part
-        self._draw = draw_for(plan.algorithm, plan.settings)
+        count, windows = draw_for(plan.algorithm, plan.settings).count, plan.algorithm.feeds == "sequences"
+        self._drawing = Drawing(count, windows=windows)
         self._own_host = host is None
         self._host = open_host(plan.on, seen=plan.discovery) if host is None else host
         self._standing: list[dict[str, Any]] = [_nothing() | {"generation": 0, "alive": True} for _ in range(k)]
         self._inserting: deque[tuple[int, Pending, Players[Any]]] = deque()
-        self._batches: deque[list[_Part]] = deque()
         self._rng = np.random.default_rng([plan.seed, 2])
         self._restarts = 0
         self._handles = self._start(k)  # at once: a table takes its time
@@ -126,28 +105,23 @@ class Shards:
     def sample(self) -> tuple[Batch, Which] | None:
         """The oldest batch asked for, once it is there; then as many more are asked for as may be under way."""
         self._ask_ahead()
-        if not self._batches or not all(part.asked.done() for part in self._batches[0]):
-            return None
-        parts, answers = self._batches.popleft(), []
-        for part in parts:
-            said = _answer(part.asked)
-            if said is None:  # it died, or has begun anew and is empty
-                self._lost(part.shard)
-                return None
-            answers.append(said)
+        found = self._drawing.take()
+        if found is not None:
+            return found
+        said = self._drawing.answered(_answer)
+        lost = [shard for shard, one in said.items() if one is None]  # it died, or has begun anew and is empty
+        for shard in lost:
+            self._lost(shard)
+        for shard, one in said.items():
+            if one is not None:
+                self._note(shard, one)
         self._ask_ahead()
-        for part, said in zip(parts, answers, strict=True):
-            self._note(part.shard, said)
-        return self._joined(parts, answers)
+        return self._drawing.take()
 
     def learned(self, which: Which, priorities: Array | None) -> None:
-        if priorities is None:
-            return
-        ends = np.cumsum(which.counts)[:-1]
-        for shard, rows, said, generation in zip(
-            which.shards, which.rows, np.split(priorities, ends), which.generations, strict=True
-        ):
-            self._handles[shard].ask("learned", rows, np.ascontiguousarray(said), generation)
+        if priorities is not None:
+            self._drawing.learned(which, priorities)
+            self._drawing.tell(self._handles)
 
     def emptied(self) -> bool:
         """By what is there now, not by what died: a checkpoint may be of a shard that had just begun anew."""
@@ -160,7 +134,7 @@ class Shards:
 
     def rest(self, seconds: float) -> bool:
         pending = [asked for actor, asked, _ in self._inserting if self._standing[self._shard_of(actor)]["alive"]]
-        pending += [part.asked for parts in list(self._batches)[:1] for part in parts]
+        pending += self._drawing.waits_for()
         pending = [asked for asked in pending if not asked.done()]
         if pending:
             self._host.wait(pending, seconds)
@@ -171,6 +145,7 @@ class Shards:
         return {"replay_steps": float(sum(sizes)), "shard_restarts": float(self._restarts)}
 
     def save(self) -> Tree:
+        self._drawing.tell(self._handles, now=True)
         states: Tree = None
         if self._bytes() <= SNAPSHOT_BYTES:
             both = zip(self._handles, self._standing, strict=True)
@@ -190,7 +165,7 @@ class Shards:
 
     def close(self) -> None:
         self._inserting.clear()
-        self._batches.clear()
+        self._drawing.forget()
         if self._own_host:
             self._host.close()
 
@@ -244,47 +219,12 @@ class Shards:
     def _lost(self, shard: int) -> None:
         """The others are drawn from, and nothing that is under way is waited for. Its successor says what it holds
         when it takes in its first block; until then one at a time is sent, for the gate counts what is under way."""
-        self._batches.clear()
+        self._drawing.forget()
         self._standing[shard] |= _nothing() | {"alive": False}
 
     def _ask_ahead(self) -> None:
         mass = np.array([one["mass"] for one in self._standing])
-        if not mass.sum() > 0:
-            return
-        shares = mass / mass.sum()
-        count = self._draw.count
-        while len(self._batches) < AHEAD:
-            counts = self._rng.multinomial(count, shares)
-            self._batches.append(
-                [
-                    _Part(shard, float(shares[shard]), self._handles[shard].ask("sample", int(each)))
-                    for shard, each in enumerate(counts)
-                    if each
-                ]
-            )
-
-    def _joined(self, parts: Sequence[_Part], answers: Sequence[dict[str, Any]]) -> tuple[Batch, Which]:
-        windows = self._plan.algorithm.feeds == "sequences"
-        columns: dict[str, Any] = {}
-        for name in answers[0]["batch"]:
-            each = [said["batch"][name] for said in answers]
-            axis = 1 if windows and name in _BY_TIME else 0
-            if isinstance(each[0], dict):
-                columns[name] = {leaf: np.concatenate([one[leaf] for one in each], axis) for leaf in each[0]}
-            else:
-                columns[name] = np.concatenate(each, axis)
-        chance = np.concatenate(
-            [part.share * np.asarray(said["chance"]) for part, said in zip(parts, answers, strict=True)]
-        )
-        if answers[0]["prioritised"]:
-            columns["weight"] = weights_of(chance, answers[0]["exponent"])
-        which = Which(
-            tuple(part.shard for part in parts),
-            tuple(np.asarray(said["rows"]) for said in answers),
-            tuple(len(said["chance"]) for said in answers),
-            tuple(said["generation"] for said in answers),
-        )
-        return Batch(**columns), which
+        self._drawing.ask_ahead(self._handles, mass, self._rng)
 
 
 def _nothing() -> dict[str, Any]:
@@ -297,11 +237,6 @@ def _answer(asked: Pending) -> Any:
         return asked.result(ANSWER_S)
     except Unreachable:
         return None
-
-
-def weights_of(chance: Array, exponent: float) -> Array:
-    """(n P(i))^-β over the largest of the batch: n is the same for all, so only the chances count."""
-    return np.asarray((chance / chance.min()) ** -exponent, np.float32)
 
 
 def _plain(table: dict[str, Any]) -> dict[str, Any]:
