@@ -3,6 +3,7 @@
 import hashlib
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from hosted_runs import is_shard, learn, planned, services, turn_until, wired, workers
@@ -14,7 +15,7 @@ from sparring.hosts.protocol import Resources
 from sparring.learn.actor import Episodes
 from sparring.learn.crew import opening
 from sparring.learn.crew.blocks import Blocks, Shape
-from sparring.learn.crew.drawing import weights_of
+from sparring.learn.crew.drawing import Drawing, weights_of
 from sparring.learn.crew.shard import ReplayShard
 from sparring.learn.topologies import apex, wire
 from sparring.replay.steps import Steps
@@ -187,28 +188,54 @@ def made_block(seat, actor, number, priority):
     return {"actor": actor, "life": 0, "number": number + 1, "columns": columns}
 
 
+def given_to_shards(agreed):
+    """Two small tables of single steps, drawn from by priority."""
+    draw = dict.fromkeys(("sequence_steps", "burn_in_steps", "overlap_steps"), 0)
+    return {
+        "spec": msgspec.json.encode(agreed.spec),
+        "replay": {"sampler": "prioritised", "capacity_steps": 200, "min_steps": 1},
+        "draw": draw | {"n_steps": 1, "discount": 1.0, "actors": 2},
+        "streams": 1,
+        "state_numbers": 0,
+        "seed": 0,
+    }
+
+
+def test_batches_come_several_to_a_call_and_each_row_gets_what_was_said_of_it(config):
+    agreed = planned(config, "apex", shards=2)
+    drawing, rng = Drawing(64, windows=False), np.random.default_rng(5)
+    with open_host("local://") as host:
+        shards = host.start(ReplayShard, "replay", 2, Resources(), given_to_shards(agreed))
+        seat, mass, taken = agreed.spec.seats[0], np.ones(2), 0
+        for actor, shard in enumerate(shards):
+            shard.ask("insert", made_block(seat, actor, 0, np.ones(40))).result(60)
+        calls = 0
+        while taken < 200:
+            drawing.ask_ahead(shards, mass, rng)
+            host.wait(drawing.waits_for(), 30.0)
+            calls += bool(drawing.answered(lambda asked: asked.result(30)))
+            while (found := drawing.take()) is not None:
+                batch, which = found
+                assert len(batch.reward) == sum(which.counts) == 64
+                assert batch.weight.max() == 1.0
+                drawing.learned(which, batch.reward % 1000)  # as surprising as they are far down
+                drawing.tell(shards)
+                taken += 1
+        drawing.tell(shards, now=True)
+        assert taken / calls > 6
+        for shard in shards:
+            (draw,) = shard.ask("sample", [4000]).result(30)["draws"]
+            counts = np.bincount((draw["batch"]["reward"] % 1000).astype(int), minlength=39)
+            wanted = (np.arange(39) + 1e-6) ** 0.6
+            assert stats.chisquare(counts[1:], wanted[1:] / wanted[1:].sum() * counts[1:].sum()).pvalue > 0.001
+
+
 def test_shards_together_draw_as_one_table_does(config):
     """Each step as often as its priority says, and with the weights that one table gives."""
     agreed = planned(config, "apex", shards=2)
     seat, rng = agreed.spec.seats[0], np.random.default_rng(5)
     priorities = [rng.random(40) ** 2, 3 * rng.random(40)]  # one shard has far more to teach
-    import msgspec
-
-    given = {
-        "spec": msgspec.json.encode(agreed.spec),
-        "replay": {"sampler": "prioritised", "capacity_steps": 200, "min_steps": 1},
-        "draw": {
-            "n_steps": 1,
-            "discount": 1.0,
-            "sequence_steps": 0,
-            "burn_in_steps": 0,
-            "overlap_steps": 0,
-            "actors": 2,
-        },
-        "streams": 1,
-        "state_numbers": 0,
-        "seed": 0,
-    }
+    given = given_to_shards(agreed)
     with open_host("local://") as host:
         shards = host.start(ReplayShard, "replay", 2, Resources(), given)
         said = [one.ask("insert", made_block(seat, i, 0, priorities[i])).result(60) for i, one in enumerate(shards)]
