@@ -53,7 +53,8 @@ def keep_alive(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         output.say(f"the learner was killed by signal {-child.returncode}: {how}")
         child = _start(args.words if run is None else _again(args.words, run))
     if child.returncode:
-        sys.stdout.write(said)
+        if output.json:  # its sentence is on standard error, as ours would be
+            sys.stdout.write(said)
         raise SystemExit(child.returncode)
     result: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
     return result | {"learner_restarts": len(deaths)}
