@@ -27,6 +27,7 @@ from sparring.learn.layout import (
 )
 from sparring.learn.protocol import Weights
 from sparring.learn.sharing import shared, shares
+from sparring.learn.still import first_layers, woven
 from sparring.learn.torch_layers import encoded, passed, remembered
 from sparring.learn.torch_state import picked
 from sparring.wire.chunk import Array
@@ -162,11 +163,7 @@ class Network(nn.Module):
     def _joined(self, observation: Mapping[str, Tensor]) -> Tensor:
         parts = []
         if pictures := images(self.spec):
-            frames = [_scaled(leaf, observation[leaf.name]) for leaf in pictures]
-            frames = [frame if frame.dim() == 4 else frame.unsqueeze(1) for frame in frames]
-            x = frames[0] if len(frames) == 1 else torch.cat(frames, 1)
-            x = x.contiguous(memory_format=torch.channels_last)
-            parts.append(self._stack("image", self.spec.image, x).flatten(1))
+            parts.append(self._image(pictures, observation).flatten(1))
         for i, (encoder, leaf, count) in enumerate(entity_sets(self.spec)):
             stack, most, features = set_shape(leaf)
             each = _scaled(leaf, observation[leaf.name]).reshape(-1, most, features)
@@ -176,8 +173,20 @@ class Network(nn.Module):
         parts += [_scaled(leaf, observation[leaf.name]).reshape(-1, width(leaf)) for leaf in flats(self.spec)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def _stack(self, place: str, layers: tuple[Layer, ...], x: Tensor) -> Tensor:
-        for i, layer in enumerate(layers):
+    def _image(self, pictures: tuple[Input, ...], observation: Mapping[str, Tensor]) -> Tensor:
+        """What the image layers make of all leaves that are pictures; what stands still is passed once."""
+        seen = observation[pictures[0].name]
+        if len(pictures) == 1 and seen.dtype == torch.uint8 and seen.dim() == 4:
+            x, done = first_layers(self.spec.image, pictures[0], seen, self._pair)
+            if done:
+                return self._stack("image", self.spec.image, x, done)
+        frames = [_scaled(leaf, observation[leaf.name]) for leaf in pictures]
+        frames = [frame if frame.dim() == 4 else frame.unsqueeze(1) for frame in frames]
+        x = frames[0] if len(frames) == 1 else torch.cat(frames, 1)
+        return self._stack("image", self.spec.image, x.contiguous(memory_format=torch.channels_last))
+
+    def _stack(self, place: str, layers: tuple[Layer, ...], x: Tensor, done: int = 0) -> Tensor:
+        for i, layer in enumerate(layers[done:], done):
             x = passed(layer, f"{place}/{i}", self._pair, x)
         return x
 
@@ -268,7 +277,9 @@ def _image_layers(side: int) -> tuple[Layer, ...]:
 
 def _arranged(x: Tensor) -> Tensor:
     """x with its channels last in memory, where it has channels."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    if x.dim() != 4:
+        return x
+    return woven(x) if x.dtype == torch.uint8 else x.contiguous(memory_format=torch.channels_last)
 
 
 def _gain(name: str, spec: NetworkSpec) -> float:

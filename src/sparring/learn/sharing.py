@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MOST_ROWS = 128  # of a part: larger ones leave memory that the allocator returns to the system
-LEAST_ROWS = 4  # of a part: fewer are not worth a thread
+LEAST_ROWS = 16  # of a part: fewer are not worth a thread
 
 Outputs = dict[str, Tensor]
 T = TypeVar("T")

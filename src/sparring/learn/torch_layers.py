@@ -20,18 +20,18 @@ Pair = Callable[[str], tuple[Tensor, Tensor]]
 def passed(layer: Layer, place: str, pair: Pair, x: Tensor) -> Tensor:
     """What one layer of a stack makes of x: [n, channels, height, width] or [n, numbers]."""
     if isinstance(layer, Conv):
-        return _followed(layer.activation, functional.conv2d(x, *pair(place), layer.stride, layer.padding))
+        return followed(layer.activation, functional.conv2d(x, *pair(place), layer.stride, layer.padding))
     if isinstance(layer, Dense):
-        return _followed(layer.activation, functional.linear(x.flatten(1), *pair(place)))
+        return followed(layer.activation, functional.linear(x.flatten(1), *pair(place)))
     if isinstance(layer, Pool):
         return functional.max_pool2d(x, layer.kernel, layer.stride, layer.padding)
     first, second = pair(f"{place}/first"), pair(f"{place}/second")
     y = activated(layer.activation, x)
     if x.dim() == 4:
-        y = _followed(layer.activation, functional.conv2d(y, *first, padding=layer.kernel // 2))
+        y = followed(layer.activation, functional.conv2d(y, *first, padding=layer.kernel // 2))
         y = functional.conv2d(y, *second, padding=layer.kernel // 2)
     else:
-        y = functional.linear(_followed(layer.activation, functional.linear(y, *first)), *second)
+        y = functional.linear(followed(layer.activation, functional.linear(y, *first)), *second)
     return activated(layer.out, x + y)
 
 
@@ -84,6 +84,6 @@ def activated(activation: Activation, x: Tensor) -> Tensor:
     return torch.tanh(x) if activation == "tanh" else x
 
 
-def _followed(activation: Activation, x: Tensor) -> Tensor:
+def followed(activation: Activation, x: Tensor) -> Tensor:
     """`activated` in the place of x, which nobody else sees: no product needs its own result to find its gradient."""
     return functional.relu(x, inplace=True) if activation == "relu" else activated(activation, x)

@@ -1,0 +1,144 @@
+"""Windows that show what they always show are passed once: nothing but the rounding of sums may tell."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparring.games.catalogue import spec_of
+from sparring.learn import still
+from sparring.learn.networks import Network, default_network
+from sparring.learn.still import Windows, first_layers, moved, reference, seen_by, woven
+from sparring.wire.network import Conv, Input, Layer
+
+SCREEN = "observation/screen"
+
+
+def scene(n: int, channels: int, height: int, width: int, spots: int = 1, seed: int = 0) -> Tensor:
+    """Pictures of one background, on each of which a few small spots move."""
+    rng = np.random.default_rng(seed)
+    pictures = np.repeat(rng.integers(0, 256, (1, channels, height, width), dtype=np.uint8), n, axis=0)
+    for picture in pictures:
+        for _ in range(spots):
+            y, x = rng.integers(0, height - 3), rng.integers(0, width - 3)
+            picture[:, y : y + 3, x : x + 3] = rng.integers(0, 256)
+    return torch.from_numpy(pictures)
+
+
+def weights(layers: tuple[Conv, ...], channels: int) -> dict[str, tuple[Tensor, Tensor]]:
+    made, draw = {}, torch.Generator().manual_seed(1)
+    for i, layer in enumerate(layers):
+        weight = torch.randn(layer.channels, channels, layer.kernel, layer.kernel, generator=draw) * 0.2
+        weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
+        made[f"image/{i}"] = weight, torch.randn(layer.channels, generator=draw).requires_grad_()
+        channels = layer.channels
+    return made
+
+
+def ordinary(layers: tuple[Conv, ...], leaf: Input, seen: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+    x = (seen.float() - leaf.shift) * leaf.scale
+    for i, layer in enumerate(layers):
+        x = functional.conv2d(x, *pairs[f"image/{i}"], layer.stride, layer.padding)
+        x = torch.relu(x) if layer.activation == "relu" else torch.tanh(x)
+    return x
+
+
+SHAPES = [
+    pytest.param((Conv(8, 8, 4), Conv(8, 4, 2)), (4, 84, 84), id="as in Atari"),
+    pytest.param((Conv(8, 3, 2, activation="tanh"), Conv(4, 3, 1)), (3, 31, 45), id="windows that overlap by one"),
+    pytest.param((Conv(8, 2, 3), Conv(4, 2, 2)), (1, 40, 29), id="windows with gaps"),
+    pytest.param((Conv(8, 5, 1),), (2, 20, 33), id="one layer, every pixel"),
+]
+
+
+@pytest.mark.parametrize(("layers", "shape"), SHAPES)
+def test_results_and_gradients_are_those_of_ordinary_convolutions(
+    layers: tuple[Conv, ...], shape: tuple[int, int, int]
+) -> None:
+    leaf, seen = Input("screen", shape, 10.0, 1 / 255, dtype="uint8", image=True), scene(40, *shape)
+    pairs = weights(layers, shape[0])
+    parameters = [value for pair in pairs.values() for value in pair]
+    x, done = first_layers(layers, leaf, seen, pairs.__getitem__)
+    assert done == len(layers)
+    expected = ordinary(layers, leaf, seen, pairs)
+    torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-5)
+    towards = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    for mine, theirs in zip(
+        torch.autograd.grad((x * towards).sum(), parameters),
+        torch.autograd.grad((expected * towards).sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_only_windows_that_differ_have_a_row_of_their_own() -> None:
+    x = np.zeros((9, 84, 84, 4), np.uint8)
+    x[3, 41, 41, 2] = 1  # one pixel of one frame: four windows of 8x8 every 4 see it
+    windows = moved(x, reference(x), 8, 4)
+    assert windows is not None
+    assert windows.rows == 20 * 20 + 4
+    assert np.argwhere(windows.place >= 400).tolist() == [[4, 9, 9], [4, 9, 10], [4, 10, 9], [4, 10, 10]]
+    following = seen_by(windows, 4, 2, (9, 9))
+    assert (following.place[4] >= 81).sum() == following.rows - 81 == 9
+    np.testing.assert_array_equal(following.place[0], np.arange(81).reshape(9, 9))
+
+
+def test_the_reference_is_what_most_pictures_show() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (5, 6, 6, 2), dtype=np.uint8)
+    np.testing.assert_array_equal(reference(x), np.sort(x, axis=0)[2])
+
+
+@pytest.mark.parametrize(
+    ("layers", "seen"),
+    [
+        pytest.param((Conv(8, 8, 4),), scene(40, 4, 84, 84, spots=200), id="everything moves"),
+        pytest.param((Conv(8, 8, 4),), scene(4, 4, 84, 84), id="few pictures"),
+        pytest.param((Conv(8, 3, 1, padding=1),), scene(40, 4, 20, 20), id="padding"),
+    ],
+)
+def test_pictures_go_the_ordinary_way_where_this_one_does_not_pay(layers: tuple[Layer, ...], seen: Tensor) -> None:
+    leaf = Input("screen", tuple(seen.shape[1:]), dtype="uint8", image=True)
+
+    def never(place: str) -> tuple[Tensor, Tensor]:
+        raise AssertionError(place)
+
+    assert first_layers(layers, leaf, seen, never)[1] == 0
+
+
+def test_a_table_ends_where_most_windows_differ() -> None:
+    layers, seen = (Conv(8, 8, 4), Conv(8, 4, 2), Conv(8, 9, 1)), scene(40, 4, 84, 84)
+    pairs = weights(layers, 4)
+    x, done = first_layers(layers, Input("screen", (4, 84, 84), dtype="uint8", image=True), seen, pairs.__getitem__)
+    assert done == 2  # the third sees the whole picture, which nowhere stands still
+    assert x.shape == (40, 8, 9, 9)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_pong_is_passed_by_tables_and_says_the_same_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("atari:Pong")
+    net = Network(default_network(spec.seats[0], hidden=(32,), activation="relu", frame_stack=4), 3)
+    seen = {SCREEN: scene(40, 4, 84, 84, spots=2)}
+    rows: list[int] = []
+
+    def counted(before: Windows, kernel: int, stride: int, size: tuple[int, ...]) -> Windows:
+        rows.append(before.rows)
+        return seen_by(before, kernel, stride, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(still, "seen_by", counted)
+        with_tables = net(seen)
+    assert rows[0] < 40 * 400 / 4
+    monkeypatch.setattr(still, "LEAST_PICTURES", 1_000)
+    without = net(seen)
+    for name, head in without.items():
+        torch.testing.assert_close(with_tables[name], head, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 12, 10), (3, 1, 7, 7), (2, 3, 8, 9)])
+def test_weaving_puts_channels_last_and_changes_nothing(shape: tuple[int, ...]) -> None:
+    planes = torch.randint(0, 256, shape, dtype=torch.uint8)
+    made = woven(planes)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(made, planes)
+    assert torch.equal(woven(planes[:, :, 1:, :-1]), planes[:, :, 1:, :-1])
