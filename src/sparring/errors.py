@@ -22,8 +22,11 @@ from typing import Any
 class SparringError(Exception):
     """Says what was wrong, where, and what to do about it."""
 
+    story = ""  # of one that came from another process: its traceback there, as text
+
     def __init__(self, wrong: str, *, where: str, do: str) -> None:
-        super().__init__(f"{where}: {wrong}. {do}.")
+        end = "?" if do.startswith("Did you mean") else "."
+        super().__init__(f"{where}: {wrong}. {do}{end}")
         self.wrong, self.where, self.do = wrong, where, do
 
 

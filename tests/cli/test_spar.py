@@ -42,7 +42,7 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Pa
 def test_a_wrong_setting_is_a_sentence_and_an_object(tmp_path: Path) -> None:
     found = spar("doctor", "--set", "gateway.prot=3", "--json", cwd=tmp_path)
     assert found.returncode == 1
-    assert found.stderr == "spar: --set [gateway]: unknown key 'prot'. Did you mean 'port'.\n"
+    assert found.stderr == "spar: --set [gateway]: unknown key 'prot'. Did you mean 'port'?\n"
     assert json.loads(found.stdout) == {
         "error": "unknown key 'prot'", "where": "--set [gateway]", "do": "Did you mean 'port'",
     }  # fmt: skip

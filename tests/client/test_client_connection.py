@@ -413,7 +413,7 @@ def test_settings_are_checked_and_unknown_ones_named():
     assert set(SettingsKeys.__annotations__) == set(Settings.__dataclass_fields__)
     with pytest.raises(ConfigError) as caught:
         sparring.connect(NOBODY, "cartpole", polleverys=3)
-    assert str(caught.value) == "sparring.connect: unknown argument 'polleverys'. Did you mean 'poll_every_s'."
+    assert str(caught.value) == "sparring.connect: unknown argument 'polleverys'. Did you mean 'poll_every_s'?"
     for wrong in ({"act": "x"}, {"strength": 2.0}, {"trust": "x"}, {"spool_bytes": 0}, {"timeout_s": -1.0}):
         with pytest.raises(ConfigError):
             sparring.connect(NOBODY, "cartpole", **wrong)

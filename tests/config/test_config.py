@@ -35,7 +35,7 @@ def test_a_file_and_set_override_in_that_order(tmp_path: Path) -> None:
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
     assert refusal(tmp_path, "[replay]\nsamples_per_insrt = 3") == (
-        "spar.toml [replay]: unknown key 'samples_per_insrt'. Did you mean 'samples_per_insert'."
+        "spar.toml [replay]: unknown key 'samples_per_insrt'. Did you mean 'samples_per_insert'?"
     )
     assert refusal(tmp_path, "[collect]\nxyzzy = 3") == (
         "spar.toml [collect]: unknown key 'xyzzy'. The keys here are budget_steps_per_s, window_s."

@@ -38,14 +38,14 @@ def test_the_game_in_the_documentation_keeps_its_promises(
 @pytest.mark.parametrize(
     ("game_id", "sentence"),
     [
-        ("cartpol", "game 'cartpol': there is no such game. Did you mean 'cartpole'."),
+        ("cartpol", "game 'cartpol': there is no such game. Did you mean 'cartpole'?"),
         (
             "chess960",
             "game 'chess960': there is no such game. "
             "Use one of cartpole, connect-four, duel, atari:GAME, gym:ID, pz:MODULE, spiel:NAME or module:function.",
         ),
-        ("spiel:kuhn_pokr", "game 'spiel:kuhn_pokr': OpenSpiel has no such game. Did you mean 'spiel:kuhn_poker'."),
-        ("pz:tictactoe_v9", "game 'pz:tictactoe_v9': PettingZoo has no such game. Did you mean 'pz:tictactoe_v3'."),
+        ("spiel:kuhn_pokr", "game 'spiel:kuhn_pokr': OpenSpiel has no such game. Did you mean 'spiel:kuhn_poker'?"),
+        ("pz:tictactoe_v9", "game 'pz:tictactoe_v9': PettingZoo has no such game. Did you mean 'pz:tictactoe_v3'?"),
         (
             "gym:CartPoll-v1",
             "game 'gym:CartPoll-v1': Environment `CartPoll` doesn't exist. Did you mean: `CartPole`. "

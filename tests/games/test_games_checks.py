@@ -170,7 +170,7 @@ def test_the_state_of_a_recurrent_actor_is_finite() -> None:
         (
             with_columns(CART, rewards=np.zeros(STEPS, np.float32)),
             cartpole.SPEC,
-            "chunk, rewards: there is no such column. Did you mean 'reward'.",
+            "chunk, rewards: there is no such column. Did you mean 'reward'?",
         ),
         (
             with_columns(CART, final_observation__state=None),

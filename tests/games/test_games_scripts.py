@@ -74,7 +74,7 @@ def test_every_game_has_a_random_player_and_unknown_ones_are_named() -> None:
     assert scripts_for("gym:CartPole-v1") == ("random",)
     with pytest.raises(Missing) as caught:
         script("duel", "traker")
-    assert str(caught.value) == "scripts of duel: there is no script 'traker'. Did you mean 'tracker'."
+    assert str(caught.value) == "scripts of duel: there is no script 'traker'. Did you mean 'tracker'?"
 
 
 def test_random_actions_are_uniform_over_what_is_legal() -> None:

@@ -164,7 +164,7 @@ def test_people_see_a_table_and_the_commands(capsys: pytest.CaptureFixture[str],
 def test_a_region_that_is_none_is_one_sentence() -> None:
     with pytest.raises(SparringError) as caught:
         find(["us-wset-2"], NOW)
-    assert str(caught.value) == "--region us-wset-2: AWS has no such region. Did you mean 'us-west-2'."
+    assert str(caught.value) == "--region us-wset-2: AWS has no such region. Did you mean 'us-west-2'?"
 
 
 def test_no_credentials_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_the_example_says_the_probability_with_which_it_chose(example):
 @pytest.mark.parametrize(
     ("name", "kind", "text"),
     [
-        ("gredy", Missing, "train.policy: there is no policy 'gredy'. Did you mean 'greedy'."),
+        ("gredy", Missing, "train.policy: there is no policy 'gredy'. Did you mean 'greedy'?"),
         ("test_own_policy:nothing", Missing, "test_own_policy has no 'nothing'"),
         ("no_such_module:Policy", Missing, "there is no module 'no_such_module'"),
         ("test_own_policy:print_not", ConfigError, "it is a function. Name a class."),

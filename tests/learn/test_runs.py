@@ -1,5 +1,6 @@
 """Runs: what they write, that they resume bit for bit, and that nothing can leave half a checkpoint."""
 
+import hashlib
 import json
 import os
 import signal
@@ -136,6 +137,19 @@ def test_until_ends_a_run_as_soon_as_its_greedy_episodes_earn_that_much(config):
     assert result.published.evaluation.mean > 60
 
 
+def test_a_target_that_is_no_number_is_refused(config):
+    with pytest.raises(ConfigError) as error:
+        trained(config, steps=1000, until=float("nan"))
+    assert str(error.value) == "spar train: --until nan. Name a return that can be reached."
+
+
+def test_the_same_seed_publishes_the_same_weights_under_another_name(config):
+    first, second = (trained(config, steps=500, seed=3).published for _ in range(2))
+    assert first.weights == second.weights
+    assert first.model != second.model
+    assert first.weights == hashlib.sha256(weights_of(config, first.model)).hexdigest()
+
+
 def test_minutes_end_a_run(config):
     result = trained(config, steps=10**9, minutes=0.01)
     assert result.state == "done"
@@ -250,8 +264,8 @@ def wait_for_checkpoint(config, child):
 
 
 WRONG = [
-    (Wish("cartpol"), Missing, "game 'cartpol': there is no such game. Did you mean 'cartpole'."),
-    (Wish("cartpole", "pppo"), Missing, "--algo: there is no algorithm 'pppo'. Did you mean 'ppo'."),
+    (Wish("cartpol"), Missing, "game 'cartpol': there is no such game. Did you mean 'cartpole'?"),
+    (Wish("cartpole", "pppo"), Missing, "--algo: there is no algorithm 'pppo'. Did you mean 'ppo'?"),
     (
         Wish("cartpole", "alphazero"),
         Missing,
@@ -260,7 +274,7 @@ WRONG = [
     ),
     (Wish("cartpole", "json:loads"), ConfigError, "'json:loads' has no begin, update, exploration"),
     (Wish("cartpole", "nowhere:Dqn"), Missing, "algorithm 'nowhere:Dqn': there is no module 'nowhere'."),
-    (Wish("cartpole", settings=("clap=1",)), ConfigError, "[ppo]: unknown key 'clap'. Did you mean 'clip'."),
+    (Wish("cartpole", settings=("clap=1",)), ConfigError, "[ppo]: unknown key 'clap'. Did you mean 'clip'?"),
     (Wish("cartpole", settings=("clip",)), ConfigError, "--algo-set: 'clip' has no value. Write --algo-set key=value."),
     (
         Wish("cartpole", settings=("clip=wide",)),
@@ -275,8 +289,8 @@ WRONG = [
     (Wish("cartpole", settings=("hidden_units=[1.5]",)), ConfigError, "Write a list of whole numbers."),
     (Wish("cartpole", settings=("epochs=0",)), ConfigError, "epochs = 0, discount = 0.98. Count from 1"),
     (Wish("cartpole", "dqn", settings=("n_steps=0",)), ConfigError, "[dqn]: n_steps = 0"),
-    (Wish("cartpole", source="mox"), ConfigError, "--from: there is no source 'mox'. Did you mean 'mix'."),
-    (Wish("cartpole", topology="singel"), Missing, "there is no topology 'singel'. Did you mean 'single'."),
+    (Wish("cartpole", source="mox"), ConfigError, "--from: there is no source 'mox'. Did you mean 'mix'?"),
+    (Wish("cartpole", topology="singel"), Missing, "there is no topology 'singel'. Did you mean 'single'?"),
     (
         Wish("cartpole", topology="offline"),
         ConfigError,
@@ -289,6 +303,23 @@ WRONG = [
         "Use `spar train cartpole --algo dqn --from store`, or `--from mix` with ppo.",
     ),
     (Wish("cartpole", steps=0), ConfigError, "spar train: --envs 16, --steps 0. Count both from 1."),
+    (Wish("cartpole", envs=0), ConfigError, "spar train: --envs 0, --steps None. Count both from 1."),
+    (Wish("cartpole", seed=-1), ConfigError, "spar train: --seed -1. Count seeds from 0."),
+    (
+        Wish("cartpole", settings=("learning_rate=-1.0",)),
+        ConfigError,
+        "[ppo]: learning_rate = -1. Let it be 0 or more.",
+    ),
+    (
+        Wish("cartpole", "sac", settings=("learning_rate=nan",)),
+        ConfigError,
+        "[sac]: learning_rate = nan. Let it be 0 or more.",
+    ),
+    (
+        Wish("cartpole", "dqn", settings=("epsilon_last=2.0",)),
+        ConfigError,
+        "[dqn]: epsilon_last = 2. Let it be between 0 and 1.",
+    ),
 ]
 
 

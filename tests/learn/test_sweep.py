@@ -133,7 +133,7 @@ def test_the_command_shows_a_table_flags_and_pictures(config, tmp_path, capsys):
 
 
 WRONG = [
-    ("trils = 3\nsteps = 9", SPACE, "s.toml [sweep]: unknown key 'trils'. Did you mean 'trials'."),
+    ("trils = 3\nsteps = 9", SPACE, "s.toml [sweep]: unknown key 'trils'. Did you mean 'trials'?"),
     ("trials = 3", SPACE, "[sweep]: how long a run is must be said once. Give steps, or else minutes."),
     (
         'steps = 9\nobjective = "steps"',
@@ -143,12 +143,12 @@ WRONG = [
     (
         "steps = 9",
         "[space]\nlerning_rate = { low = 1, high = 2 }",
-        "s.toml [space]: unknown key 'lerning_rate'. Did you mean 'learning_rate'.",
+        "s.toml [space]: unknown key 'lerning_rate'. Did you mean 'learning_rate'?",
     ),
     (
         "steps = 9",
         "[space]\nepochs = { low = 1, hgh = 2 }",
-        "s.toml [space] epochs: unknown key 'hgh'. Did you mean 'high'.",
+        "s.toml [space] epochs: unknown key 'hgh'. Did you mean 'high'?",
     ),
     (
         "steps = 9",

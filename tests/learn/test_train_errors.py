@@ -44,11 +44,11 @@ def rewritten(run, change):
 
 def test_an_unknown_algorithm_and_key_are_answered_with_the_one_that_was_meant(config):
     assert sentence(Missing, wished(config, "cartpole", "dnq")) == (
-        "--algo: there is no algorithm 'dnq'. Did you mean 'dqn'."
+        "--algo: there is no algorithm 'dnq'. Did you mean 'dqn'?"
     )
     wrong = Wish("cartpole", settings=("entropy_coeficient=0.1",))
     assert sentence(ConfigError, lambda: train(wrong, Orders(), config, lambda progress: None)) == (
-        "[ppo]: unknown key 'entropy_coeficient'. Did you mean 'entropy_coefficient'."
+        "[ppo]: unknown key 'entropy_coeficient'. Did you mean 'entropy_coefficient'?"
     )
     assert not runs_of(config).exists()
 

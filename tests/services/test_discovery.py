@@ -26,9 +26,9 @@ def test_a_url_or_the_environment_says_where_services_are_found(folder, monkeypa
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("consl://x", "services.discovery: 'consl://x' is no discovery. Did you mean consul://."),
+        ("consl://x", "services.discovery: 'consl://x' is no discovery. Did you mean consul://?"),
         ("redis://x", "services.discovery: 'redis://x' is no discovery. Use one of local://, consul://, ray://."),
-        ("local", "services.discovery: 'local' is no discovery. Did you mean local://."),
+        ("local", "services.discovery: 'local' is no discovery. Did you mean local://?"),
         ("local://host/x", "names more than a folder. Write local:// or local:///folder."),
         ("consul://127.0.0.1:x", "Write consul://HOST:PORT."),
     ],

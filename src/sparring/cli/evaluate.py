@@ -62,7 +62,7 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         raise ConfigError(wrong, where="--from store", do="Name a model of this game, or let it play without --from")
     with open_store(args.config.store_url) as store:
         records = read_records(store, spec)
-    output.say(f"{ours.game}: {ours.name[:40]} by {records.episodes} recorded episodes of {records.steps} steps")
+    output.say(f"{ours.game}: {_short(ours.name)} by {records.episodes} recorded episodes of {records.steps} steps")
     torch.set_num_threads(1)  # small matrices lose time on every other thread
     said = judge(
         records, Forward(model.card.network, read_weights(model)), spec, discount=args.discount, seed=args.seed
@@ -98,7 +98,7 @@ def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     against = None if rival is None else rival.player
     played = evaluate(ours.game, ours.player, episodes=args.episodes, seed=args.seed, against=against)
     told = summary(played.returns)
-    output.say(f"{ours.game}: {ours.name[:40]} in {args.episodes} episodes")
+    output.say(f"{ours.game}: {_short(ours.name)} in {args.episodes} episodes")
     for line in lines(played.returns):
         output.say(line)
     spread = "  ".join(f"{name} {value:.4g}" for name, value in told.quantiles.items())
@@ -115,11 +115,16 @@ def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
     if played.wins is not None:
         name = "script:random" if rival is None else rival.name
-        output.say(f"against {name[:40]}: {played.wins} won, {played.draws} drawn, {played.losses} lost")
+        output.say(f"against {_short(name)}: {played.wins} won, {played.draws} drawn, {played.losses} lost")
         result |= {"against": name, "wins": played.wins, "draws": played.draws, "losses": played.losses}
     if args.plot is not None:
-        versus = f" against {result['against'][:24]}" if "against" in result else ""
-        plot(played.returns, args.plot, f"{ours.game}: {ours.name[:40]}{versus}, {args.episodes} episodes")
+        versus = f" against {_short(result['against'])}" if "against" in result else ""
+        plot(played.returns, args.plot, f"{ours.game}: {_short(ours.name)}{versus}, {args.episodes} episodes")
         output.say(f"drawn into {args.plot}")
         result["plot"] = str(args.plot)
     return result
+
+
+def _short(name: str) -> str:
+    """A model by the beginning of its id, as everywhere; a script by its whole name."""
+    return name if ":" in name else name[:12]

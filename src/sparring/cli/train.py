@@ -89,7 +89,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     orders = Orders(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     trained = train(wish, orders, args.config, lambda progress: output.progress(_line(progress)), _stops_on_signals)
     published = trained.published
-    output.say(f"run {trained.run}: {trained.state}, model {published.model[:12]}, {published.verdict}")
+    made = f"model {published.model[:12]} (weights {published.weights[:12]})"
+    output.say(f"run {trained.run}: {trained.state}, {made}, {published.verdict}")
     played = published.evaluation
     return {
         "run": trained.run,
@@ -103,13 +104,15 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         "return_mean": None if played is None else played.mean,
         "return_sd": None if played is None else played.sd,
         "model": published.model,
+        "weights_sha256": published.weights,
         "promoted": published.promoted,
         "state": trained.state,
     }
 
 
 def _line(progress: "Progress") -> str:
-    parts = [f"{progress.done_share:4.0%}", f"{progress.env_steps:,} steps", f"{progress.steps_per_s:,.0f} steps/s"]
+    counted = "steps" if progress.plays else "sampled"
+    parts = [f"{progress.done_share:4.0%}", f"{progress.position:,} {counted}", f"{progress.steps_per_s:,.0f} steps/s"]
     parts.append(f"{progress.updates:,} updates")
     if progress.return_mean is not None:
         parts.append(f"return {progress.return_mean:.2f}")

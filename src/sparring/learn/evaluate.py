@@ -111,6 +111,8 @@ def evaluate(game_id: str, player: Player, *, episodes: int, seed: int, against:
     """Play `episodes` episodes. In games with several seats the others are `against`, or the script "random"."""
     if episodes < 1:
         raise ConfigError(f"{episodes} episodes", where="evaluation", do="Play at least one")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed}", where="evaluation", do="Count seeds from 0")
     game = open_game(game_id, min(episodes, MAX_GAMES))
     ours = _acting(game.spec, game_id, player)
     others = _acting(game.spec, game_id, "random" if against is None else against)

@@ -118,11 +118,9 @@ def plan(wish: Wish, config: Config) -> Plan:
     topology = _topology(replace(wish, on=on, topology=_ringed(wish.topology, learners)), algorithm, source)
     if source == "mix":
         check_share(config.replay.store_share)
-    envs = wish.envs or (preset.envs if config.train.envs == type(config.train)().envs else config.train.envs)
-    if envs < 1 or (wish.steps is not None and wish.steps < 1):
-        raise ConfigError(f"--envs {envs}, --steps {wish.steps}", where="spar train", do="Count both from 1")
-    if wish.actors is not None and wish.actors < 1:
-        raise ConfigError(f"--actors {wish.actors}", where="spar train", do="Count them from 1")
+    set_envs = preset.envs if config.train.envs == type(config.train)().envs else config.train.envs
+    envs = set_envs if wish.envs is None else wish.envs
+    _check_counts(wish, envs)
     return Plan(
         game=wish.game,
         spec=spec,
@@ -146,6 +144,15 @@ def plan(wish: Wish, config: Config) -> Plan:
         learners=learners,
         discovery=config.discovery_url,
     )
+
+
+def _check_counts(wish: Wish, envs: int) -> None:
+    if envs < 1 or (wish.steps is not None and wish.steps < 1):
+        raise ConfigError(f"--envs {envs}, --steps {wish.steps}", where="spar train", do="Count both from 1")
+    if wish.actors is not None and wish.actors < 1:
+        raise ConfigError(f"--actors {wish.actors}", where="spar train", do="Count them from 1")
+    if wish.seed < 0:
+        raise ConfigError(f"--seed {wish.seed}", where="spar train", do="Count seeds from 0")
 
 
 def from_record(game: str, seed: int, record: dict[str, Any], config: Config) -> Plan:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from sparring.errors import Missing
 from sparring.learn.evaluate import Evaluation
@@ -17,7 +17,7 @@ from sparring.registry.gate import passes
 from sparring.registry.protocol import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
-from sparring.wire.model import Lineage, Model
+from sparring.wire.model import WEIGHTS, Lineage, Model
 from sparring.wire.network import NetworkSpec
 from sparring.wire.tree import Tree
 
@@ -30,6 +30,7 @@ class Published:
     evaluation: Evaluation | None  # None: the game has no simulator here
     promoted: bool
     verdict: str  # a sentence
+    weights: str = ""  # SHA-256 of the weights alone: a model's card has a time, so its own id is never the same twice
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Publisher:
         model = make_model(plan.spec, network, weights, policy, lineage, int(self.clock() * 1000))
         name = self.registry.publish(model)
         self.parents = [name]
-        return self._judge(model)
+        return replace(self._judge(model), weights=model.card.files[WEIGHTS])
 
     def save(self) -> Tree:
         """What a resumed run needs to know."""

@@ -41,7 +41,8 @@ class Progress:
     """What a progress line shows."""
 
     seconds: float
-    env_steps: int
+    position: int  # steps played, or sampled where nobody plays
+    plays: bool
     updates: int
     steps_per_s: float
     return_mean: float | None
@@ -72,6 +73,7 @@ class Session:
     _metrics: dict[str, float] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)
     _logged: tuple[float, int] = (0.0, 0)
+    _told: int = -1  # the position of the last line
     _looked: int = 0  # how often --until was looked at
 
     def resume(self) -> None:
@@ -102,7 +104,8 @@ class Session:
                 if self.clock() >= self._due[name]:
                     getattr(self, f"_{name}")()
                     self._due[name] = self.clock() + period
-        self._log()
+        if self.wiring.position != self._told:
+            self._log()
         self._checkpoint()
         return "stopped" if self.stop_asked else "done"
 
@@ -159,7 +162,7 @@ class Session:
         seconds, position = self.seconds, self.wiring.position
         before_s, before = self._logged
         rate = (position - before) / max(seconds - before_s, 1e-9)
-        self._logged = (seconds, position)
+        self._logged, self._told = (seconds, position), position
         returns = np.array(self._returns) if self._returns else None
         mean = None if returns is None else float(returns.mean())
         line: dict[str, float | int | str | None] = {
@@ -179,7 +182,8 @@ class Session:
         self.show(
             Progress(
                 seconds,
-                self.wiring.env_steps,
+                position,
+                self.plan.source != "store",
                 self.wiring.learner.updates,
                 rate,
                 mean,

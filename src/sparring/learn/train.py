@@ -1,5 +1,6 @@
 """One call from a wish to a trained model: what `spar train` does, for programs."""
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -57,6 +58,8 @@ def train(
     runs = Path(config.data) / "runs"
     if orders.minutes is not None and orders.minutes <= 0:
         raise ConfigError(f"--minutes {orders.minutes:g}", where="spar train", do="Give it some time")
+    if orders.until is not None and not math.isfinite(orders.until):
+        raise ConfigError(f"--until {orders.until:g}", where="spar train", do="Name a return that can be reached")
     if orders.resume is None:
         agreed = plan(wish, config)
     else:

@@ -1,6 +1,7 @@
 """One file per algorithm, chosen by name or as `module:name` of your own."""
 
 import difflib
+import math
 from typing import Any
 
 from sparring.config import read
@@ -20,6 +21,9 @@ ALGORITHMS = {
     "iql": "sparring.learn.algorithms.iql:Iql",
 }
 ALIASES = {"apex": "dqn"}  # an algorithm with another topology and preset
+# What the same names mean in every algorithm; what one of them means alone is checked in its own file.
+NEVER_NEGATIVE = ("learning_rate", "max_gradient_norm", "reward_scale")
+SHARES = ("epsilon_first", "epsilon_last", "trace_decay", "target_rate")
 VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name")
 
 
@@ -45,8 +49,15 @@ def open_algorithm(name: str) -> Algorithm:
 
 
 def settings_of(algorithm: Algorithm, *tables: dict[str, Any]) -> Any:
-    """The algorithm's settings: its defaults, then each table in turn; ConfigError names a key that it has not."""
+    """The algorithm's settings: its defaults, then each table in turn; ConfigError names a key that it has not, or a
+    value that cannot be meant."""
     merged: dict[str, Any] = {}
     for table in tables:
         merged |= table
-    return read(algorithm.settings, merged, f"[{algorithm.name}]")
+    settings = read(algorithm.settings, merged, f"[{algorithm.name}]")
+    for name in (*NEVER_NEGATIVE, *SHARES):
+        value, most = getattr(settings, name, 0.0), (1.0 if name in SHARES else math.inf)
+        if not 0 <= value <= most:
+            do = "Let it be between 0 and 1" if name in SHARES else "Let it be 0 or more"
+            raise ConfigError(f"{name} = {value:g}", where=f"[{algorithm.name}]", do=do)
+    return settings
