@@ -176,7 +176,7 @@ class Network(nn.Module):
     def _image(self, pictures: tuple[Input, ...], observation: Mapping[str, Tensor]) -> Tensor:
         """What the image layers make of all leaves that are pictures; what stands still is passed once."""
         seen = observation[pictures[0].name]
-        if len(pictures) == 1 and seen.dtype == torch.uint8 and seen.dim() == 4:
+        if len(pictures) == 1 and seen.dtype == torch.uint8 and seen.dim() == 4 and seen.is_cpu:
             x, done = first_layers(self.spec.image, pictures[0], seen, self._pair)
             if done:
                 return self._stack("image", self.spec.image, x, done)

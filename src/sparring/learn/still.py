@@ -81,7 +81,7 @@ def first_layers(layers: tuple[Layer, ...], leaf: Input, seen: Tensor, pair: Pai
 
 def woven(pictures: Tensor) -> Tensor:
     """The same bytes [n, channels, height, width] with their channels last in memory; five times as fast as torch."""
-    if pictures.is_contiguous(memory_format=torch.channels_last) or not pictures.is_contiguous():
+    if pictures.is_contiguous(memory_format=torch.channels_last) or not (pictures.is_contiguous() and pictures.is_cpu):
         return pictures.contiguous(memory_format=torch.channels_last)
     n, channels, height, width = pictures.shape
     made = torch.empty(n, height, width, channels, dtype=torch.uint8)
