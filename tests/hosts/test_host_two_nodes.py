@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+import numpy as np
 import psutil
 import pytest
 from host_contract import until
@@ -44,6 +45,23 @@ def cluster():
 
 def nodes_of(handles):
     return [handle.member.look()["Address"]["NodeID"] for handle in handles]
+
+
+def test_what_is_only_handed_on_is_not_fetched(cluster):
+    from ray.experimental import get_object_locations
+
+    with open_host(f"ray://{cluster.address}") as host:
+        pair = host.start(Worker, "pair", 2, Resources(cpus=0.5), {})
+        for handle in pair:
+            handle.ask("who").result(60.0)
+        head = cluster.head_node.node_id
+        (away,) = [handle for handle, node in zip(pair, nodes_of(pair), strict=True) if node != head]
+        passed, read = (away.ask("echo", np.zeros(1 << 18)) for _ in range(2))
+        passed.here = False
+        until(lambda: passed.done() and read.done(), 30.0)
+        assert host.wait([passed], 10.0) == [passed]
+        at = get_object_locations([passed.ref, read.ref])
+        assert [head in at[one.ref]["node_ids"] for one in (passed, read)] == [False, True]
 
 
 def test_services_spread_over_nodes_pack_on_one_and_outlive_a_node(cluster):
