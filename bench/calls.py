@@ -8,8 +8,11 @@ process: so many calls are under way at once, a new one begun when one is answer
 Bare ZeroMQ, the limit, sends raw bytes over one socket and matches answers by their order. Batch 32: ours gathers up to
 32 callers into one call of the method, for at most 1 ms; the peers have no such thing and answer one by one.
 
-Each library's caller is a process of its own, with its service in another, and they take turns of a part of a second so
-that all meet the same machine. A figure is the median of the turns (11, quick 3), its spread the least and the most.
+Each library's caller is a process of its own, with its service in another. One library at a time is on the machine: its
+processes are started, warmed up, measured in turns of a part of a second and stopped, and the next one is started when
+they are all gone: what one does while it idles (Ray's daemons, gRPC's threads) costs itself alone, not whoever is
+measured then. This is done in rounds, each begun by another library, so that all meet the same machine over time. A
+figure is the median of all turns (6 rounds of 2, quick 1 of 3), its spread the least and the most.
 """
 
 import argparse
@@ -19,8 +22,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
+import psutil
 from bench import ledger
 
 BARE = "bare ZeroMQ"
@@ -29,22 +33,36 @@ PEERS = {"Ray": 6.0, "gRPC": 4.0}  # and by how much ours is to be faster
 OF_LIMIT = {1: 0.8, 8: 0.5}  # callers → the part of bare ZeroMQ's calls that ours is to reach, at 100 B
 SIZES = {100: "100 B", 1_000_000: "1 MB"}
 CALLERS = (1, 8, 64)
+WARM = 0.25  # of a turn, before the first one that counts
+STOP_S = 20.0
 
 
 class Caller:
-    """One library's caller, waiting for its turns."""
+    """One library's caller, waiting for its turns. When it is closed, nothing of the library runs any more."""
 
     def __init__(self, script: str) -> None:
-        path = ledger.ROOT / "bench" / "peers" / f"calls_{script}.py"
+        self._script = path = ledger.ROOT / "bench" / "peers" / f"calls_{script}.py"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def wait_until_ready(self) -> None:
+    def __enter__(self) -> Self:
         while (line := self._read()) != "ready\n":
             if not line:
-                raise SystemExit(f"{self._process.args} ended")
+                raise SystemExit(f"{self._script} ended")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        everybody = psutil.Process(self._process.pid).children(recursive=True)
+        try:
+            self._process.communicate(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+        _, left = psutil.wait_procs(everybody, timeout=STOP_S)
+        for one in left:
+            one.kill()
 
     def turn(self, size: int, callers: int, batched: bool, seconds: float) -> dict[str, float]:
         assert self._process.stdin is not None
@@ -53,13 +71,6 @@ class Caller:
         self._process.stdin.flush()
         said: dict[str, float] = json.loads(self._read())
         return said
-
-    def close(self) -> None:
-        try:
-            self._process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
 
     def _read(self) -> str:
         assert self._process.stdout is not None
@@ -74,18 +85,19 @@ def cells() -> Iterator[tuple[int, int, bool]]:
                 yield size, callers, batched
 
 
-def measure(callers: Mapping[str, Caller], rounds: int, seconds: float) -> dict[Any, list[dict[str, float]]]:
+def measure(rounds: int, turns: int, seconds: float) -> dict[Any, list[dict[str, float]]]:
     """Every turn, by size, callers, batched and library; the peers' turns serve both kinds of batch."""
-    turns: dict[Any, list[dict[str, float]]] = {}
-    for number in range(rounds + 1):
-        for size, many, batched in cells():
-            for who, caller in callers.items():
-                if batched and who != "ours":
-                    continue
-                said = caller.turn(size, many, batched, seconds if number else seconds / 4)
-                if number:  # the first round warms up
-                    turns.setdefault((size, many, batched, who), []).append(said)
-    return turns
+    said: dict[Any, list[dict[str, float]]] = {}
+    names = list(LIBRARIES)
+    for number in range(rounds):
+        for who in names[number % len(names) :] + names[: number % len(names)]:
+            mine = [cell for cell in cells() if who == "ours" or not cell[2]]
+            with Caller(LIBRARIES[who]) as caller:
+                for cell in mine:
+                    caller.turn(*cell, seconds * WARM)
+                for cell in mine * turns:
+                    said.setdefault((*cell, who), []).append(caller.turn(*cell, seconds))
+    return said
 
 
 def cases(turns: Mapping[Any, list[dict[str, float]]]) -> list[dict[str, Any]]:
@@ -122,15 +134,7 @@ def _median(turns: list[dict[str, float]], what: str) -> float:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The benchmark's JSON; `args.quick` repeats less."""
-    rounds, seconds = (3, 0.15) if args.quick else (11, 0.5)
-    callers = {who: Caller(script) for who, script in LIBRARIES.items()}
-    try:
-        for caller in callers.values():
-            caller.wait_until_ready()
-        turns = measure(callers, rounds, seconds)
-    finally:
-        for caller in callers.values():
-            caller.close()
+    turns = measure(rounds=1, turns=3, seconds=0.15) if args.quick else measure(rounds=6, turns=2, seconds=0.5)
     return ledger.result("calls", cases(turns))
 
 
