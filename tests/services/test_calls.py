@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from worker_services import Worker
 from sparring.errors import Missing, Refused, Unreachable, WireError
 from sparring.services.census import census
 from sparring.services.discovery import Local
+from sparring.services.register import register
 from sparring.services.server import Busy, Server
 from sparring.services.solver import CallFailed, Late, Lost, Solver
 
@@ -99,6 +101,7 @@ def test_errors_arrive_typed_with_their_story(start, solver):
     with pytest.raises(Missing) as ours:
         solver.retrieve(Worker, "breaks", "ours")
     assert str(ours.value) == "larder: there is no cheese. Buy some."
+    assert 'raise Missing("there is no cheese"' in ours.value.story
     with pytest.raises(CallFailed) as theirs:
         solver.retrieve(Worker, "breaks", "theirs")
     assert "ZeroDivisionError: by nothing" in str(theirs.value)
@@ -108,6 +111,27 @@ def test_errors_arrive_typed_with_their_story(start, solver):
     with pytest.raises(Exception, match="a object has no place in a call"):
         solver.retrieve(Worker, "breaks", "object")
     assert solver.retrieve(Worker, "whoami") == "a"
+
+
+class Middle:
+    """Calls another service to answer."""
+
+    def __init__(self, solver):
+        self._solver = solver
+
+    @register()
+    def ask(self, *args):
+        return self._solver.retrieve(Worker, *args)
+
+
+def test_the_story_of_an_error_comes_through_a_service_between(start, solver, folder):
+    start("a")
+    with Server(Middle(solver), Local(folder)), pytest.raises(CallFailed) as failed:
+        solver.retrieve(Middle, "ask", "breaks", "theirs")
+    assert str(failed.value) == "Worker: ZeroDivisionError: by nothing. Look at its story."
+    told = "".join(traceback.format_exception(failed.value))  # what a person sees: here, between, and there
+    assert told.index("in test_the_story") < told.index("in ask") < told.index("in breaks")
+    assert told.count('raise ZeroDivisionError("by nothing")') == 1
 
 
 def send_often(solver, times, verb, *args):
@@ -177,6 +201,19 @@ def test_calls_of_one_key_stay_with_one_instance_and_others_are_spread_by_load(s
     busy.join()
 
 
+def test_a_key_stays_with_its_instance_when_others_come(start, solver):
+    start("a")
+    keys = [solver.sticky(f"env-{key}") for key in range(8)]
+    assert {key.retrieve(Worker, "whoami") for key in keys} == {"a"}
+    for id in ("b", "c"):
+        start(id)
+    until = time.monotonic() + 10
+    while {solver.retrieve(Worker, "whoami") for _ in range(6)} != {"a", "b", "c"} and time.monotonic() < until:
+        pass
+    assert {key.retrieve(Worker, "whoami") for key in keys for _ in range(3)} == {"a"}
+    assert {solver.sticky(f"new-{key}").retrieve(Worker, "whoami") for key in range(6)} == {"a", "b", "c"}
+
+
 def test_calls_in_an_event_loop(start, solver):
     start("a")
 
@@ -191,7 +228,7 @@ def test_calls_in_an_event_loop(start, solver):
             with pytest.raises(Late):
                 await solver.within(0.2).retrieve_async(Worker, "sleep", 2)
             await solver.send_async(Worker, "work", 7)
-            assert await solver.retrieve_async(Worker, "worked") == [7]
+            assert await solver.proxy_async(Worker).worked() == [7]
         finally:
             await solver.close_async()
 

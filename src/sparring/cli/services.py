@@ -97,8 +97,7 @@ def _ago(since_s: float) -> str:
 
 
 def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.services.census import Alone
-    from sparring.services.solver import Solver
+    from sparring.services.census import ask
 
     counts = dict(_wanted(text) for text in args.what)
     if not counts:
@@ -109,8 +108,7 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
         scaled: dict[str, int] = {}
         for name, count in counts.items():
             discovery, host = _runner(hosts, name, url)
-            with Solver(Alone(discovery, host)) as solver:
-                scaled[name] = solver.within(SCALE_S).retrieve("host", "scale", name, count)
+            scaled[name] = ask(discovery, host, "scale", name, count, deadline_s=SCALE_S)
             output.say(f"{name}: {scaled[name]}")
     finally:
         for discovery in discoveries:
@@ -120,8 +118,7 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
 
 def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
     """Those there are, and what each runs."""
-    from sparring.services.census import Alone
-    from sparring.services.solver import Solver
+    from sparring.services.census import ask
 
     found: list[_Host] = []
     for discovery in discoveries:
@@ -129,8 +126,8 @@ def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
             known = any(_mark(host) == _mark(other) for _, other, _ in found)
             if known or pid not in (None, host.pid):
                 continue
-            with Solver(Alone(discovery, host)) as solver, suppress(Unreachable):  # it has just ended
-                found.append((discovery, host, [one["name"] for one in solver.retrieve("host", "list")]))
+            with suppress(Unreachable):  # it has just ended
+                found.append((discovery, host, [one["name"] for one in ask(discovery, host, "list")]))
     return found
 
 

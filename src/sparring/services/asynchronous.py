@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
 from zmq.backend import zmq_poll
 
 from sparring.errors import SparringError, WireError
-from sparring.services.failure import late, lost
+from sparring.services.failure import Leaving, late, lost
 from sparring.services.frames import (
     MOST_TOGETHER,
     VERSION,
@@ -22,11 +22,12 @@ from sparring.services.frames import (
     together,
 )
 from sparring.services.handover import Peer
-from sparring.services.lines import AT_ONCE, LOOK_S, READABLE, House, plain_send
+from sparring.services.lines import AT_ONCE, LOOK_S, READABLE, Behind, House, plain_send
 from sparring.services.routes import Target
 
 MAX_UNDER_WAY = 512  # calls on one line; who comes later waits for the answer of another
 MAX_AT_ONCE = 64  # answers read before others in the loop have their turn
+CLOSE_S = 0.002  # between two looks at deadlines
 MANY, GROUPS = 16, 2  # with so many calls under way they travel together, in so many groups at least
 
 
@@ -41,9 +42,9 @@ class LoopLines:
         """The line to the instance, where there is one."""
         return self._lines.get(target)
 
-    async def line(self, target: Target) -> "LoopLine":
+    async def line(self, target: Target, until: float) -> "LoopLine":
         """The line to the instance."""
-        peer = await asyncio.to_thread(self._house.peer, target)  # it may take a moment
+        peer = await asyncio.to_thread(self._house.peer, target, until)  # it may take a moment
         found = self._lines.get(target)
         if found is None:
             for old in [old for old in self._lines if old.gone]:
@@ -72,6 +73,7 @@ class LoopLine:
         self._mapped = None if peer is None else {peer.arena: peer.mapped}
         self._name = house.name
         self._codec = Codec()
+        self._future = self._loop.create_future
         self._number = 0
         self._waiting: dict[int, tuple[asyncio.Future[Head], float, str]] = {}  # answer, until when, verb
         self._room: asyncio.Future[None] | None = None
@@ -80,37 +82,51 @@ class LoopLine:
         self._reading = self._closed = False
         self._many = False  # more than one answer was there at once: so there will be calls to send together
         self._leaving: list[bytes] = []
+        self._unsent: list[list[Any]] = []  # it hangs, and ZeroMQ took no more; nobody asks meanwhile, so they are few
         self._socket = house.connect(target)
         self._readable = [(self._socket, READABLE)]
         self._handle = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._handle, self._read)
-        self._send = plain_send(self._socket)
+        self._send, self._recv = plain_send(self._socket), self._socket.recv
+        self._behind = Behind(self._socket)
 
     def is_full(self) -> bool:
         """Whether a call has to wait until another one is answered: so many are under way, or those hold all memory
-        that large arrays could lie in."""
+        that large arrays could lie in; or until the instance, which hangs, takes more."""
         waiting = len(self._waiting)
-        return waiting >= MAX_UNDER_WAY or (waiting > 0 and self._arena is not None and self._arena.short)
+        if waiting >= MAX_UNDER_WAY or self._unsent:
+            return True
+        return waiting > 0 and self._arena is not None and self._arena.short
 
-    async def room(self) -> None:
-        """Wait for an answer to another call."""
+    async def room(self, verb: str, until: float) -> None:
+        """Wait for an answer to another call; Late where none comes until then."""
         if self._room is None:
             self._room = self._loop.create_future()
-        await asyncio.shield(self._room)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._room), until - time.monotonic())
+        except TimeoutError:
+            raise late(self._target.instance.id, self._target.instance.service, verb) from None
 
-    def ask(self, kind: int, verb: str, body: Any, seconds: float) -> "asyncio.Future[Head]":
-        """The answer to come; Late or Lost where there is none."""
+    def ask(self, kind: int, verb: str, body: Any, now: float, until: float) -> "asyncio.Future[Head]":
+        """The answer to come; Late or Lost where there is none. Times are of the monotonic clock, as the loop's are."""
+        if self._closed:  # while this call waited for room
+            raise Leaving(
+                f"{self._target.instance.id} has ended", where=self._target.instance.service, do="Ask another"
+            )
         self._number = number = self._number + 1
-        said = self._codec.encode(Head(VERSION, kind, number, verb, seconds, body), self._arena, self._name)
-        answer = self._loop.create_future()
-        until = time.monotonic() + seconds  # a loop's clock is the monotonic one too
-        self._waiting[number] = (answer, until, verb)
-        if self._many and len(self._waiting) >= MANY and is_small(said):
-            self._leave_soon(said[0])
-        elif len(said) == 1:
-            self._send(said[0], AT_ONCE)
-        else:
-            self._socket.send_multipart(said, AT_ONCE, copy=False)
+        said = self._codec.encode(Head(VERSION, kind, number, verb, until - now, body), self._arena, self._name)
+        answer = self._future()
+        waiting = self._waiting
+        waiting[number] = (answer, until, verb)
+        try:
+            if self._many and len(waiting) >= MANY and is_small(said):
+                self._leave_soon(said[0])
+            elif len(said) == 1:
+                self._send(said[0], AT_ONCE)
+            else:
+                self._socket.send_multipart(said, AT_ONCE, copy=False)
+        except zmq.Again:
+            self._unsent.append(said)
         if until < self._next_look or self._timer is None:
             self._look_at(until)
         if not self._reading and not self._leaving:
@@ -125,6 +141,7 @@ class LoopLine:
         self._socket.close()
         for number in list(self._waiting):
             self._fail(number, lost(self._target.instance.id, self._target.instance.service, self._waiting[number][2]))
+        self._let_in()
 
     def _leave_soon(self, head: bytes) -> None:
         """Send it with those of the other callers that were answered together; of all that are under way a few only,
@@ -136,52 +153,77 @@ class LoopLine:
             self._leave()
 
     def _leave(self) -> None:
+        if not self._leaving or self._closed:
+            return
         heads, self._leaving = self._leaving, []
-        if heads and not self._closed:
-            self._send(together(heads), AT_ONCE)
-            self._read()
+        several = together(heads)
+        try:
+            self._send(several, AT_ONCE)
+        except zmq.Again:
+            self._unsent.append([several])
+        self._read()
 
     def _read(self) -> None:
         self._reading = False
-        waiting = len(self._waiting)
-        recv = self._socket.recv
+        if self._unsent and not self._closed:
+            self._send_unsent()
+        waiting, recv, readable = len(self._waiting), self._recv, self._readable
         for _ in range(MAX_AT_ONCE):
-            if self._closed or not zmq_poll(self._readable, 0):
+            if self._closed or not zmq_poll(readable, 0):
                 break
-            frame = recv(AT_ONCE, copy=False)
-            heard: list[Any] = [frame.bytes]
-            while frame.more:
-                frame = recv(copy=False)
-                heard.append(frame.buffer)
-            self._hear(heard)
+            self._hear(recv(AT_ONCE))
         else:
             self._read_soon()
         if (answered := waiting - len(self._waiting)) > 0:
             self._many = answered > 1
+            if not self._reading and not (self._many and waiting >= MANY):
+                self._read_soon()
         if self._room is not None:
-            self._house.arena.short = False  # who waits tries again
-            self._room.set_result(None)
-            self._room = None
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """Who waits for room tries again."""
+        self._house.arena.short = False
+        room, self._room = self._room, None
+        if room is not None:
+            room.set_result(None)
+
+    def _send_unsent(self) -> None:
+        with suppress(zmq.Again):
+            while self._unsent:
+                self._socket.send_multipart(self._unsent[0], AT_ONCE, copy=False)
+                del self._unsent[0]
 
     def _read_soon(self) -> None:
+        """Behind those in the loop's queue: after answers were handed out, their callers have then asked again."""
         self._reading = True
-        self._loop.call_soon(self._read)
+        self._loop.call_soon(self._read_if_not_yet)
 
-    def _hear(self, heard: Sequence[Any]) -> None:
-        try:
-            if are_several(heard[0]):
-                answers = self._codec.decode_several(heard[0], self._mapped)
-            else:
-                answers = [self._codec.decode(heard, self._mapped)]
-        except WireError as error:
-            if not are_several(heard[0]):
-                self._fail(number_of(heard[0]) or 0, error)
-                return
-            for one in messages_of(heard):
-                self._hear(one)
+    def _read_if_not_yet(self) -> None:
+        if self._reading:
+            self._read()
+
+    def _hear(self, first: bytes) -> None:
+        if are_several(first):
+            self._hear_several(first)
             return
-        for answer in answers:
+        try:
+            answer = self._codec.decode_first(first, self._behind, self._mapped)
+        except WireError as error:
+            self._behind.skip()
+            self._fail(number_of(first) or 0, error)
+        else:
             self._answered(answer)
+
+    def _hear_several(self, first: bytes) -> None:
+        try:
+            answers = self._codec.decode_several(first, self._mapped)
+        except WireError:  # the others are sound, perhaps
+            for one in messages_of([first]):
+                self._hear(one[0])
+        else:
+            for answer in answers:
+                self._answered(answer)
 
     def _answered(self, answer: Head) -> None:
         waiting = self._waiting.pop(answer.id, None)
@@ -194,10 +236,11 @@ class LoopLine:
             waiting[0].set_exception(error)
 
     def _look_at(self, until: float) -> None:
-        """Look at the next deadline, and at whether the instance lives every so often."""
+        """Look at the next deadline, and at those close to it; and at whether the instance lives every so often."""
         if self._timer is not None:
             self._timer.cancel()
-        self._next_look = min(until, self._loop.time() + LOOK_S)
+        now = self._loop.time()
+        self._next_look = min(max(until, now + CLOSE_S), now + LOOK_S)
         self._timer = self._loop.call_at(self._next_look, self._look)
 
     def _look(self) -> None:

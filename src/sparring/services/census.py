@@ -1,4 +1,4 @@
-"""Who is there now, and how busy: every instance of every service, asked itself."""
+"""Who is there now, and how busy: every instance of every service, asked itself; and any other question to one."""
 
 import time
 from collections.abc import Iterable
@@ -9,9 +9,12 @@ import zmq
 
 from sparring.errors import SparringError
 from sparring.services import frames
-from sparring.services.discovery import Announced, Discovery, Door, Instance
-from sparring.services.frames import ANSWER, CALL, Codec, Head
+from sparring.services.discovery import Discovery, Instance
+from sparring.services.failure import error_of
+from sparring.services.frames import ANSWER, CALL, ERROR, Codec, Head
+from sparring.services.lines import House, Line
 from sparring.services.register import HOW_BUSY
+from sparring.services.routes import Target
 
 PATIENCE_S = 1.0
 
@@ -24,32 +27,21 @@ class Counted(msgspec.Struct, frozen=True):
     outstanding: int | None
 
 
-class Alone:
-    """A discovery in which there is one instance: whoever calls its service calls that one."""
-
-    def __init__(self, discovery: Discovery, instance: Instance) -> None:
-        self._discovery, self._instance = discovery, instance
-
-    def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Door:
-        return self._discovery.listen(socket, service, id)
-
-    def connect(self, socket: "zmq.Socket[Any]", instance: Instance) -> None:
-        self._discovery.connect(socket, instance)
-
-    def announce(self, instance: Instance) -> Announced:
-        return self._discovery.announce(instance)
-
-    def instances(self, service: str) -> tuple[Instance, ...]:
-        return (self._instance,) if service == self._instance.service else ()
-
-    def alive(self, instance: Instance) -> bool:
-        return self._discovery.alive(instance)
-
-    def services(self) -> tuple[str, ...]:
-        return (self._instance.service,)
-
-    def close(self) -> None:
-        """It is another's."""
+def ask(discovery: Discovery, instance: Instance, verb: str, *args: Any, deadline_s: float = 10.0) -> Any:
+    """The answer of this very instance, whoever else offers its service. Errors are those of any call."""
+    until = time.monotonic() + deadline_s
+    house = House(discovery)
+    try:
+        line = Line(house, Target(instance), until)
+        try:
+            answer = line.ask(CALL, verb, (args, {}), until)
+        finally:
+            line.close()
+    finally:
+        house.close()
+    if answer.kind == ERROR:
+        raise error_of(answer.body)
+    return answer.body
 
 
 def census(discovery: Discovery) -> list[Counted]:

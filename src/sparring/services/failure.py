@@ -13,8 +13,6 @@ Told = dict[str, str | int | None]  # an error on its way
 class CallFailed(SparringError):
     """The method itself failed; `story` is its traceback, as text."""
 
-    story = ""
-
 
 class Late(Unreachable):
     """No answer within the deadline. It may have been done all the same."""
@@ -67,20 +65,28 @@ def story_of(error: BaseException) -> str:
 
 
 def error_of(told: dict[str, Any]) -> SparringError:
-    """The error that was told of; one that is not ours becomes CallFailed with its story."""
+    """The error that was told of, with its story; one that is not ours becomes CallFailed. The story is also a note of
+    the error, so that a traceback here ends with the one from there, and one of three processes tells of all."""
     words = {"where": told["where"], "do": told["do"] or "Look at its story"}
     if told["type"] == "Busy":
         return Busy(told["wrong"], **words, limit=told.get("limit"))
     if (ours := _OF_CALLS.get(told["type"])) is not None:
         return ours(told["wrong"], **words)
+    error = _raised(told, words)
+    error.story = told["story"]
+    error.add_note(f"Where it was raised, in another process:\n{error.story}")
+    return error
+
+
+def _raised(told: dict[str, Any], words: dict[str, str]) -> SparringError:
+    """What a method raised."""
     known = getattr(errors, told["type"], None)
     if isinstance(known, type) and issubclass(known, Refused):
         return known(told["wrong"], **words, field=told.get("field", ""), limit=told.get("limit"))
     if isinstance(known, type) and issubclass(known, SparringError):
         return known(told["wrong"], **words)
-    failed = CallFailed(f"{told['type']}: {told['wrong']}", **words)
-    failed.story = told["story"]
-    return failed
+    again = told["type"] == CallFailed.__name__  # of a service that it called itself
+    return CallFailed(told["wrong"] if again else f"{told['type']}: {told['wrong']}", **words)
 
 
 def lost(who: str, where: str, verb: str, why: str = "") -> Lost:

@@ -15,7 +15,7 @@ stands as its dtype, shape and place. Nothing is pickled; what is too large, too
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -42,6 +42,12 @@ _DTYPES = {dtype.str: dtype for dtype in _CODES}
 _SHAPES = [struct.Struct(f"<B{rank}Q") for rank in range(65)]  # NumPy knows 64 dimensions
 # What else may stand in a body, by its code: objects with __place__() → (code, bytes), read by these (see kept.py).
 EXTENSIONS: dict[int, Callable[[memoryview], Any]] = {}
+
+
+class Indexed(Protocol):
+    """Frames by their number; LookupError where there is none of it."""
+
+    def __getitem__(self, number: int, /) -> Any: ...
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -77,7 +83,8 @@ class Codec:
     """Messages to frames and back. One for each thread: it holds the arrays of the message at hand."""
 
     def __init__(self) -> None:
-        self._buffers: Any = []
+        self._leaving: list[memoryview] = []  # arrays of the message that is encoded, beside its head
+        self._came: Indexed = _NONE  # frames of the message that is decoded
         self._arena: Arena | None = None
         self._to = b""
         self._mapped: Mapping[int, Mapped] = {}
@@ -89,32 +96,36 @@ class Codec:
         """The frames of a message; arrays are not copied where their memory is in order, except small ones into the
         head, and large ones into `arena`, where there is one, for `to`. WireError where something has no place."""
         self._arena, self._to = arena, to
-        self._buffers = frames = [b""]
         try:
-            first = frames[0] = self._encoder.encode(head)
+            first = self._encoder.encode(head)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            self._leaving = []
             raise WireError(str(error), where="call", do="Send plain data and arrays") from None
-        finally:
-            self._arena, self._buffers = None, ()
-        if len(first) > MAX_HEAD_BYTES or len(frames) > 1:
-            _check(frames)
+        if not self._leaving and len(first) <= MAX_HEAD_BYTES:
+            return [first]
+        frames, self._leaving = [first, *self._leaving], []
+        _check(frames)
         return frames
 
     def decode(self, frames: Sequence[Any], mapped: Mapping[int, Mapped] | None = None) -> Head:
         """The message in frames (bytes or buffers); its arrays are views of them, or of `mapped` arenas by their
         ids, and small ones are copies; none can be changed. WireError where it is none."""
-        first = frames[0]
-        if len(first) > MAX_HEAD_BYTES or len(frames) > MAX_ARRAYS + 1:
-            raise _broken(f"{len(first)} bytes of head and {len(frames) - 1} arrays")
-        self._buffers = frames
-        if mapped is not None:
-            self._mapped = mapped
+        if len(frames) > MAX_ARRAYS + 1:
+            raise _broken(f"{len(frames) - 1} arrays")
+        return self.decode_first(frames[0], frames, mapped)
+
+    def decode_first(self, first: Any, behind: Indexed, mapped: Mapping[int, Mapped] | None = None) -> Head:
+        """The message whose first frame this is; the others, counted from 1, are looked up `behind` it where they are
+        needed."""
+        if len(first) > MAX_HEAD_BYTES:
+            raise _broken(f"{len(first)} bytes of head")
+        self._came, self._mapped = behind, mapped or _NOTHING
         try:
             head = self._decoder.decode(first)
         except _NOT_OURS as error:
             raise _broken(str(error)) from None
         finally:
-            self._buffers, self._mapped = (), _NOTHING
+            self._came, self._mapped = _NONE, _NOTHING  # they may be large
         if head.version != VERSION:
             raise WireError(
                 f"it speaks version {head.version}, and {VERSION} is spoken here",
@@ -127,8 +138,7 @@ class Codec:
         """The messages in a frame for which `are_several` holds. WireError where one of them is none of ours."""
         if len(first) > _MOST_BYTES:
             raise _broken(f"{len(first)} bytes of several heads")
-        if mapped is not None:
-            self._mapped = mapped
+        self._mapped = mapped or _NOTHING
         try:
             heads = self._several.decode(memoryview(first)[1:])
         except _NOT_OURS as error:
@@ -154,8 +164,8 @@ class Codec:
             if block is not None:
                 held = _Held(value.dtype.str, value.shape, self._arena.id, block.number, block.offset)
                 return msgspec.msgpack.Ext(_SHARED, _places.encode(held))
-        place = _Place(value.dtype.str, value.shape, len(self._buffers))
-        self._buffers.append(flat.data.cast("B"))
+        self._leaving.append(flat.data.cast("B"))
+        place = _Place(value.dtype.str, value.shape, len(self._leaving))
         return msgspec.msgpack.Ext(_ARRAY, _places.encode(place))
 
     def _put_other(self, value: Any) -> Any:
@@ -184,12 +194,13 @@ class Codec:
         place = _read_place.decode(data)
         if place.number < 1:
             raise ValueError("the head is no array")
-        array = np.frombuffer(self._buffers[place.number], _DTYPES[place.dtype]).reshape(place.shape)
+        array = np.frombuffer(self._came[place.number], _DTYPES[place.dtype]).reshape(place.shape)
         array.setflags(write=False)
         return array
 
 
 _NOTHING: Mapping[int, Mapped] = {}
+_NONE: Indexed = ()
 _NOT_OURS = (
     *(msgspec.MsgspecError, ValueError, TypeError, LookupError, struct.error),
     *(RecursionError, OverflowError, MemoryError, WireError),

@@ -105,10 +105,10 @@ class Reception:
         return peer
 
 
-def introduce(path: Path, arena: Arena, name: bytes) -> Peer:
+def introduce(path: Path, arena: Arena, name: bytes, patience_s: float = PATIENCE_S) -> Peer:
     """Give the service at `path` our arena, and take its own. OSError where it is not there."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    line.settimeout(PATIENCE_S)
+    line.settimeout(patience_s)
     try:
         line.connect(str(path))
         socket.send_fds(line, [name + arena.id.to_bytes(_WORD, "little")], [arena.handle])

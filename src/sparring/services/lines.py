@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -18,7 +17,7 @@ from sparring.services.arena import Arena
 from sparring.services.discovery import Discovery
 from sparring.services.failure import late, lost
 from sparring.services.frames import CALL, VERSION, Codec, Head
-from sparring.services.handover import Peer, beside, introduce
+from sparring.services.handover import PATIENCE_S, Peer, beside, introduce
 from sparring.services.routes import Target
 
 LOOK_S = 0.25  # how often a caller that waits looks whether its instance still lives
@@ -33,6 +32,29 @@ def plain_send(socket: "zmq.Socket[bytes]") -> Callable[..., Any]:
     return partial(zmq.backend.Socket.send, socket)
 
 
+class Behind:
+    """The frames behind the first one of a message, taken from the socket as they are looked up, in their order; not
+    copied. Of a message that was understood all have been looked up; what is left of another one is skipped."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self._socket = socket
+        self._taken = 0
+
+    def __getitem__(self, number: int) -> Any:
+        more = self._taken < number <= frames.MAX_ARRAYS and self._socket.getsockopt(zmq.RCVMORE)
+        if not more or number != self._taken + 1:
+            raise LookupError(f"there is no array {number}")
+        frame = self._socket.recv(copy=False)
+        self._taken = number if frame.more else 0
+        return frame.buffer
+
+    def skip(self) -> None:
+        """Until the next message begins."""
+        self._taken = 0
+        while self._socket.getsockopt(zmq.RCVMORE):
+            self._socket.recv()
+
+
 class House:
     """This process to its callees: one arena, which each callee is given once, and a name for each line."""
 
@@ -45,15 +67,21 @@ class House:
         self._peers: dict[Target, Peer | None] = {}
         self._lock = threading.Lock()
 
-    def peer(self, target: Target) -> Peer | None:
-        """The callee's arena; None where arrays go in frames: it is on another machine, or cannot be had."""
+    def peer(self, target: Target, until: float) -> Peer | None:
+        """The callee's arena; None where arrays go in frames: it is on another machine, or cannot be had by then."""
         with self._lock:
             if target not in self._peers:
                 self._forget([one for one in self._peers if one.gone])
-                self._peers[target] = None
+                peer = None
                 if target.instance.address.startswith("ipc://"):
-                    with suppress(OSError):
-                        self._peers[target] = introduce(beside(target.instance.address), self.arena, self.name)
+                    left = max(LOOK_S, min(PATIENCE_S, until - time.monotonic()))
+                    try:
+                        peer = introduce(beside(target.instance.address), self.arena, self.name, left)
+                    except TimeoutError:
+                        return None  # it hangs: another time, perhaps
+                    except OSError:
+                        pass
+                self._peers[target] = peer
             return self._peers[target]
 
     def connect(self, target: Target) -> "zmq.Socket[bytes]":
@@ -88,20 +116,22 @@ class House:
 class Line:
     """One thread's socket to one instance, one call at a time."""
 
-    def __init__(self, house: House, target: Target) -> None:
+    def __init__(self, house: House, target: Target, until: float) -> None:
         self._house, self._target = house, target
-        peer = house.peer(target)
+        peer = house.peer(target, until)
         self._arena = None if peer is None else house.arena
         self._mapped = None if peer is None else {peer.arena: peer.mapped}
         self._name = house.name
         self._socket = house.connect(target)
         self._send, self._recv = plain_send(self._socket), self._socket.recv
+        self._behind = Behind(self._socket)
         self._codec = Codec()
         self._number = 0
         self._soon, self._slept = True, 0
 
-    def ask(self, kind: int, verb: str, body: Any, seconds: float) -> Head:
+    def ask(self, kind: int, verb: str, body: Any, until: float) -> Head:
         """The answer. Late or Lost where there is none; the line is not to be used after that."""
+        seconds = until - time.monotonic()
         self._number = number = self._number + 1
         said = self._codec.encode(Head(VERSION, kind, number, verb, seconds, body), self._arena, self._name)
         if len(said) == 1:
@@ -113,16 +143,12 @@ class Line:
         while True:
             try:
                 # What comes within LOOK_S need not know the time: the socket itself waits no longer.
-                frame = self._recv(copy=False) if seconds > LOOK_S else self._last(kind, verb, seconds)
+                first = self._recv() if seconds > LOOK_S else self._last(kind, verb, seconds)
             except zmq.Again:
                 self._look(verb)
                 seconds -= LOOK_S
                 continue
-            heard: list[Any] = [frame.bytes]
-            while frame.more:
-                frame = self._recv(copy=False)
-                heard.append(frame.buffer)
-            answer = self._codec.decode(heard, self._mapped)
+            answer = self._codec.decode_first(first, self._behind, self._mapped)
             if answer.id == number:
                 if not self._soon:
                     self._slept += 1
@@ -142,13 +168,13 @@ class Line:
     def close(self) -> None:
         self._socket.close()
 
-    def _last(self, kind: int, verb: str, seconds: float) -> zmq.Frame:
+    def _last(self, kind: int, verb: str, seconds: float) -> bytes:
         """What comes before the deadline."""
         if not self._socket.poll(max(0, int(seconds * 1000)) + 1):
             self._look(verb)
             instance = self._target.instance
             raise late(instance.id, instance.service, verb if kind == CALL else f"the task {verb}")
-        return self._recv(copy=False)
+        return self._recv()
 
     def _look(self, verb: str) -> None:
         instance = self._target.instance
@@ -165,12 +191,12 @@ class Lines:
         self._all: set[Line] = set()
         self._lock = threading.Lock()
 
-    def line(self, target: Target) -> Line:
+    def line(self, target: Target, until: float) -> Line:
         """This thread's line to the instance."""
         try:
             found: Line = self._of_thread.lines[target]
         except (AttributeError, KeyError):
-            found = self._add(target)
+            found = self._add(target, until)
         return found
 
     def drop(self, target: Target) -> None:
@@ -186,14 +212,14 @@ class Lines:
         self._close(lines)
         self._of_thread = threading.local()
 
-    def _add(self, target: Target) -> Line:
+    def _add(self, target: Target, until: float) -> Line:
         mine: _Mine | None = getattr(self._of_thread, "lines", None)
         if mine is None:
             mine = self._of_thread.lines = _Mine()
             finalize(mine, self._close, mine.opened)
         for old in [old for old in mine if old.gone]:
             self.drop(old)
-        line = mine[target] = Line(self._house, target)
+        line = mine[target] = Line(self._house, target, until)
         mine.opened.add(line)
         with self._lock:
             self._all.add(line)

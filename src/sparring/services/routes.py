@@ -18,7 +18,9 @@ class Target:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.calls = 0  # under way from here: from the choice on, so that calls that begin together are spread
+        # Under way from here: from the choice on, so that calls that begin together are spread. A list that threads
+        # lengthen and shorten by one needs no lock, and its length is the number.
+        self.calls: list[None] = []
         self.gone = False
 
 
@@ -41,15 +43,18 @@ class Routes:
             there = tuple(one for one in there if one.instance.id not in refused)
         if not there:
             return None
-        with self._lock:
-            chosen = there[0] if len(there) == 1 else self._choose(service, key, there)
-            chosen.calls += 1
+        if key is None and len(there) == 1:
+            chosen = there[0]
+            chosen.calls.append(None)
+        else:
+            with self._lock:
+                chosen = self._choose(service, key, there)
+                chosen.calls.append(None)
         return chosen
 
     def done(self, target: Target) -> None:
         """A call that was sent there is over, however it ended."""
-        with self._lock:
-            target.calls -= 1
+        target.calls.pop()
 
     def look_again(self, service: str) -> None:
         """Something there is not as it was found."""
@@ -62,8 +67,9 @@ class Routes:
                 if one.instance.id == kept:
                     self._kept.move_to_end((service, key))
                     return one
-        least = min(one.calls for one in there)
-        equals = [one for one in there if one.calls == least]
+        calls = [len(one.calls) for one in there]
+        least = min(calls)
+        equals = [one for one, many in zip(there, calls, strict=True) if many == least]
         self._turn += 1
         chosen = equals[self._turn % len(equals)]
         if key is not None:

@@ -144,8 +144,9 @@ class Server:
         self._peers[peer.name] = {peer.arena: peer.mapped}
 
     def _gone(self, peer: Peer) -> None:
-        self._peers.pop(peer.name, None)
-        self._arena.forget(peer.name)
+        if self._peers.get(peer.name, {}).get(peer.arena) is peer.mapped:  # else it has introduced itself anew
+            del self._peers[peer.name]
+            self._arena.forget(peer.name)
 
     # The first thread.
 
@@ -240,7 +241,7 @@ class Server:
     def _enter(self, codec: Codec, line: Line | None, head: Head, asked: Asked) -> None:
         """What is not done at once waits in its line, or is refused."""
         if head.verb == HOW_BUSY and head.kind == CALL:
-            waiting = sum(line.waiting for line in self._lines.values()) + self._working
+            waiting = sum(line.all_waiting for line in self._lines.values()) + self._working
             self._answer(codec, asked, ANSWER, waiting)
         elif line is None or head.kind not in (CALL, TASK):
             known = ", ".join(sorted(self._lines))
@@ -248,9 +249,9 @@ class Server:
             self._fail(codec, asked, error)
         elif self._leaving:
             self._fail(codec, asked, self._left())
-        elif line.waiting >= line.verb.queue:
+        elif line.all_waiting >= line.verb.queue:
             do = "Wait for a place" if line.verb.full == "wait" else "Ask again later"
-            busy = Busy(f"{line.waiting} wait for {head.verb}", where=self.name, do=do, limit=line.verb.full)
+            busy = Busy(f"{line.all_waiting} wait for {head.verb}", where=self.name, do=do, limit=line.verb.full)
             self._fail(codec, asked, busy)
         elif not line.verb.response or head.kind == TASK:
             self._answer(codec, asked, ACCEPTED, None)
@@ -269,7 +270,6 @@ class Server:
             line.due = time.monotonic() + line.verb.wait_ms / 1000
             self._due = line.due if self._due is None else min(self._due, line.due)
         line.gathered.append(asked)
-        line.waiting += 1
         if len(line.gathered) >= line.verb.batch:
             self._release(codec, line)
 
@@ -285,7 +285,6 @@ class Server:
         groups: dict[Any, list[Asked]] = {}
         for asked in line.gathered:
             groups.setdefault(shape_of((asked.args, asked.named)), []).append(asked)
-        line.waiting -= len(line.gathered)
         line.gathered = []
         self._due = min((line.due for line in self._lines.values() if line.gathered), default=None)
         for group in groups.values():

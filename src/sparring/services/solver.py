@@ -11,8 +11,9 @@ elsewhere only where its verb is idempotent.
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
@@ -94,7 +95,11 @@ class Solver:
 
     def proxy(self, service: object) -> "Proxy":
         """The service as if it were here: proxy.verb(…)."""
-        return Proxy(self, service_name(service))
+        return Proxy(self.retrieve, service_name(service))
+
+    def proxy_async(self, service: object) -> "Proxy":
+        """The same in an event loop: await proxy.verb(…)."""
+        return Proxy(self.retrieve_async, service_name(service))
 
     def close(self) -> None:
         """Close every socket; in an event loop `await close_async()` first. Arrays that were answered stay."""
@@ -131,7 +136,7 @@ class Solver:
                 time.sleep(_absence_s(service, now, until))
             else:
                 try:
-                    answer = shared.lines.line(target).ask(kind, verb, body, until - now)
+                    answer = shared.lines.line(target, until).ask(kind, verb, body, until)
                     if answer.kind != ERROR:
                         return answer.body
                     error = error_of(answer.body)
@@ -159,10 +164,10 @@ class Solver:
             else:
                 try:
                     lines = shared.of_loop()
-                    line = lines.known(target) or await lines.line(target)
+                    line = lines.known(target) or await lines.line(target, until)
                     while line.is_full():
-                        await line.room()
-                    answer = await line.ask(kind, verb, body, until - now)
+                        await line.room(verb, until)
+                    answer = await line.ask(kind, verb, body, now, until)
                     if answer.kind != ERROR:
                         return answer.body
                     error = error_of(answer.body)
@@ -226,10 +231,10 @@ def _absence_s(service: str, now: float, until: float) -> float:
 class Proxy:
     """A service as if it were here."""
 
-    def __init__(self, solver: Solver, service: str) -> None:
-        self._solver, self._service = solver, service
+    def __init__(self, ask: Callable[..., Any], service: str) -> None:
+        self._ask, self._service = ask, service
 
-    def __getattr__(self, verb: str) -> Any:
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
         if verb.startswith("_"):
             raise AttributeError(verb)
-        return lambda *args, **named: self._solver.retrieve(self._service, verb, *args, **named)
+        return partial(self._ask, self._service, verb)

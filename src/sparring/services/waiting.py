@@ -27,11 +27,16 @@ class Line:
     verb: Verb
     method: Any
     alone: bool  # it answers one caller at a time
-    waiting: int = 0  # queued or gathered, not yet begun
-    gathered: list[Asked] = field(default_factory=list)
+    waiting: int = 0  # queued, not yet begun; changed by two threads, with their lock
+    gathered: list[Asked] = field(default_factory=list)  # the first thread's
     due: float = 0.0  # when what is gathered must be worked on
     quick: int = 0  # calls in a row that were
     at_once: bool = False  # it is quick, and serves one caller at a time
+
+    @property
+    def all_waiting(self) -> int:
+        """Queued or gathered."""
+        return self.waiting + len(self.gathered)
 
     def took(self, seconds: float) -> None:
         self.quick = self.quick + 1 if seconds < QUICK_S else 0
