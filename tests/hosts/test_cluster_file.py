@@ -39,6 +39,17 @@ def test_rays_own_schema_takes_the_file(tmp_path: Path) -> None:
     assert worker["node_config"]["InstanceMarketOptions"]["SpotOptions"] == {"MaxPrice": "0.05"}
 
 
+def test_what_somebody_added_to_a_policy_is_kept_when_it_is_written_anew(tmp_path: Path) -> None:
+    written(tmp_path)
+    policy_file = launcher.beside(tmp_path / "cluster.yaml", launcher.HEAD_POLICY)
+    policy_file.write_text(made := policy_file.read_text().replace("}", "} ", 1))
+    written(tmp_path, "--workers", "1:8")
+    before = policy_file.with_name(f"{policy_file.name}.before")
+    assert before.read_text() == made != policy_file.read_text()
+    written(tmp_path, "--workers", "1:9")
+    assert before.read_text() == made
+
+
 def test_nodes_are_terminated_tagged_closed_and_end_themselves(tmp_path: Path) -> None:
     table = written(tmp_path, "--name", "night", "--idle-minutes", "3", "--max-hours", "8", "--region", "eu-west-1")
     assert table["provider"]["cache_stopped_nodes"] is False

@@ -145,8 +145,12 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         launcher.beside(args.file, launcher.USER_POLICY): json.dumps(policies["user"], indent=2) + "\n",
     }
     for path, text in files.items():
+        before = path.with_name(f"{path.name}.before")
+        kept = path.is_file() and path.read_text() != text  # somebody may have added a bucket to the policy
+        if kept:
+            path.replace(before)
         path.write_text(text)
-        output.say(f"wrote {path}")
+        output.say(f"wrote {path}{f'; what it was is {before}' if kept else ''}")
     output.say(f"next: spar cluster up --file {args.file}")
     return {"cluster": plan.name, "region": plan.region, "files": [str(path) for path in files]}
 
