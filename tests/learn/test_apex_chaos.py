@@ -1,10 +1,6 @@
-"""Ape-X on a real cluster of two nodes, while everything in it is killed in turn: it still learns CartPole.
-
-Until it is solved that takes minutes, so that by default it ends early; SPARRING_CHAOS=1 goes on to the end.
-"""
+"""Ape-X on a real cluster of two nodes, while everything in it is killed in turn: it still solves CartPole."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -19,10 +15,9 @@ from two_nodes import two_nodes
 
 KILL_EVERY_S = 5.0
 SHARD_AT, LEARNER_AT = 100, 500  # updates, of 1,500 and more: early, so that no run is over before them
-WHOLE = "SPARRING_CHAOS" in os.environ
-END, LEAST = ("--steps 100000 --until 490", 475) if WHOLE else ("--steps 12000", 60)  # chance earns 22
+SOLVED = 475
 # Few games each, so that whole ones are played in the life of an actor: it is about 15 s.
-RUN = f"--algo apex --actors 3 --envs 2 --seed 1003 --set replay.shards=1 {END} --no-promote"
+RUN = "--algo apex --actors 3 --envs 2 --seed 1003 --set replay.shards=1 --steps 100000 --until 490 --no-promote"
 TIMING = "--set train.checkpoint_every_s=3 --set train.publish_every_s=1000 --set train.log_every_s=0.5"
 
 
@@ -75,8 +70,8 @@ class Chaos:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_cartpole_is_learned_while_actors_replay_and_learner_are_killed(tmp_path):
+@pytest.mark.timeout(900)  # 100 to 250 s; a bound for machines that do much else
+def test_cartpole_is_solved_while_actors_replay_and_learner_are_killed(tmp_path):
     pytest.importorskip("ray")
     with two_nodes() as cluster:
         chaos = Chaos(cluster, tmp_path)
@@ -101,4 +96,4 @@ def test_cartpole_is_learned_while_actors_replay_and_learner_are_killed(tmp_path
     assert chaos.resumed >= LEARNER_AT, "it went on from its checkpoint, with what it had learned"
     (run,) = (tmp_path / "runs").glob("*")
     assert run.name == result["run"]
-    assert result["return_mean"] >= LEAST, result
+    assert result["return_mean"] >= SOLVED, result
