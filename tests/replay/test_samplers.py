@@ -53,6 +53,9 @@ def test_only_what_is_ready_is_drawn_and_a_copy_draws_the_same(name, seed):
         drawn = sampler.draw(40, rng)
         assert np.isin(drawn.rows, ready).all()
         assert len(drawn.rows) == 40
+        weight = sampler.weigh(drawn.rows)
+        assert (weight is None) == (drawn.weight is None)
+        assert weight is None or np.allclose(weight, drawn.weight, rtol=1e-5)
         copy = SAMPLERS[name]()
         copy.load(unpack(pack(sampler.save())))
         one, two = (which.draw(20, np.random.default_rng(5)).rows for which in (sampler, copy))

@@ -44,6 +44,10 @@ class Sampler(Protocol):
         """`count` rows with replacement; at least one is ready."""
         ...
 
+    def weigh(self, rows: Array) -> Array | None:
+        """The importance of each of these rows in one batch, float32; None says that all weigh the same."""
+        ...
+
     def learned(self, rows: Array, priorities: Array) -> None:
         """What the learner said of the rows that it was given."""
         ...
@@ -96,6 +100,9 @@ class Uniform:
 
     def draw(self, count: int, rng: Generator) -> Drawn:
         return Drawn(self._rows[rng.integers(0, self._count, count)])
+
+    def weigh(self, rows: Array) -> Array | None:
+        return None
 
     def learned(self, rows: Array, priorities: Array) -> None:
         """Uniform sampling has no use for priorities."""
@@ -170,6 +177,10 @@ class Prioritised:
         self._drawn += count
         return Drawn(rows, weight)
 
+    def weigh(self, rows: Array) -> Array | None:
+        drawn = self._tree[rows].astype(np.float64)
+        return np.asarray((drawn.min() / drawn) ** self.importance_exponent, np.float32)
+
     def learned(self, rows: Array, priorities: Array) -> None:
         if len(rows):  # what went since then stays away
             errors = np.ascontiguousarray(priorities, np.float32)
@@ -238,6 +249,9 @@ class Newest:
             look *= 2
         return Drawn(np.resize(found[::-1], count))  # np.resize repeats
 
+    def weigh(self, rows: Array) -> Array | None:
+        return None
+
     def learned(self, rows: Array, priorities: Array) -> None:
         """What is newest does not depend on it."""
 
@@ -305,6 +319,9 @@ class ByEpisode:
             rows[lost] = self._pick(len(lost), rng)
         return Drawn(rows)
 
+    def weigh(self, rows: Array) -> Array | None:
+        return None
+
     def learned(self, rows: Array, priorities: Array) -> None:
         """Episodes have no priorities."""
 
@@ -362,6 +379,9 @@ class BySource:
         sizes = np.diff(ends, prepend=0)
         parts = [self._rows[number].draw(int(size), rng).rows for number, size in zip(there, sizes, strict=True)]
         return Drawn(np.concatenate(parts))
+
+    def weigh(self, rows: Array) -> Array | None:
+        return None
 
     def learned(self, rows: Array, priorities: Array) -> None:
         """Sources have no priorities."""

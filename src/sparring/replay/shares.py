@@ -1,29 +1,29 @@
 """No uploader has more than its share of a batch."""
 
-from collections.abc import Callable
-
 import numpy as np
+from numpy.random import Generator
 
-from sparring.replay.sampler import Drawn
+from sparring.replay.sampler import Drawn, Sampler
 from sparring.wire.chunk import Array
 
 REDRAWS = 4  # of what one uploader has too much of in a batch
 
 
-def capped(drawn: Drawn, uploader: Array, share: float, draw: Callable[[], Drawn]) -> Drawn:
+def capped(sampler: Sampler, drawn: Drawn, uploader: Array, share: float, rng: Generator) -> Drawn:
     """What is too much of one uploader (a column of the table) is drawn again, and in the end weighs nothing."""
     rows, most = drawn.rows, max(1, int(share * len(drawn.rows)))
-    weight = np.ones(len(rows), np.float32) if drawn.weight is None else drawn.weight
     excess = beyond(uploader[rows], most)
+    if not len(excess):
+        return drawn
     for _ in range(REDRAWS):
-        if not len(excess):
-            return Drawn(rows, drawn.weight)
-        again = draw()
-        rows[excess] = again.rows[: len(excess)]
-        if again.weight is not None:
-            weight[excess] = again.weight[: len(excess)]
+        rows[excess] = sampler.draw(len(excess), rng).rows  # no part of a larger draw: its rows may be in order
         excess = beyond(uploader[rows], most)
-    weight[excess] = 0.0
+        if not len(excess):
+            break
+    weight = sampler.weigh(rows)
+    if len(excess):
+        weight = np.ones(len(rows), np.float32) if weight is None else weight
+        weight[excess] = 0.0
     return Drawn(rows, weight)
 
 

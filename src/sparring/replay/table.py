@@ -357,7 +357,7 @@ class Table:
         drawn = self.sampler.draw(count, rng)
         if self._uploader_share >= 1.0:
             return drawn
-        return capped(drawn, self._columns["uploader"], self._uploader_share, lambda: self.sampler.draw(count, rng))
+        return capped(self.sampler, drawn, self._columns["uploader"], self._uploader_share, rng)
 
     def _takes(self) -> "Taking":
         if self._taking is None:
