@@ -9,11 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.learn.crew.estimates import n_step_goals
 from sparring.learn.plan import Wish, plan
 from sparring.learn.topologies import wire
 from sparring.learn.topologies.apex import boldness
+from sparring.store import open_store
 from sparring.wire.tree import pack, unpack
 
 QUICK = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_every_updates=100")
@@ -142,3 +144,22 @@ def test_where_there_is_room_for_one_block_at_a_time_actors_take_turns(config):
         assert min(taken[0], taken[1]) >= 5, taken
     finally:
         wiring.close()
+
+
+@pytest.mark.parametrize("topology", ["single", "apex"])
+def test_sources_of_which_none_comes_are_refused_before_a_run_begins(config, topology):
+    keys = {"sampler": "by-source", "source_shares": ("play=1", "node=2")}
+    wish = replace(Wish("cartpole", "dqn"), topology=topology)
+    with pytest.raises(ConfigError, match=r"leaves out selfplay, and nothing else comes\. Give selfplay a share"):
+        wire(plan(wish, replace(config, replay=replace(config.replay, **keys))), None)
+
+
+def test_a_learner_that_nothing_would_ever_reach_says_so_instead_of_waiting(config):
+    planning = planned(config, sampler="by-source", source_shares=("node=1",))
+    with open_store(config.store_url) as store:
+        wiring = wire(planning, store)
+        try:
+            with pytest.raises(TrainingStopped, match="can be sampled, and the gate lets no more in"):
+                turns_until(wiring, lambda: False)
+        finally:
+            wiring.close()

@@ -9,7 +9,7 @@ from test_table import SEAT, Episodes, steps_of
 from sparring.config import ReplayConfig
 from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
-from sparring.replay.opening import capacity, open_table, source_shares
+from sparring.replay.opening import capacity, check_sources, open_table, source_shares
 from sparring.replay.remover import LowestPriority
 from sparring.replay.rows import row_layout
 from sparring.replay.sampler import Prioritised
@@ -126,6 +126,24 @@ def test_no_uploader_has_more_than_its_share_of_a_batch(sampler):
         assert owners.sum() >= 20
 
 
+def test_what_is_drawn_in_place_of_too_much_is_as_likely_as_ever_and_weighs_as_it_should():
+    sampler = Prioritised(4000, 1.0, 1.0)
+    table = Table(SEAT, 4000, streams=1, masks=False, sampler=sampler, uploader_share=0.1)
+    for number, uploader in enumerate([0] * 500 + [1] * 3000):
+        one = steps_of([0], [(number, 0, 0)], [0.0], [TERMINATED], [(0, 0, 0)])
+        table.insert(replace(one, uploader=uploader))
+    rows, rng = np.arange(3500), np.random.default_rng(0)
+    table.learned(rows, np.where(rows % 2, 3.0, 1.0))
+    drawn = []
+    for _ in range(60):
+        batch, rows = table.sample(256, rng, n_steps=1, discount=1.0)
+        live = batch.weight > 0
+        assert np.allclose(batch.weight[live], np.where(rows[live] % 2, 1 / 3, 1.0), atol=1e-3)
+        drawn.append(rows[rows < 500])
+    quarters = np.bincount(np.concatenate(drawn) // 125, minlength=4)
+    assert quarters / quarters.sum() == pytest.approx([0.25] * 4, abs=0.03)  # not those that lie first in the table
+
+
 def test_too_much_of_one_owner_is_found_and_number_0_may_have_any():
     assert sorted(beyond(np.array([0, 5, 0, 5, 5, 2, 0, 5]), 2).tolist()) == [4, 7]
 
@@ -151,6 +169,15 @@ def test_bytes_bound_a_table_and_frames_are_stored_once():
 def test_parts_that_do_not_go_together_are_refused(keys, said):
     with pytest.raises(ConfigError, match=said):
         open_table(SEAT, ReplayConfig(**keys), streams=1, masks=False)
+
+
+def test_sources_of_which_none_can_come_are_refused():
+    config = ReplayConfig(sampler="by-source", source_shares=("play=1",))
+    with pytest.raises(ConfigError, match="leaves out selfplay"):
+        check_sources(config, records=False)
+    check_sources(config, records=True)
+    check_sources(replace(config, sampler="uniform"), records=False)
+    check_sources(replace(config, source_shares=()), records=False)
 
 
 def test_sources_are_named_in_settings():

@@ -77,6 +77,19 @@ def source_shares(config: ReplayConfig) -> Mapping[int, float]:
     return shares
 
 
+def check_sources(config: ReplayConfig, *, records: bool) -> None:
+    """ConfigError where nothing that comes could be drawn: then the learner would wait for ever at the gate.
+
+    `records`: the store's come too. Otherwise all that comes is played by the run itself.
+    """
+    if config.sampler == "by-source" and not records and SOURCES.index("selfplay") not in source_shares(config):
+        raise ConfigError(
+            f"source_shares = {list(config.source_shares)} leaves out selfplay, and nothing else comes",
+            where="[replay]",
+            do="Give selfplay a share, or learn with --from mix",
+        )
+
+
 def _sampler(config: ReplayConfig, rows: int) -> Sampler:
     match config.sampler:
         case "uniform":

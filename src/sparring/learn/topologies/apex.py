@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, TrainingStopped
 from sparring.learn.actor import Episodes
 from sparring.learn.crew.opening import is_local, open_players
 from sparring.learn.crew.part import Part
@@ -32,6 +32,7 @@ from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
 from sparring.learn.topologies import Sources, Turn, Wiring
 from sparring.replay.gate import RatioGate, open_gate
+from sparring.replay.opening import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 
@@ -41,6 +42,7 @@ EPSILON, SPREAD = 0.4, 7.0  # ε_i = 0.4^(1 + 7 i / (n - 1))
 
 def wire(plan: Plan, store: Store | None) -> Wiring:
     """Learner, replay, gate, and actors that start with the first turn; a feeder where the store is mixed in."""
+    check_sources(plan.replay, records=store is not None)
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     part = block_part(plan, learner)
     sharded = plan.replay.shards > 0
@@ -124,6 +126,7 @@ class _Apex:
         found = self.replay.sample() if self.replay.ready() and self.gate.may_sample(size) else None
         if found is None:
             if not len(ended.returns) and not self._waiting():
+                self._refuse_to_wait_for_ever()
                 self._rest()
             return Turn(None, None, ended, self.flow())
         batch, which = found
@@ -174,6 +177,17 @@ class _Apex:
         """Whether a block could be taken in now."""
         actors = range(self.players.actors)
         return self._room() and any(self.players.waiting(actor) and self.replay.has_room(actor) for actor in actors)
+
+    def _refuse_to_wait_for_ever(self) -> None:
+        """Where the gate lets nothing in before something was sampled, and nothing that is in can be sampled."""
+        gate, under_way = self.gate, self.replay.under_way()
+        if gate.inserted < gate.min_steps or self.replay.ready() or under_way or gate.may_insert(self._block_steps):
+            return
+        raise TrainingStopped(
+            f"none of {gate.inserted} steps can be sampled, and the gate lets no more in",
+            where=f"[replay] sampler = {self.plan.replay.sampler!r}",
+            do="Give a share in replay.source_shares to what comes, or choose another replay.sampler",
+        )
 
     def _rest(self) -> None:
         """Until something comes: where replay is elsewhere its answer, otherwise a block."""

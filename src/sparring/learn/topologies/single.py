@@ -25,7 +25,7 @@ from sparring.learn.topologies import Sources, Turn, Wiring
 from sparring.learn.torch_forward import beside_the_learner
 from sparring.replay.feeder import Feeder
 from sparring.replay.gate import RatioGate, open_gate
-from sparring.replay.opening import open_table
+from sparring.replay.opening import check_sources, open_table
 from sparring.replay.table import Table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
@@ -53,6 +53,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     feeder = None if store is None else Feeder(store, plan.spec, table, actor.streams, feeding)
     if plan.algorithm.feeds == "trajectories":
         return _Trajectories(_Play(plan, learner, actor, partners), table, feeder, sampling)
+    check_sources(plan.replay, records=store is not None)
     gate = open_gate(
         plan.replay.samples_per_insert,
         plan.replay.min_steps,
