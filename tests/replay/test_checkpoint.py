@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpointing import CAPACITY, check, episode, fresh_table
 
-from sparring.replay.snapshot import SLICE_ROWS, Snapshot
+from sparring.replay.snapshot import SLICE_BYTES, Snapshot
 from sparring.wire.tree import pack, unpack
 
 
@@ -52,7 +52,7 @@ def test_a_table_saved_under_inserts_and_lessons_is_of_one_moment():
 
 
 def test_a_snapshot_shows_every_row_as_it_stood_however_rows_change_meanwhile():
-    rng, rows = np.random.default_rng(0), 3 * SLICE_ROWS + 17
+    rng, rows = np.random.default_rng(0), 3 * SLICE_BYTES // 8 + 17
     column = rng.random(rows + 100)
     stood = column[:rows].copy()
     snapshot = Snapshot({"x": column}, rows)
@@ -64,6 +64,14 @@ def test_a_snapshot_shows_every_row_as_it_stood_however_rows_change_meanwhile():
     while snapshot.copy_on():
         pass
     assert (snapshot.columns["x"] == stood).all()
+
+
+def test_nobody_waits_for_a_larger_slice_where_steps_are_larger():
+    frames = np.zeros((200, 84, 84), np.uint8)
+    assert Snapshot({"frame": frames}, 200).slice_rows == SLICE_BYTES // 84**2
+    assert Snapshot({"frame": frames[:, :, :0]}, 0).copy_on() is False
+    vast = Snapshot({"frame": np.zeros((3, SLICE_BYTES + 1), np.uint8)}, 3)
+    assert [vast.copy_on() for _ in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.11])
