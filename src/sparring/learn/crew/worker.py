@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from sparring.learn.actor import Actor
 from sparring.learn.crew.bell import Bell
 from sparring.learn.crew.blocking import Blocking
+from sparring.learn.crew.courtesy import wait_for_a_turn
 from sparring.learn.crew.part import Part, read_part
 from sparring.learn.crew.weights import NONE, Board, Edition
 from sparring.learn.onnx_forward import without_torch
@@ -108,7 +109,8 @@ def play_rollouts(part: Part, player: Player, kept: Kept) -> None:
 
 
 def play_steps(part: Part, player: Player) -> None:
-    """One block of steps after another, each with the newest weights."""
+    """One block of steps after another, each with the newest weights; the learner does not wait for any of them."""
+    wait_for_a_turn()
     out, playing = part.open_blocks(part.ring), Blocking(part, player.estimates)
     while not player.bell.gone:
         if not out.ring.wait_for_room(player.bell, PATIENCE_S):
