@@ -129,7 +129,7 @@ def test_no_uploader_has_more_than_its_share_of_a_batch(sampler):
 def test_what_is_drawn_in_place_of_too_much_is_as_likely_as_ever_and_weighs_as_it_should():
     sampler = Prioritised(4000, 1.0, 1.0)
     table = Table(SEAT, 4000, streams=1, masks=False, sampler=sampler, uploader_share=0.1)
-    for number, uploader in enumerate([0] * 500 + [1] * 3000):
+    for number, uploader in enumerate([0] * 2800 + [1] * 700):
         one = steps_of([0], [(number, 0, 0)], [0.0], [TERMINATED], [(0, 0, 0)])
         table.insert(replace(one, uploader=uploader))
     rows, rng = np.arange(3500), np.random.default_rng(0)
@@ -139,8 +139,8 @@ def test_what_is_drawn_in_place_of_too_much_is_as_likely_as_ever_and_weighs_as_i
         batch, rows = table.sample(256, rng, n_steps=1, discount=1.0)
         live = batch.weight > 0
         assert np.allclose(batch.weight[live], np.where(rows[live] % 2, 1 / 3, 1.0), atol=1e-3)
-        drawn.append(rows[rows < 500])
-    quarters = np.bincount(np.concatenate(drawn) // 125, minlength=4)
+        drawn.append(rows[rows < 2800])
+    quarters = np.bincount(np.concatenate(drawn) // 700, minlength=4)
     assert quarters / quarters.sum() == pytest.approx([0.25] * 4, abs=0.03)  # not those that lie first in the table
 
 
