@@ -9,12 +9,14 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_runs import trained
 
 from sparring.cli import main
 from sparring.config import load
 from sparring.errors import ConfigError, Missing, StoreFailed, TrainingStopped
+from sparring.learn.histogram import plot
 from sparring.learn.plan import Wish
 from sparring.learn.run import FORMAT, Run
 from sparring.learn.train import Orders, train
@@ -153,6 +155,35 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on_once_there
     assert pack(run.restore()) == pack(before)
     filler.unlink()
     assert trained(config, steps=600, resume=name).env_steps >= 600
+
+
+def test_a_picture_that_does_not_fit_leaves_the_one_before(small_disk):
+    picture = small_disk / "returns.png"
+    plot(np.arange(9.0), picture, "nine games")
+    before = picture.read_bytes()
+    free = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
+    assert sentence(StoreFailed, lambda: plot(np.zeros(3), picture, "three games")) == (
+        f"{picture}: the disk would not keep it: No space left on device. "
+        "Free space or mend the disk, then do it again; what was there before is untouched."
+    )
+    assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "returns.png"]
+    assert picture.read_bytes() == before
+
+
+def test_a_sweep_that_does_not_fit_is_told_in_a_sentence(small_disk, tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text("[sweep]\ntrials = 1\nsteps = 100\n[space]\nepochs = { low = 1, high = 2 }\n")
+    free = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize))
+    words = ["train", "cartpole", "--sweep", str(file), "--data", str(small_disk / "data")]
+    done = subprocess.run([sys.executable, "-m", "sparring", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    folder = small_disk / "data" / "sweeps" / "cartpole-ppo-s"
+    assert done.stderr.startswith(f"spar: {folder}: its study could not be kept: ")
+    assert done.stderr.endswith(
+        "Free space or mend the disk, then give the same command: trials that were told are kept.\n"
+    )
 
 
 @pytest.fixture

@@ -1,13 +1,19 @@
 """A distribution of returns, for the terminal and as a picture."""
 
+import io
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparring.errors import ConfigError
+from sparring.registry.durable import kept, replace_file
 from sparring.wire.chunk import Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 FORMATS = (".png", ".svg", ".pdf")
@@ -76,7 +82,15 @@ def plot(returns: Array, path: Path, title: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, steps=TICKS))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)  # never over the bars
-    figure.savefig(path, dpi=120)
+    keep_picture(figure, path)
+
+
+def keep_picture(figure: "Figure", path: Path) -> None:
+    """The figure in a file of that format, whole; StoreFailed where the disk would not keep it."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=120)
+    with kept(path):
+        replace_file(path, drawn.getvalue())
 
 
 def _edges(returns: Array, bins: int) -> Array:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.config import Config
-from sparring.errors import ConfigError, Missing, Refused, TrainingStopped
+from sparring.errors import ConfigError, Missing, Refused, StoreFailed, TrainingStopped
 from sparring.learn.algorithms import open_algorithm
 from sparring.learn.plan import Wish, assignments, plan
 from sparring.learn.presets import preset_for
@@ -28,6 +28,7 @@ from sparring.registry.durable import kept
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
 TENTHS = 10
@@ -220,6 +221,7 @@ def _study(folder: Path, file: SweepFile) -> "Iterator[Study]":
     """The sweep's study, for one process at a time."""
     try:
         import optuna
+        from sqlalchemy.exc import SQLAlchemyError
     except ImportError:
         do = "Install it: pip install 'sparring[train]'"
         raise Missing("the package optuna is not installed", where="--sweep", do=do) from None
@@ -233,18 +235,31 @@ def _study(folder: Path, file: SweepFile) -> "Iterator[Study]":
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused("it is under way in another process", where=str(folder), do="Wait for it") from None
-        storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute()}/study.db")
         try:
-            yield optuna.create_study(
-                storage=storage,
-                study_name="sweep",
-                direction="maximize" if file.sweep.objective == "return" else "minimize",
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
-                load_if_exists=True,
-            )
-        finally:
-            storage.remove_session()
-            storage.engine.dispose()
+            with _storage(folder) as storage:
+                yield optuna.create_study(
+                    storage=storage,
+                    study_name="sweep",
+                    direction="maximize" if file.sweep.objective == "return" else "minimize",
+                    pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS),
+                    load_if_exists=True,
+                )
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            why = str(error.__cause__ or error).splitlines()[0]
+            do = "Free space or mend the disk, then give the same command: trials that were told are kept"
+            raise StoreFailed(f"its study could not be kept: {why}", where=str(folder), do=do) from error
+
+
+@contextmanager
+def _storage(folder: Path) -> "Iterator[RDBStorage]":
+    from optuna.storages import RDBStorage
+
+    storage = RDBStorage(f"sqlite:///{folder.absolute()}/study.db")
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def _same(study: "Study", file: SweepFile, wish: Wish, name: str) -> None:

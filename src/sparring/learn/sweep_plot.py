@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparring.learn.histogram import keep_picture
 from sparring.learn.sweep import Swept, Told
 from sparring.learn.sweep_file import Range
 
@@ -41,7 +42,7 @@ def plot(swept: Swept) -> list[str]:
     figure.suptitle(f"{swept.name}: {len(swept.trials)} trials")
     paths = [swept.folder / f"sweep.{ending}" for ending in ("png", "svg")]
     for path in paths:
-        figure.savefig(path, dpi=120)
+        keep_picture(figure, path)
     return [str(path) for path in paths]
 
 
