@@ -24,6 +24,10 @@ _NATURE: dict[str, Any] = {"hidden_units": [512], "activation": "relu"}  # behin
 
 BOARD: Mapping[str, Any] = {"image_layers": ["64x4"], "hidden_units": [128]}  # four in a row fit one kernel
 
+# From records bc, cql and iql learn with the same network, updates and rates, so that they can be compared.
+_POLE_RECORDS: dict[str, Any] = {"hidden_units": [64, 64], "learning_rate": 1e-3, "anneal_updates": 5000}
+_BOARD_RECORDS: dict[str, Any] = {**BOARD, "learning_rate": 1e-3, "anneal_updates": 1500}
+
 PRESETS: Mapping[tuple[str, str], Preset] = {
     ("cartpole", "ppo"): Preset(
         steps=60_000,
@@ -149,16 +153,11 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
             "activation": "relu",  # tanh: -223 to -249
         },
     ),
-    # From records: the three learn with the same network, updates and rates, so that they can be compared.
-    ("cartpole", "bc"): Preset(
-        steps=1_280_000, settings={"hidden_units": [64, 64], "learning_rate": 1e-3, "anneal_updates": 5000}
-    ),
+    ("cartpole", "bc"): Preset(steps=1_280_000, settings=_POLE_RECORDS),
     ("cartpole", "cql"): Preset(
         steps=1_280_000,
-        settings={
-            "hidden_units": [64, 64],
-            "learning_rate": 1e-3,
-            "anneal_updates": 5000,
+        settings=_POLE_RECORDS
+        | {
             "reward_scale": 0.1,  # returns of 100 become 10
             "conservatism": 0.2,
             "n_steps": 5,  # the players' own next decisions: with 1 values came too slowly to beat a clone
@@ -167,33 +166,26 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
     ),
     ("cartpole", "iql"): Preset(
         steps=1_280_000,
-        settings={
-            "hidden_units": [64, 64],
-            "learning_rate": 1e-3,
-            "anneal_updates": 5000,
+        settings=_POLE_RECORDS
+        | {
             "reward_scale": 0.1,
             "target_rate": 0.01,  # at 0.05 values chased their own errors, and play became worse with time
             "expectile": 0.8,
             "temperature": 10.0,  # falls are rare and spread advantages: ordinary steps would weigh all the same
         },
     ),
-    ("connect-four", "bc"): Preset(steps=384_000, settings={**BOARD, "learning_rate": 1e-3, "anneal_updates": 1500}),
+    ("connect-four", "bc"): Preset(steps=384_000, settings=_BOARD_RECORDS),
     ("connect-four", "cql"): Preset(
         steps=384_000,
-        settings={
-            **BOARD,
-            "learning_rate": 1e-3,
-            "anneal_updates": 1500,
+        settings=_BOARD_RECORDS
+        | {
             "reward_scale": 4.0,  # so that values of ±1 can also say what is likely
             "conservatism": 0.5,
             "huber_threshold": 4.0,
             "target_every_updates": 50,
         },
     ),
-    ("connect-four", "iql"): Preset(
-        steps=384_000,
-        settings={**BOARD, "learning_rate": 1e-3, "anneal_updates": 1500, "temperature": 1.0, "target_rate": 0.05},
-    ),
+    ("connect-four", "iql"): Preset(steps=384_000, settings=_BOARD_RECORDS | {"temperature": 1.0, "target_rate": 0.05}),
     ("connect-four", "ppo"): Preset(
         steps=8_000_000,
         envs=128,
