@@ -15,9 +15,10 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import Missing, Refused, Unreachable, WireError
+from sparring.services import waiting as waiting_for
 from sparring.services.census import census
 from sparring.services.discovery import Local
-from sparring.services.register import register
+from sparring.services.register import Verb, register
 from sparring.services.server import Busy, Server
 from sparring.services.solver import CallFailed, Late, Lost, Solver
 
@@ -282,6 +283,19 @@ def test_calls_that_begin_together_are_spread(start, solver, tmp_path):
         thread.join()
     assert counts == {"a": 2, "b": 2}  # while none of them was answered
     assert sorted(held) == ["a", "a", "b", "b"]
+
+
+def test_a_quick_verb_stays_so_after_one_slow_call_and_not_after_two_or_a_long_one():
+    line = waiting_for.Line(Verb("act"), None, alone=True)
+    for case, quick in (((1e-4,) * 3, False), ((1e-4,), True), ((1e-3, 1e-4, 1e-3), True), ((1e-4,), True)):
+        for seconds in case:
+            line.took(seconds)
+        assert line.at_once is quick
+    line.took(0.1)
+    assert not line.at_once
+    for seconds in (*(1e-4,) * 4, 1e-3, 1e-3):
+        line.took(seconds)
+    assert not line.at_once
 
 
 def waiting(solver):

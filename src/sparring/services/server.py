@@ -234,8 +234,8 @@ class Server:
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is told to who asked)
             self._fail(codec, Asked(caller, head.id, 0.0, args, named), error)
             return None
-        if time.monotonic() - begun > QUICK_S:
-            line.took(QUICK_S)
+        if (seconds := time.monotonic() - begun) >= QUICK_S or line.doubted:
+            line.took(seconds)
         return answered
 
     def _enter(self, codec: Codec, line: Line | None, head: Head, asked: Asked) -> None:
