@@ -34,24 +34,24 @@ OF_LIMIT = {1: 0.8, 8: 0.5}  # callers → the part of bare ZeroMQ's calls that 
 SIZES = {100: "100 B", 1_000_000: "1 MB"}
 CALLERS = (1, 8, 64)
 WARM = 0.25  # of a turn, before the first one that counts
-STOP_S = 20.0
+STARTS, STOP_S = 3, 20.0
 
 
 class Caller:
     """One library's caller, waiting for its turns. When it is closed, nothing of the library runs any more."""
 
     def __init__(self, script: str) -> None:
-        self._script = path = ledger.ROOT / "bench" / "peers" / f"calls_{script}.py"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self._script = ledger.ROOT / "bench" / "peers" / f"calls_{script}.py"
+        self._process: subprocess.Popen[str]
 
     def __enter__(self) -> Self:
-        while (line := self._read()) != "ready\n":
-            if not line:
-                raise SystemExit(f"{self._script} ended")
-        return self
+        for _ in range(STARTS):  # on a busy machine Ray gives up; what it had started ends with it
+            self._process = self._started()
+            while line := self._read():
+                if line == "ready\n":
+                    return self
+            self._process.communicate()
+        raise SystemExit(f"{self._script} does not come up")
 
     def __exit__(self, *_: object) -> None:
         everybody = psutil.Process(self._process.pid).children(recursive=True)
@@ -71,6 +71,11 @@ class Caller:
         self._process.stdin.flush()
         said: dict[str, float] = json.loads(self._read())
         return said
+
+    def _started(self) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(self._script)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def _read(self) -> str:
         assert self._process.stdout is not None
