@@ -92,6 +92,21 @@ def test_a_newcomer_is_as_likely_as_the_likeliest_and_what_went_stays_away():
     assert len(sampler) == 2
 
 
+def test_an_error_that_is_no_number_spoils_no_other_row():
+    sampler, rng = Prioritised(CAPACITY, 1.0, 1.0), np.random.default_rng(0)
+    given = np.array([np.nan, np.inf, -3.0, 1.0], np.float32)
+    sampler.expect(np.arange(4), given)
+    sampler.ready(np.arange(4))
+    assert np.isfinite(sampler.total)
+    sampler.learned(np.arange(4), given[::-1])
+    assert np.isfinite(sampler.total)
+    sampler.learned(np.arange(4), np.array([1.0, np.nan, 1.0, 1.0], np.float32))
+    drawn = sampler.draw(3000, rng)
+    assert np.isfinite(drawn.weight).all()
+    assert np.bincount(drawn.rows, minlength=4) == pytest.approx([1000, 0, 1000, 1000], abs=10)
+    assert len(sampler) == 4
+
+
 def test_short_episodes_are_as_likely_as_long_ones():
     sampler, rng, draws = ByEpisode(1000), np.random.default_rng(6), 100_000
     episode = np.repeat(np.arange(8), [1, 2, 3, 500, 10, 20, 4, 60])

@@ -162,6 +162,10 @@ def test_bytes_bound_a_table_and_frames_are_stored_once():
     [
         ({"remover": "lowest-priority"}, "which has no priorities"),
         ({"uploader_share": 0.0}, "uploader_share = 0"),
+        ({"capacity_steps": 0}, "capacity_steps = 0, importance_samples = 0"),
+        ({"sampler": "prioritised", "importance_samples": -1}, "importance_samples = -1"),
+        ({"sampler": "prioritised", "priority_exponent": -0.5}, "priority_exponent = -0.5"),
+        ({"sampler": "prioritised", "importance_exponent": float("nan")}, "importance_exponent = nan"),
         ({"sampler": "by-source", "source_shares": ("pley=1",)}, "source_shares holds 'pley=1'"),
         ({"sampler": "by-source", "source_shares": ("play=-1",)}, "source_shares holds 'play=-1'"),
     ],

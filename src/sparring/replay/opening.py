@@ -25,11 +25,8 @@ def open_table(
 
     `state_numbers` is how many a memory holds at a step (`wire.network.state_width`), 0 without one.
     """
+    _check_numbers(config)
     rows = capacity(seat, config, masks=masks, state_numbers=state_numbers)
-    if not 0.0 < config.uploader_share <= 1.0:
-        raise ConfigError(
-            f"uploader_share = {config.uploader_share:g}", where="[replay]", do="Set it above 0, and to 1 at most"
-        )
     return Table(
         seat,
         rows,
@@ -55,6 +52,25 @@ def capacity(seat: SeatSpec, config: ReplayConfig, *, masks: bool, state_numbers
             do="Give it room for some thousands of steps, or set 0 to count steps alone",
         )
     return min(config.capacity_steps, config.capacity_bytes // size)
+
+
+def _check_numbers(config: ReplayConfig) -> None:
+    if not 0.0 < config.uploader_share <= 1.0:
+        raise ConfigError(
+            f"uploader_share = {config.uploader_share:g}", where="[replay]", do="Set it above 0, and to 1 at most"
+        )
+    if config.capacity_steps < 2 or config.importance_samples < 0:
+        raise ConfigError(
+            f"capacity_steps = {config.capacity_steps}, importance_samples = {config.importance_samples}",
+            where="[replay]",
+            do="Hold at least 2 steps, better some thousands, and count samples from 0",
+        )
+    if not (0.0 <= config.priority_exponent <= 1.0 and 0.0 <= config.importance_exponent <= 1.0):
+        raise ConfigError(
+            f"priority_exponent = {config.priority_exponent:g}, importance_exponent = {config.importance_exponent:g}",
+            where="[replay]",
+            do="Set both between 0 and 1",
+        )
 
 
 def source_shares(config: ReplayConfig) -> Mapping[int, float]:

@@ -10,6 +10,7 @@ from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
 
 LEAST_PRIORITY = 1e-6  # added to every error, so that nothing that was learned once is out of reach
+MOST_PRIORITY = 1e30  # a million of them can be summed in float32
 
 
 class Drawn(NamedTuple):
@@ -159,7 +160,7 @@ class Prioritised:
             self._tree.set(rows, self._largest)
             return
         given = self._expected[rows].astype(np.float64)
-        raised = (np.maximum(given, 0.0) + LEAST_PRIORITY) ** self._alpha
+        raised = (np.fmin(np.fmax(given, 0.0), MOST_PRIORITY) + LEAST_PRIORITY) ** self._alpha  # no number: 0
         self._largest = max(self._largest, float(raised.max(initial=0.0)))
         self._tree.set(rows, np.where(given < 0, self._largest, raised))
         self._expected[rows] = -1.0
@@ -184,7 +185,8 @@ class Prioritised:
     def learned(self, rows: Array, priorities: Array) -> None:
         if len(rows):  # what went since then stays away
             errors = np.ascontiguousarray(priorities, np.float32)
-            self._largest = max(self._largest, self._tree.replace(rows, errors, LEAST_PRIORITY, self._alpha))
+            largest = self._tree.replace(rows, errors, LEAST_PRIORITY, MOST_PRIORITY, self._alpha)
+            self._largest = max(self._largest, largest)
 
     @property
     def total(self) -> float:

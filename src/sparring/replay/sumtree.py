@@ -72,9 +72,12 @@ class SumTree:
         """Take their priorities from rows; how many had any."""
         return int(_clear(self._nodes, self._starts, rows))
 
-    def replace(self, rows: Array, values: Array, least: float, exponent: float) -> float:
-        """Give (values + least)^exponent to those rows that have a priority already; the largest of them."""
-        return float(_replace(self._nodes, self._starts, rows, values, least, exponent))
+    def replace(self, rows: Array, values: Array, least: float, most: float, exponent: float) -> float:
+        """Give (values + least)^exponent to those rows that have a priority already; the largest of them.
+
+        What is negative or not a number counts as 0, and what is beyond `most` as that: one alone would spoil all sums.
+        """
+        return float(_replace(self._nodes, self._starts, rows, values, least, most, exponent))
 
     def load(self, priorities: Array) -> None:
         """All priorities at once, for rows 0 to len(priorities)."""
@@ -129,11 +132,14 @@ def _clear(nodes: Array, starts: Array, rows: Array) -> int:
 
 
 @compiled
-def _replace(nodes: Array, starts: Array, rows: Array, values: Array, least: float, exponent: float) -> float:
+def _replace(
+    nodes: Array, starts: Array, rows: Array, values: Array, least: float, most: float, exponent: float
+) -> float:
     leaves, largest = np.uint64(starts[-2]), 0.0
     lifted = np.empty(len(rows), np.float64)
     for i in range(len(rows)):
-        lifted[i] = values[i] + least if nodes[leaves + np.uint64(rows[i])] > 0.0 else 0.0
+        value = min(values[i], most) if values[i] > 0.0 else 0.0
+        lifted[i] = value + least if nodes[leaves + np.uint64(rows[i])] > 0.0 else 0.0
     lifted = raised(lifted, exponent)
     for i in range(len(rows)):
         largest = max(largest, lifted[i])
