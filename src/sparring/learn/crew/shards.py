@@ -189,7 +189,7 @@ class Shards:
             "replay": _plain(asdict(config)),
             "draw": draw,
             "streams": part.streams,
-            "state_numbers": state_width(part.network) if plan.algorithm.feeds == "sequences" else 0,
+            "state_numbers": memory_numbers(plan, part),
             "seed": plan.seed,
         }
         needs = Resources(cpus=plan.cpus_per_actor, least=count, most=count)
@@ -201,12 +201,12 @@ class Shards:
 
     def _capacity(self) -> int:
         """Of one shard."""
-        seat, config = self._plan.spec.seats[0], self._plan.replay
-        return max(2, capacity(seat, config, masks=seat.action.masks > 0) // config.shards)
+        return rows_of_a_shard(self._plan, self._part)
 
     def _bytes(self) -> int:
         seat = self._plan.spec.seats[0]
-        row: int = row_layout(seat, masks=seat.action.masks > 0, state_numbers=0).itemsize
+        numbers = memory_numbers(self._plan, self._part)
+        row: int = row_layout(seat, masks=seat.action.masks > 0, state_numbers=numbers).itemsize
         return row * int(sum(one["size"] for one in self._standing))
 
     def _note(self, shard: int, said: dict[str, Any]) -> None:
@@ -225,6 +225,18 @@ class Shards:
     def _ask_ahead(self) -> None:
         mass = np.array([one["mass"] for one in self._standing])
         self._drawing.ask_ahead(self._handles, mass, self._rng)
+
+
+def rows_of_a_shard(plan: Plan, part: Part) -> int:
+    """Its part of what the limits in steps and in bytes allow to all."""
+    seat, config = plan.spec.seats[0], plan.replay
+    rows = capacity(seat, config, masks=seat.action.masks > 0, state_numbers=memory_numbers(plan, part))
+    return max(2, rows // config.shards)
+
+
+def memory_numbers(plan: Plan, part: Part) -> int:
+    """Of a memory, kept with each step where sequences are learned."""
+    return state_width(part.network) if plan.algorithm.feeds == "sequences" else 0
 
 
 def _nothing() -> dict[str, Any]:
