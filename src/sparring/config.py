@@ -74,7 +74,7 @@ class RegistryConfig:
 
     url: str = "file:///{data}/models"  # {data} is the data folder
     champion_days: float = 7.0  # a champion's manifest expires after this; serve signs again in time
-    gate_episodes: int = 200  # played by the promotion gate
+    gate_episodes: int = 200  # played by the promotion gate; fewer of long games, unless it is set
     rollout_share: float = 1.0  # of clients that get a new champion at once
     signing_key: str = "{data}/models/signing.key"  # of s3://: this machine's file of the key that signs champions
 

@@ -1,11 +1,13 @@
 """The gate's games: beside the incumbent where one plays alone, against it where two do."""
 
 import numpy as np
+from msgspec.structs import replace as with_fields
 
+from sparring.config import RegistryConfig
 from sparring.games.catalogue import spec_of
 from sparring.learn.modelfile import make_model
 from sparring.learn.networks import Network, default_network
-from sparring.learn.trial import trial
+from sparring.learn.trial import games_of_the_gate, trial
 from sparring.registry.gate import passes
 from sparring.wire.model import Lineage
 
@@ -15,6 +17,14 @@ def model(game, seed):
     network = default_network(spec.seats[0], hidden=(8,))
     lineage = Lineage(algorithm="dqn", config={}, steps={})
     return make_model(spec, network, Network(network, seed).weights(), "greedy", lineage, seed)
+
+
+def test_long_games_are_measured_by_fewer_of_them_unless_somebody_says_how_many():
+    def games(max_ticks, config):
+        return games_of_the_gate(with_fields(spec_of("cartpole"), max_ticks=max_ticks), config)
+
+    assert [games(ticks, RegistryConfig()) for ticks in (42, 500, 27_000, 1_000_000)] == [200, 200, 18, 10]
+    assert games(27_000, RegistryConfig(gate_episodes=300)) == 300
 
 
 def test_the_first_model_is_judged_alone():

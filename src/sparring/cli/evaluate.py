@@ -101,7 +101,8 @@ def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     output.say(f"{ours.game}: {_short(ours.name)} in {args.episodes} episodes")
     for line in lines(played.returns):
         output.say(line)
-    spread = "  ".join(f"{name} {value:.4g}" for name, value in told.quantiles.items())
+    words = {"p00": "least", "p50": "median", "p100": "most"}
+    spread = "  ".join(f"{words.get(name, name)} {value:.4g}" for name, value in told.quantiles.items())
     output.say(f"mean {told.mean:.4g}  sd {told.sd:.4g}  {spread}")
     result: dict[str, Any] = {
         "model": ours.name,

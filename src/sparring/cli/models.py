@@ -236,13 +236,14 @@ def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> di
 
 def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, output: Output) -> "tuple[Evidence, str]":
     """The gate's games and its answer; Refused where the model is worse."""
-    from sparring.learn.trial import trial
+    from sparring.games.catalogue import spec_of
+    from sparring.learn.trial import games_of_the_gate, trial
     from sparring.registry.gate import passes
     from sparring.wire.champion import verify
 
     signed = registry.champion(model.card.game, model.card.version)
     incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
-    episodes = args.episodes or args.config.registry.gate_episodes
+    episodes = args.episodes or games_of_the_gate(spec_of(model.card.game), args.config.registry)
     output.progress(f"the gate: {episodes} episodes of {model.card.game}")
     evidence = trial(model, incumbent, episodes=episodes, seed=args.seed).evidence
     verdict = passes(evidence)

@@ -24,6 +24,7 @@ from sparring.wire.tree import Tree
 
 RECENT_EPISODES = 100
 UNTIL_EPISODES = 100
+PUBLISH_REST = 4  # times as long as the last gate took, at least, before the next one: a fifth of the time at most
 UNTIL_SHARE = 0.04  # of a run's steps between two looks at --until
 
 
@@ -101,9 +102,11 @@ class Session:
         while not self.stop_asked and not self._enough():
             self._note(self.wiring.turn())
             for name, period in periods.items():
-                if self.clock() >= self._due[name]:
+                if (began := self.clock()) >= self._due[name]:
                     getattr(self, f"_{name}")()
-                    self._due[name] = self.clock() + period
+                    now = self.clock()
+                    # A gate of long games may take minutes: most of the time is for learning all the same.
+                    self._due[name] = now + (max(period, PUBLISH_REST * (now - began)) if name == "publish" else period)
         if self.wiring.position != self._told:
             self._log()
         self._checkpoint()

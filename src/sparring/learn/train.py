@@ -17,6 +17,7 @@ from sparring.learn.run import Run, another_build, commit
 from sparring.learn.session import Limits, Progress, Session, same_game
 from sparring.learn.shared_reading import SharedReading, shares_reading
 from sparring.learn.topologies import Wiring, wire
+from sparring.learn.trial import games_of_the_gate
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.store.protocol import Store
@@ -78,9 +79,8 @@ def train(
         _set_threads(wiring, config.train.torch_threads)
         if orders.resume is None:
             run = Run.create(runs, agreed, list(orders.argv))
-        publisher = Publisher(
-            agreed, run.name, commit(), registry, config.registry.gate_episodes, promote=orders.promote
-        )
+        games = games_of_the_gate(agreed.spec, config.registry)
+        publisher = Publisher(agreed, run.name, commit(), registry, games, promote=orders.promote)
         session = Session(agreed, run, wiring, publisher, _limits(agreed, orders), config.train, show)
         if orders.resume is not None:
             session.resume()

@@ -4,11 +4,16 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from sparring.config import RegistryConfig
 from sparring.games.catalogue import spec_of
 from sparring.games.scripts import scripts_for
+from sparring.games.spec import GameSpec
 from sparring.learn.evaluate import Evaluation, evaluate
 from sparring.registry.protocol import Evidence
 from sparring.wire.model import Model
+
+GATE_TICKS = 500_000  # that one model may play before it may reign, if all its games last as long as they can
+FEWEST = 10  # games that say anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +22,13 @@ class Tried:
 
     alone: Evaluation
     evidence: Evidence
+
+
+def games_of_the_gate(spec: GameSpec, config: RegistryConfig) -> int:
+    """`registry.gate_episodes`; unless somebody set it, fewer of games that are long: 200 of Atari's take an hour."""
+    if config.gate_episodes != RegistryConfig().gate_episodes:
+        return config.gate_episodes
+    return min(config.gate_episodes, max(FEWEST, GATE_TICKS // spec.max_ticks))
 
 
 def trial(model: Model, incumbent: Model | None, *, episodes: int, seed: int) -> Tried:
