@@ -114,7 +114,8 @@ class Gateway:
 
     def _check(self, status: int, path: str) -> None:
         if status == 404:
-            raise Missing("the gateway has none", where=f"{self.url}{path}", do="Check the game's name and version")
+            do = "Check its name and version; a game is served where `games` of the gateway's spar.toml lists it"
+            raise Missing("the gateway has none", where=f"{self.url}{path}", do=do)
         if status not in (200, 304):
             raise Unreachable(f"it answered {status}", where=f"{self.url}{path}", do="It is asked again later")
 
