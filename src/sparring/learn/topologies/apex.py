@@ -180,8 +180,10 @@ class _Apex:
 
     def _refuse_to_wait_for_ever(self) -> None:
         """Where the gate lets nothing in before something was sampled, and nothing that is in can be sampled."""
-        gate, under_way = self.gate, self.replay.under_way()
-        if gate.inserted < gate.min_steps or self.replay.ready() or under_way or gate.may_insert(self._block_steps):
+        gate, replay = self.gate, self.replay
+        if gate.inserted < gate.min_steps or gate.may_insert(self._block_steps):
+            return
+        if replay.ready() or replay.emptied() or replay.under_way():  # emptied: the next turn begins anew
             return
         raise TrainingStopped(
             f"none of {gate.inserted} steps can be sampled, and the gate lets no more in",
