@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -215,3 +216,31 @@ action = {name = "action", kind = "discrete", dtype = "int32", choices = [2]}
 def test_a_spec_is_hashable_so_that_checks_can_remember_it() -> None:
     assert isinstance(hash(parse(ARENA)), int)
     assert isinstance(parse(ARENA), GameSpec)
+
+
+OWN_ENVIRONMENT = """
+import gymnasium
+import numpy as np
+
+
+class Levers(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.MultiDiscrete([3, 4])
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), float(action.sum()), True, False, {}
+
+
+gymnasium.register("Levers-v0", entry_point="own_levers:Levers")
+"""
+
+
+def test_an_environment_of_ones_own_is_found_in_the_current_folder(tmp_path):
+    (tmp_path / "own_levers.py").write_text(OWN_ENVIRONMENT)
+    command = Path(sys.executable).parent / "spar"
+    words = ["games", "check", "gym:own_levers:Levers-v0", "--episodes", "2"]
+    done = subprocess.run([command, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

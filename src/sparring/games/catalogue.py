@@ -2,14 +2,13 @@
 
 import difflib
 import importlib
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from sparring.config import Config
 from sparring.errors import ConfigError, Missing
 from sparring.games import cartpole, connect_four, duel
+from sparring.games.beside import look_beside
 from sparring.games.protocol import Game
 from sparring.games.spec import GameSpec, checked, read
 from sparring.wire.ids import GameId
@@ -106,8 +105,7 @@ def _entry(entry: str, folder: Path) -> GameSpec:
 
 def _from_function(game_id: str, module: str, function: str, n: int) -> Game:
     """What `function(n)` of `module` gives; its spec is checked, since a person wrote it."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # an installed command does not look beside itself, `python -m` does
+    look_beside()
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:

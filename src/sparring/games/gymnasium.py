@@ -16,6 +16,7 @@ import numpy as np
 
 from sparring.errors import Missing, Refused
 from sparring.games import gym_vectors, spaces
+from sparring.games.beside import look_beside
 from sparring.games.moves import discrete_moves
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Game, View
 from sparring.games.spec import GameSpec, SeatSpec, checked
@@ -151,6 +152,8 @@ def _envs(library: Any, env_id: str, n: int) -> tuple[list[Any], int | None]:
         import ale_py
 
         library.register_envs(ale_py)
+    if ":" in env_id:  # module:id of the user's own, which registers itself when it is imported
+        look_beside()
     try:
         with warnings.catch_warnings():  # what a library thinks of its parts, which Box2D's import dies of as errors
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,11 +1,10 @@
 """Code that a user names as `module:name`, on a command line or in spar.toml; never from a request or a card."""
 
 import importlib
-import os
-import sys
 from typing import Any
 
 from sparring.errors import ConfigError, Missing
+from sparring.games.beside import look_beside
 
 
 def found_code(name: str, what: str) -> Any:
@@ -17,8 +16,7 @@ def found_code(name: str, what: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError("it is no module:name", where=where, do="Write the module, a colon, and the name in it")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # an installed command does not look beside itself, `python -m` does
+    look_beside()
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
