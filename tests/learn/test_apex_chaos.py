@@ -1,4 +1,6 @@
-"""Ape-X on a real cluster of two nodes, while everything in it is killed in turn: it still solves CartPole."""
+"""Ape-X on a real cluster of two nodes: it solves CartPole while everything in it is killed in turn, and learns from
+a machine that is no node.
+"""
 
 import json
 import random
@@ -6,12 +8,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
 from hosted_runs import is_shard
-from two_nodes import two_nodes
+from two_nodes import CLIENT, two_nodes
 
 KILL_EVERY_S = 5.0
 SHARD_AT, LEARNER_AT = 100, 500  # updates, of 1,500 and more: early, so that no run is over before them
@@ -69,26 +71,33 @@ class Chaos:
         return None, {}, 0.0
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    pytest.importorskip("ray")
+    with two_nodes() as found:
+        yield found
+
+
+@contextmanager
+def trains(cluster, url, words):
+    """`spar train cartpole` as a process; it ends with the block."""
+    spar = [sys.executable, "-m", "sparring", "train", "cartpole", *words.split(), "--json", "--on", url]
+    with subprocess.Popen(spar, env=cluster.environment, stdout=subprocess.PIPE, text=True) as training:
+        try:
+            yield training
+        finally:
+            training.terminate()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # 100 to 250 s; a bound for machines that do much else
-def test_cartpole_is_solved_while_actors_replay_and_learner_are_killed(tmp_path):
-    pytest.importorskip("ray")
-    with two_nodes() as cluster:
-        chaos = Chaos(cluster, tmp_path)
-        words = f"train cartpole {RUN} {TIMING} --json --data {tmp_path} --on {cluster.url}"
-        with subprocess.Popen(
-            [sys.executable, "-m", "sparring", *words.split()],
-            env=cluster.environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as training:
-            try:
-                while training.poll() is None:
-                    time.sleep(0.2)
-                    chaos.look()
-                said = training.stdout.read()
-            finally:
-                training.terminate()
+def test_cartpole_is_solved_while_actors_replay_and_learner_are_killed(cluster, tmp_path):
+    chaos = Chaos(cluster, tmp_path)
+    with trains(cluster, cluster.url, f"{RUN} {TIMING} --data {tmp_path}") as training:
+        while training.poll() is None:
+            time.sleep(0.2)
+            chaos.look()
+        said = training.stdout.read()
     assert training.returncode == 0, said
     result = json.loads(said.strip().splitlines()[-1])
     assert (chaos.killed["shard"], chaos.killed["learner"], result["learner_restarts"]) == (1, 1, 1), chaos.killed
@@ -97,3 +106,26 @@ def test_cartpole_is_solved_while_actors_replay_and_learner_are_killed(tmp_path)
     (run,) = (tmp_path / "runs").glob("*")
     assert run.name == result["run"]
     assert result["return_mean"] >= SOLVED, result
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_no_node_learns_through_rays_client_server(cluster, tmp_path):
+    words = f"--algo apex --actors 2 --envs 4 --steps 100000000 --no-promote {TIMING} --data {tmp_path}"
+    with trains(cluster, CLIENT, words) as training:
+        steps = until_said(training, tmp_path, lambda said: said["env_steps"])["env_steps"]
+        cluster.processes("ray::Actor")[0].kill()
+        until_said(training, tmp_path, lambda said: said["actor_restarts"] == 1 and said["env_steps"] > steps)
+        training.terminate()
+        said = training.stdout.read()
+    assert training.returncode == 0, said
+    assert json.loads(said.strip().splitlines()[-1])["state"] == "stopped"
+
+
+def until_said(training, data, there):
+    """The last line of metrics of the only run, once that is so."""
+    while training.poll() is None:
+        lines = [line for file in data.glob("runs/*/metrics.jsonl") for line in file.read_text().split("\n")[:-1]]
+        if lines and there(said := json.loads(lines[-1])):
+            return said
+        time.sleep(0.2)
+    raise AssertionError(training.stdout.read())

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 HEAD, SECOND = "127.0.0.2", "127.0.0.3"
+CLIENT = f"ray://{HEAD}:10001"  # for who is no node
 UP_S = 240.0  # Ray's own start takes long where others are busy
 RAY = str(Path(sys.executable).parent / "ray")
 

@@ -13,7 +13,7 @@ from sparring.hosts.protocol import Event, Given, Handle, Pending, Resources
 from sparring.hosts.ray_actor import Actor
 from sparring.hosts.ray_calls import RayPending, RayShared, ask
 from sparring.hosts.ray_cluster import Cluster
-from sparring.hosts.ray_members import MAX_AT_ONCE, Group, Member, Watch
+from sparring.hosts.ray_members import MAX_AT_ONCE, Group, Member, Watch, known_of
 from sparring.hosts.revival import Revival
 from sparring.hosts.roster import Roster, Started
 from sparring.services.register import verbs_of
@@ -49,6 +49,7 @@ class RayHost:
         self.url, self._cluster = url, cluster
         self.discovery = cluster.discovery
         self._watch = Watch()
+        self._node = ray.remote(num_cpus=0)(known_of) if cluster.remote else None
         self._folder = private_folder(seen)
         self._roster: Roster[RayHandle] = Roster(self._added, self._stop)
         self._control = Offer(self._roster, self._folder.path, seen)
@@ -118,7 +119,8 @@ class RayHost:
                 "max_concurrency": MAX_AT_ONCE,
             }
             actor = kind.options(**options).remote(path, started.name, index, one, around)
-            member = Member(started.name, index, actor, again, Revival(started.needs.restarts), group)
+            revival = Revival(started.needs.restarts)
+            member = Member(started.name, index, actor, again, revival, group, self._node)
             self._watch.add(member)
             handles.append(RayHandle(member))
         return handles

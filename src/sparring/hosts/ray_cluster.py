@@ -44,9 +44,8 @@ class Cluster:
     def __init__(self, url: str, store_bytes: int = STORE_BYTES) -> None:
         self.namespace = f"sparring-{os.urandom(4).hex()}"
         self.discovery = f"ray://auto/{self.namespace}"
-        address = address_of(url)
-        self._ours = join(address, store_bytes)
-        self.remote = address.startswith("ray://")  # through Ray's client: the driver is no node
+        self._ours = join(address_of(url), store_bytes)
+        self.remote = _is_client()
 
     def close(self) -> None:
         """Leave it, if it was this that joined."""
@@ -75,6 +74,7 @@ def join(address: str, store_bytes: int, patience_s: float = START_S) -> bool:
     except ImportError:
         do = "Install it: pip install 'sparring[ray]'"
         raise ConfigError("Ray is not installed", where="--on ray://", do=do) from None
+    importlib.import_module("sparring.hosts.ray_actor")  # Ray's client knows less of what a method may say of itself
     if ray.is_initialized():
         return False
     words: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
@@ -119,6 +119,13 @@ def _begin(address: str, words: dict[str, Any], patience_s: float) -> None:
             if time.monotonic() >= until:
                 where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
                 raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
+
+
+def _is_client() -> bool:
+    """Whether this process is no node's, but speaks through Ray's client server."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())  # type: ignore[no-untyped-call]
 
 
 def _silence() -> None:

@@ -21,6 +21,7 @@ from sparring.hosts.protocol import Event, Kind, Resources
 from sparring.hosts.revival import Revival
 
 LOOK_S = 0.5
+ANSWER_S = 10.0  # of a node that is asked about an instance
 MAX_EVENTS = 1000
 MAX_AT_ONCE = 1000  # callers of one instance that Ray lets in
 
@@ -35,6 +36,7 @@ class Member:
     idempotent: frozenset[str]
     revival: Revival
     group: "Group"
+    node: Any = None  # Ray's function `known_of`, where this process is no node's and has to ask one
     generation: int = 0
     state: str = ""
     up_s: float | None = None  # since when it can be called
@@ -52,7 +54,8 @@ class Member:
 
     def look(self) -> dict[str, Any]:
         """What Ray knows of it now; empty where it knows nothing."""
-        found: dict[str, Any] = state.actors(self.actor._actor_id.hex())
+        actor: str = self.actor._actor_id.hex()
+        found = known_of(actor) if self.node is None else ray.get(self.node.remote(actor), timeout=ANSWER_S)
         if found:
             self.state = found["State"]
         return found
@@ -63,6 +66,13 @@ class Member:
     def why_late(self) -> str:
         waiting = self.state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY", "")
         return "it has no place in the cluster yet (see `ray status`)" if waiting else ""
+
+
+def known_of(actor: str) -> dict[str, Any]:
+    """What the control store says of one of that number, in plain words: a cause of death cannot travel."""
+    found = state.actors(actor)
+    kept = {name: found[name] for name in ("State", "NumRestarts", "Address") if name in found}
+    return kept | {"DeathCause": str(found["DeathCause"]).strip()} if found else {}
 
 
 class Group:
@@ -143,7 +153,7 @@ class Watch:
             member.up_s = now
             self._happened(member, "restarted" if member.generation else "started", "")
         if member.state == "DEAD":
-            why = str(found.get("DeathCause", "")).strip() or "Ray ended it"
+            why = found["DeathCause"] or "Ray ended it"
             self._happened(member, "died", why)
             self.remove(member, "gave up", why)
 
