@@ -3,15 +3,15 @@
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sparring.hosts.control import Offer, private_folder
 from sparring.hosts.line import Asked, Line
 from sparring.hosts.naming import path_of
 from sparring.hosts.post import STOP_S, Member, Post
-from sparring.hosts.protocol import Event, Given, Handle, Pending, Resources
+from sparring.hosts.protocol import Event, Pending
 from sparring.hosts.revival import Revival
-from sparring.hosts.roster import Roster, Started
+from sparring.hosts.roster import Roster, Rostered, Started
 from sparring.hosts.worker import Told
 from sparring.services import frames
 from sparring.services.arena import Arena
@@ -53,7 +53,7 @@ class LocalHandle:
         return asked
 
 
-class LocalHost:
+class LocalHost(Rostered[LocalHandle]):
     """A context manager. Threads may share one. Its services find each other alone, or with `discovery` all that meet
     there, on other machines too (consul://…). The host itself is found where `seen` says, by default there too."""
 
@@ -68,25 +68,6 @@ class LocalHost:
         self._post = Post(self._keeping)
         self._roster: Roster[LocalHandle] = Roster(self._added, self._stop)
         self._control = Offer(self._roster, self._folder.path, seen)
-
-    def start(
-        self,
-        service: type,
-        name: str,
-        count: int,
-        needs: Resources,
-        given: Given,
-    ) -> list[Handle]:
-        return list(self._roster.start(service, name, count, needs, given))
-
-    def scale(self, name: str, count: int) -> list[Handle]:
-        return list(self._roster.scale(name, count))
-
-    def renew(self, name: str, index: int) -> Handle:
-        return self._roster.renew(name, index)
-
-    def handles(self, name: str) -> list[Handle]:
-        return list(self._roster.handles(name))
 
     def share(self, value: Any) -> Kept:
         return self._keeping.keep(value)
@@ -107,12 +88,6 @@ class LocalHost:
             self._keeping.close()
             self._arena.close()
             self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _stop(self, handles: list[LocalHandle], by_force: bool) -> None:
         self._post.leave([handle.member for handle in handles], 0.0 if by_force else STOP_S)

@@ -2,20 +2,20 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import ray
 
 from sparring.hosts.control import Offer, private_folder
 from sparring.hosts.desk import plain
 from sparring.hosts.naming import path_of
-from sparring.hosts.protocol import Event, Given, Handle, Pending, Resources
+from sparring.hosts.protocol import Event, Pending
 from sparring.hosts.ray_actor import Actor
 from sparring.hosts.ray_calls import RayPending, RayShared, ask
 from sparring.hosts.ray_cluster import Cluster
 from sparring.hosts.ray_members import MAX_AT_ONCE, Group, Member, Watch, known_of
 from sparring.hosts.revival import Revival
-from sparring.hosts.roster import Roster, Started
+from sparring.hosts.roster import Roster, Rostered, Started
 from sparring.services.register import verbs_of
 
 STOP_S = 2.5  # for an orderly end; then Ray kills
@@ -42,7 +42,7 @@ class RayHandle:
         self.ask(verb, *args, **named).result()
 
 
-class RayHost:
+class RayHost(Rostered[RayHandle]):
     """A context manager. Threads may share one."""
 
     def __init__(self, url: str, cluster: Cluster, seen: str = "") -> None:
@@ -53,25 +53,6 @@ class RayHost:
         self._folder = private_folder(seen)
         self._roster: Roster[RayHandle] = Roster(self._added, self._stop)
         self._control = Offer(self._roster, self._folder.path, seen)
-
-    def start(
-        self,
-        service: type,
-        name: str,
-        count: int,
-        needs: Resources,
-        given: Given,
-    ) -> list[Handle]:
-        return list(self._roster.start(service, name, count, needs, given))
-
-    def scale(self, name: str, count: int) -> list[Handle]:
-        return list(self._roster.scale(name, count))
-
-    def renew(self, name: str, index: int) -> Handle:
-        return self._roster.renew(name, index)
-
-    def handles(self, name: str) -> list[Handle]:
-        return list(self._roster.handles(name))
 
     def share(self, value: Any) -> RayShared:
         return RayShared(ray.put(plain(value)))
@@ -96,12 +77,6 @@ class RayHost:
             self._watch.close()
             self._folder.close()
             self._cluster.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _added(self, started: Started[RayHandle], first: int, given: Sequence[dict[str, Any]]) -> list[RayHandle]:
         if not given:

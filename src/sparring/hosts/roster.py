@@ -1,9 +1,10 @@
 """What a host runs: its services by name, and how many instances each has."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from sparring.errors import ConfigError, Missing, Refused
 from sparring.hosts.naming import checked_name, given_each, path_of
@@ -108,6 +109,34 @@ class Roster(Generic[One]):
             known = ", ".join(sorted(self._started)) or "nothing"
             raise Missing(f"no service {name!r} was started", where="host", do=f"It runs {known}")
         return self._started[name]
+
+
+class Rostered(ABC, Generic[One]):
+    """What every host does by its roster, and a context manager that closes."""
+
+    _roster: Roster[One]
+
+    def start(self, service: type, name: str, count: int, needs: Resources, given: Given) -> list[Handle]:
+        return list(self._roster.start(service, name, count, needs, given))
+
+    def scale(self, name: str, count: int) -> list[Handle]:
+        return list(self._roster.scale(name, count))
+
+    def renew(self, name: str, index: int) -> Handle:
+        return self._roster.renew(name, index)
+
+    def handles(self, name: str) -> list[Handle]:
+        return list(self._roster.handles(name))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop all, and give back what it held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _of_later_ones(given: Given, each: list[dict[str, Any]]) -> Callable[[int, int], dict[str, Any]]:

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import msgspec
 
-from sparring.errors import Missing, ModelDamaged, Refused, SparringError
+from sparring.errors import Missing, ModelDamaged, SparringError
 from sparring.registry.cards import (
     CARD,
     EVIDENCE,
@@ -34,12 +34,13 @@ from sparring.registry.cards import (
     place,
     read_card,
 )
+from sparring.registry.crowning import Crowning
 from sparring.registry.durable import kept, publish_folder, read_inside, replace_file, sweep
 from sparring.registry.protocol import Evidence, Listed
-from sparring.registry.reigns import Reign, Reigns
+from sparring.registry.reigns import Reigns
 from sparring.registry.signing import FolderKey
 from sparring.registry.succession import DAY_S, Succession
-from sparring.wire.champion import Signed, canonical
+from sparring.wire.champion import canonical
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import Card, Model, check
 
@@ -48,7 +49,7 @@ _Mark = tuple[int, int, int]  # a file's inode, time and size: another mark is a
 log = logging.getLogger(__name__)
 
 
-class FileRegistry:
+class FileRegistry(Crowning):
     """See `registry/protocol.py`. `clock` gives Unix seconds."""
 
     def __init__(
@@ -78,11 +79,6 @@ class FileRegistry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
-
-    @property
-    def trust(self) -> str:
-        """The name of the key that signs here: what `connect(trust=…)` takes. Made on first need."""
-        return self._signer.trust
 
     def publish(self, model: Model) -> ModelId:
         """Keep the model under its id; atomic, durable on return, and harmless when repeated."""
@@ -145,29 +141,6 @@ class FileRegistry:
         if known is None or known[0] != mark:
             known = self._evidence[model] = mark, self._read_evidence(model)
         return known[1]
-
-    def champion(self, game: GameId, version: str, seat: int | None = None) -> Signed | None:
-        """The signed manifest for that version and seat, signed anew near its expiry; None where none reigns."""
-        return self._succession.champion(game, version, seat)
-
-    def versions(self, game: GameId) -> list[str]:
-        """The game's versions that have a champion."""
-        return self._succession.versions(game)
-
-    def history(self, game: GameId, version: str, seat: int | None = None) -> list[Reign]:
-        """Every signing for that version and seat, oldest first, with its evidence."""
-        return self._succession.history(game, version, seat)
-
-    def promote(
-        self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None, *, above: int = 0
-    ) -> Signed:
-        """Make the model champion of its version with the next counter. Going back is a promotion too."""
-        card = self.fetch(model).card
-        if card.game != game:
-            raise Refused(f"it plays {card.game}", where=place(model), do=f"Promote a model of {game}", field="game")
-        self._signer.private()  # before anything is written
-        self.judge(model, evidence)
-        return self._succession.crown(card, model, evidence, seat, above)
 
     def link(self, model: ModelId, name: str) -> str | None:
         """None: a folder is read by this process alone."""

@@ -22,7 +22,7 @@ from types import TracebackType
 
 import msgspec
 
-from sparring.errors import ConfigError, Missing, ModelDamaged, Refused
+from sparring.errors import ConfigError, Missing, ModelDamaged
 from sparring.registry.bucket import ALONE_BYTES, Address, Bucket
 from sparring.registry.cards import (
     CARD,
@@ -37,12 +37,12 @@ from sparring.registry.cards import (
     place,
     read_card,
 )
+from sparring.registry.crowning import Crowning
 from sparring.registry.protocol import Evidence, Listed
-from sparring.registry.reigns import Reign
 from sparring.registry.s3_key import BucketKey
 from sparring.registry.s3_reigns import BucketReigns
 from sparring.registry.succession import Succession
-from sparring.wire.champion import Signed, canonical
+from sparring.wire.champion import canonical
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import Card, Model, check
 
@@ -55,7 +55,7 @@ REMEMBERED_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
 
-class S3Registry:
+class S3Registry(Crowning):
     """See `registry/protocol.py`. `clock` gives Unix seconds. Safe to call from several threads."""
 
     def __init__(
@@ -85,11 +85,6 @@ class S3Registry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bucket.close()
-
-    @property
-    def trust(self) -> str:
-        """The name of the key that signs here: what `connect(trust=…)` takes."""
-        return self._signer.trust
 
     def publish(self, model: Model) -> ModelId:
         """Keep the model under its id; atomic, and harmless when repeated.
@@ -155,31 +150,8 @@ class S3Registry:
         """Keep what an evaluation said of the model, promoted or not; lists show the newest."""
         self._card(model)  # Missing where it is not there
         check_evidence(model, evidence)
-        self._bucket.put(_evidence_key(model), canonical(evidence))
-
-    def champion(self, game: GameId, version: str, seat: int | None = None) -> Signed | None:
-        """The signed manifest for that version and seat, signed anew near its expiry; None where none reigns."""
-        return self._succession.champion(game, version, seat)
-
-    def versions(self, game: GameId) -> list[str]:
-        """The game's versions that have a champion."""
-        return self._succession.versions(game)
-
-    def history(self, game: GameId, version: str, seat: int | None = None) -> list[Reign]:
-        """Every signing for that version and seat, oldest first, with its evidence."""
-        return self._succession.history(game, version, seat)
-
-    def promote(
-        self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None, *, above: int = 0
-    ) -> Signed:
-        """Make the model champion of its version with the next counter. Going back is a promotion too."""
-        card = self.fetch(model).card
-        if card.game != game:
-            raise Refused(f"it plays {card.game}", where=place(model), do=f"Promote a model of {game}", field="game")
-        self._signer.private()  # before anything is written
         self._prepare()
-        self.judge(model, evidence)
-        return self._succession.crown(card, model, evidence, seat, above)
+        self._bucket.put(_evidence_key(model), canonical(evidence))
 
     def share(self, yes: bool) -> str:
         """Let everybody download models, or no longer; the sentence that says so."""
