@@ -147,7 +147,7 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, table: Tensor, before: Windows, windows: Windows, kernel: int, stride: int) -> Tensor:
         ctx.made = before.place, windows.place, kernel, stride, table.shape
         columns = torch.empty(windows.rows, kernel**2 * table.shape[1])
-        _gather(table.detach().numpy(), before.place, windows.place, kernel, stride, columns.numpy())
+        _windows(columns.numpy(), table.detach().numpy(), before.place, windows.place, kernel, stride, False)
         return columns
 
     @staticmethod
@@ -155,7 +155,7 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         before, place, kernel, stride, shape = ctx.made
         table = torch.zeros(shape)
-        _add(gradient.contiguous().numpy(), before, place, kernel, stride, table.numpy())
+        _windows(gradient.contiguous().numpy(), table.numpy(), before, place, kernel, stride, True)
         return table, None, None, None, None
 
 
@@ -166,7 +166,7 @@ class _Spread(torch.autograd.Function):
     def forward(ctx: Any, table: Tensor, place: Array) -> Tensor:
         ctx.made = place, table.shape
         whole = torch.empty(len(place) - 1, *place.shape[1:], table.shape[1])
-        _spread(table.detach().numpy(), place, whole.numpy())
+        _pictures(whole.numpy(), table.detach().numpy(), place, False)
         return whole.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -174,7 +174,7 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         place, shape = ctx.made
         table = torch.zeros(shape)
-        _collect(gradient.permute(0, 2, 3, 1).contiguous().numpy(), place, table.numpy())
+        _pictures(gradient.permute(0, 2, 3, 1).contiguous().numpy(), table.numpy(), place, True)
         return table, None
 
 
@@ -262,8 +262,19 @@ def _see(before: Array, kernel: int, stride: int, place: Array) -> int:
 
 
 @released
-def _gather(table: Array, before: Array, place: Array, kernel: int, stride: int, out: Array) -> None:
-    """Lay the rows that each window sees side by side."""
+def _copy(numbers: Array, row: Array, back: bool) -> None:
+    """A row into numbers; `back`: numbers are added to the row."""
+    if back:
+        for c in range(len(row)):
+            row[c] += numbers[c]
+    else:
+        for c in range(len(row)):
+            numbers[c] = row[c]
+
+
+@released
+def _windows(columns: Array, table: Array, before: Array, place: Array, kernel: int, stride: int, back: bool) -> None:
+    """Lay the rows of `table` that each window sees side by side in `columns`; `back`: add columns to those rows."""
     pictures, high, wide = place.shape
     channels = table.shape[1]
     for picture in range(pictures):
@@ -275,47 +286,14 @@ def _gather(table: Array, before: Array, place: Array, kernel: int, stride: int,
                 for i in range(kernel):
                     for j in range(kernel):
                         first, seen = (i * kernel + j) * channels, before[picture, y * stride + i, x * stride + j]
-                        for c in range(channels):
-                            out[row, first + c] = table[seen, c]
+                        _copy(columns[row, first : first + channels], table[seen], back)
 
 
 @released
-def _add(gradient: Array, before: Array, place: Array, kernel: int, stride: int, table: Array) -> None:
-    """The way back of `_gather`: what each window gives is added to the rows that it saw."""
-    pictures, high, wide = place.shape
-    channels = table.shape[1]
-    for picture in range(pictures):
-        for y in range(high):
-            for x in range(wide):
-                row = place[picture, y, x]
-                if picture and row < high * wide:
-                    continue
-                for i in range(kernel):
-                    for j in range(kernel):
-                        first, seen = (i * kernel + j) * channels, before[picture, y * stride + i, x * stride + j]
-                        for c in range(channels):
-                            table[seen, c] += gradient[row, first + c]
-
-
-@released
-def _spread(table: Array, place: Array, out: Array) -> None:
-    """Every picture whole."""
-    n, high, wide, channels = out.shape
+def _pictures(whole: Array, table: Array, place: Array, back: bool) -> None:
+    """Fill every picture from its rows of `table`; `back`: add every picture to its rows, one after the other."""
+    n, high, wide, _ = whole.shape
     for picture in range(n):
         for y in range(high):
             for x in range(wide):
-                row = place[picture + 1, y, x]
-                for c in range(channels):
-                    out[picture, y, x, c] = table[row, c]
-
-
-@released
-def _collect(gradient: Array, place: Array, table: Array) -> None:
-    """The way back of `_spread`: pictures that share a row add to it, one after the other."""
-    n, high, wide, channels = gradient.shape
-    for picture in range(n):
-        for y in range(high):
-            for x in range(wide):
-                row = place[picture + 1, y, x]
-                for c in range(channels):
-                    table[row, c] += gradient[picture, y, x, c]
+                _copy(whole[picture, y, x], table[place[picture + 1, y, x]], back)
