@@ -70,8 +70,7 @@ def test_what_a_killed_host_left_behind_is_swept_away(program):
     running.kill()
     running.wait()
     until(lambda: not alive(pids), 3.0)
-    assert folder.exists()
-    with open_host("local://"):
+    with open_host("local://"):  # another test's may have been first
         assert not folder.exists()
 
 
