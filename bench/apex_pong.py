@@ -30,25 +30,25 @@ def measure(url: str, shards: int, seconds: float) -> dict[str, float]:
     from dataclasses import replace
 
     from sparring.config import Config
-    from sparring.learn.plan import Wish, plan
-    from sparring.learn.topologies import wire
+    from sparring.learn.plan import TrainRequest, plan
+    from sparring.learn.topologies import build
 
-    agreed = plan(Wish("atari:Pong", "apex", actors=2, on=url), Config())
+    agreed = plan(TrainRequest("atari:Pong", "apex", actors=2, on=url), Config())
     agreed = replace(agreed, replay=replace(agreed.replay, min_steps=MIN_STEPS, shards=shards))
-    wiring = wire(agreed, None)
+    topology = build(agreed, None)
     try:
-        while not wiring.learner.updates:
-            wiring.turn()
-        begun, steps, updates = time.perf_counter(), wiring.env_steps, wiring.learner.updates
+        while not topology.learner.updates:
+            topology.iterate()
+        begun, steps, updates = time.perf_counter(), topology.env_steps, topology.learner.updates
         while time.perf_counter() - begun < seconds:
-            wiring.turn()
+            topology.iterate()
         passed = time.perf_counter() - begun
         return {
-            "steps_per_s": (wiring.env_steps - steps) / passed,
-            "updates_per_s": (wiring.learner.updates - updates) / passed,
+            "steps_per_s": (topology.env_steps - steps) / passed,
+            "updates_per_s": (topology.learner.updates - updates) / passed,
         }
     finally:
-        wiring.close()
+        topology.close()
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Caller:
         for one in left:
             one.kill()
 
-    def turn(self, size: int, callers: int, batched: bool, seconds: float) -> dict[str, float]:
+    def iterate(self, size: int, callers: int, batched: bool, seconds: float) -> dict[str, float]:
         assert self._process.stdin is not None
         told = {"bytes": size, "callers": callers, "batched": batched, "seconds": seconds}
         self._process.stdin.write(json.dumps(told) + "\n")

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import ledger
 
+from sparring.acting.evaluate import evaluate
 from sparring.config import load
-from sparring.learn.evaluate import evaluate
-from sparring.learn.plan import Wish
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest
+from sparring.learn.runs.train import TrainOptions, train
 from sparring.registry import open_registry
 
 GOALS = {"random": 0.9, "tactical": 0.6}  # share of games won, a draw as half
@@ -33,7 +33,12 @@ SEEN_SEED = 77
 def curve(folder: str, minutes: float, seed: int) -> list[dict[str, float]]:
     """The score of every model that was published on the way, oldest first."""
     config = load(None, (f"data={folder}",))
-    result = train(Wish("connect-four", seed=seed, steps=10**9), Orders(minutes=minutes), config, lambda progress: None)
+    result = train(
+        TrainRequest("connect-four", seed=seed, steps=10**9),
+        TrainOptions(minutes=minutes),
+        config,
+        lambda progress: None,
+    )
     rows = []
     with open_registry(config.registry_url) as registry:
         mine = [one.card for one in registry.models(result.plan.spec.id) if one.card.lineage.run == result.run]

@@ -14,8 +14,8 @@ from bench import ledger
 
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED
-from sparring.learn.crew.courtesy import wait_for_a_turn
-from sparring.learn.crew.inlet import Inlet
+from sparring.learn.actors.cpu_yield import wait_for_a_turn
+from sparring.learn.actors.inlet import Inlet
 from sparring.replay.sampler import Prioritised
 from sparring.replay.steps import Steps
 from sparring.replay.table import Table

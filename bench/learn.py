@@ -27,16 +27,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import ledger
 
+from sparring.acting.actor import Actor
+from sparring.acting.evaluate import evaluate
+from sparring.acting.opponents import PastSelves
 from sparring.config import Config, load
 from sparring.games.catalogue import open_game
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.actor import Actor
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.opponents import PastSelves
-from sparring.learn.plan import Wish, plan
-from sparring.learn.train import Orders, Trained, train
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.train import TrainOptions, TrainResult, train
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.registry import open_registry
 from sparring.store import open_store
 
@@ -46,13 +46,13 @@ SEEN_SEED = 77  # of the evaluation; no run is trained with it
 Case = Callable[[int, float], dict[str, Any]]
 
 
-def trained(wish: Wish, folder: str, **orders: Any) -> tuple[Trained, Config]:
+def trained(wish: TrainRequest, folder: str, **orders: Any) -> tuple[TrainResult, Config]:
     """A run in a folder of its own."""
     config = load(None, (f"data={folder}",))
-    return train(wish, Orders(**orders), config, lambda progress: None), config
+    return train(wish, TrainOptions(**orders), config, lambda progress: None), config
 
 
-def score(result: Trained, config: Config, against: str | None) -> float:
+def score(result: TrainResult, config: Config, against: str | None) -> float:
     """Mean return alone, share of games won against a script."""
     with open_registry(config.registry_url) as registry:
         model = registry.fetch(result.published.model)
@@ -65,7 +65,7 @@ def cartpole(algo: str) -> Case:
 
     def run(seed: int, minutes: float) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            result, config = trained(Wish("cartpole", algo, seed=seed), folder, until=490.0, minutes=minutes)
+            result, config = trained(TrainRequest("cartpole", algo, seed=seed), folder, until=490.0, minutes=minutes)
             return {"score": score(result, config, None), "seconds": result.seconds, "env_steps": result.env_steps}
 
     return run
@@ -76,7 +76,7 @@ def versus(game: str, rival: str) -> Case:
 
     def run(seed: int, minutes: float) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            result, config = trained(Wish(game, "ppo", seed=seed), folder, minutes=minutes)
+            result, config = trained(TrainRequest(game, "ppo", seed=seed), folder, minutes=minutes)
             told = {name: score(result, config, name) for name in ("random", rival)}
             return {"score": told[rival], **told, "seconds": result.seconds, "env_steps": result.env_steps}
 
@@ -95,7 +95,7 @@ def offline(seed: int, minutes: float) -> dict[str, Any]:
                 for chunks in play(game, [Tired(name, rate)], seeds, rng, "play"):  # type: ignore[list-item]
                     store.append(chunks)
                     returns.append(sum(float(chunk.columns["reward"].sum()) for chunk in chunks))
-        wish = Wish("cartpole", "dqn", seed=seed, source="store", steps=600_000)
+        wish = TrainRequest("cartpole", "dqn", seed=seed, source="store", steps=600_000)
         result, config = trained(wish, folder, minutes=minutes)
         mean, data = score(result, config, None), statistics.fmean(returns)
         return {"score": mean / data, "return_mean": mean, "data_mean": data, "seconds": result.seconds}
@@ -116,10 +116,10 @@ def acting(game: str) -> Case:
     """Ticks per second of 16 games played by one actor with its default network."""
 
     def run(seed: int, minutes: float) -> dict[str, Any]:
-        agreed = plan(Wish(game, "ppo", seed=seed, envs=16), Config())
+        agreed = plan(TrainRequest(game, "ppo", seed=seed, envs=16), Config())
         learner = agreed.algorithm.begin(agreed.spec, agreed.settings, seed)
         past = PastSelves(learner.network, 0, 0.0)
-        forward = Forward(learner.network, learner.weights())
+        forward = NumpyForward(learner.network, learner.weights())
         actor = Actor(open_game(game, 16), forward, agreed.algorithm.policy, np.random.default_rng(seed), past)
         actor.rollout(128)
         begun, busy, before = time.perf_counter(), time.process_time(), actor.env_steps

@@ -11,9 +11,9 @@ policy is the first of a ppo run that earns 150 to 300. In Connect Four the reco
 models are measured against it, the script is tactical too, and the half-trained policy is the first that scores half of
 what tactical does there: 0.25.
 
-bc, cql and iql have the same records, network, updates and rates (learn/presets.py). `ours` is the median return of
-greedy episodes; the peers are bc's median and the records' own mean. Returns of Connect Four lie in [-1, 1]; they are
-given as scores, (1 + return) / 2, so that a ratio means something.
+bc, cql and iql have the same records, network, updates and rates (learn/presets.py). `ours` is the median return
+of greedy episodes; the peers are bc's median and the records' own mean. Returns of Connect Four lie in [-1, 1]; they
+are given as scores, (1 + return) / 2, so that a ratio means something.
 
 Ranking: the estimator is named here, before any run: `world`, the game learned from the records (the rival's answers
 too), in which the models play; returns not discounted, like those to be ranked. `advised` is what `spar evaluate
@@ -50,23 +50,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench import ledger
 from bench.solve import drawn
 
+from sparring.acting.evaluate import evaluate
 from sparring.config import load
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn import policies
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.off_policy.fitting import FitConfig
-from sparring.learn.off_policy.judge import judge
-from sparring.learn.off_policy.records import read_records
-from sparring.learn.off_policy.worlds import WorldConfig, world_of
-from sparring.learn.plan import Wish, plan
-from sparring.learn.protocol import Weights
-from sparring.learn.topologies import wire
+from sparring.learn.offline.evaluation import evaluate_offline
+from sparring.learn.offline.fitted_values import FitConfig
+from sparring.learn.offline.records import read_records
+from sparring.learn.offline.worlds import WorldConfig, world_of
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
+from sparring.nets import policies
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.store import open_store
 from sparring.store.protocol import Store
 from sparring.wire.chunk import Chunk
+from sparring.wire.network import Weights
 
 ALGORITHMS = ("bc", "cql", "iql")
 ESTIMATOR = "world"
@@ -131,7 +131,7 @@ class Sampling:
 
     name = "half"
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: NumpyForward) -> None:
         self._forward = forward
 
     def act(self, seat: int, observation: Any, legal: Any, rng: np.random.Generator) -> Any:
@@ -141,7 +141,7 @@ class Sampling:
         return policies.sample(self._forward(observation)["logits"], mask, rng).action
 
 
-def truth(task: Task, forward: Forward, episodes: int) -> float:
+def truth(task: Task, forward: NumpyForward, episodes: int) -> float:
     """Mean return of the network at its best, or its score against the rival."""
     played = evaluate(task.game, forward, episodes=episodes, seed=SEEN_SEED, against=task.rival)
     return played.mean if played.score is None else played.score
@@ -151,25 +151,25 @@ def truth(task: Task, forward: Forward, episodes: int) -> float:
 class Look:
     """A learning policy as it was at one time, and what it earned in a few episodes."""
 
-    forward: Forward
+    forward: NumpyForward
     weights: Weights
     earned: float
 
 
 def ladder(task: Task, ranks: Sequence[float], seed: int) -> tuple[Look, list[Look]]:
     """The half-trained policy of a ppo run, and one policy for each rank: whatever came nearest to it."""
-    wiring = wire(
-        plan(Wish(task.game, "ppo", topology="single", seed=seed, settings=task.slowly), load(None, ())), None
+    topology = build(
+        plan(TrainRequest(task.game, "ppo", topology="single", seed=seed, settings=task.slowly), load(None, ())), None
     )
     looks: list[Look] = []
-    while len(looks) <= len(ranks) or (looks[-1].earned < ranks[-1] and wiring.position < task.most_steps):
+    while len(looks) <= len(ranks) or (looks[-1].earned < ranks[-1] and topology.position < task.most_steps):
         if looks:
-            wiring.turn()
-        if wiring.position >= len(looks) * task.look_every:
-            weights = wiring.learner.weights()
-            forward = Forward(wiring.learner.network, weights)
+            topology.iterate()
+        if topology.position >= len(looks) * task.look_every:
+            weights = topology.learner.weights()
+            forward = NumpyForward(topology.learner.network, weights)
             looks.append(Look(forward, weights, truth(task, forward, LOOK_EPISODES)))
-    wiring.close()
+    topology.close()
     low, high = task.half
     fit = [one for one in looks if low <= one.earned <= high]
     half = fit[0] if fit else min(looks, key=lambda one: abs(one.earned - (low + high) / 2))
@@ -223,19 +223,19 @@ def _play(task: Task, player: Any, episodes: int, store: Store, rng: np.random.G
 
 def learned(task: Task, size: Size, algo: str, folder: Path, seed: int) -> float:
     """What the model earns that the algorithm makes of the records."""
-    agreed = plan(Wish(task.game, algo, "store", seed=seed), load(None, ()))
+    agreed = plan(TrainRequest(task.game, algo, "store", seed=seed), load(None, ()))
     with open_store(_url(folder)) as store:
-        wiring = wire(agreed, store)
-        while wiring.position < agreed.steps * size.share:
-            wiring.turn()
-        wiring.close()
-    return truth(task, Forward(wiring.learner.network, wiring.learner.weights()), size.judging)
+        topology = build(agreed, store)
+        while topology.position < agreed.steps * size.share:
+            topology.iterate()
+        topology.close()
+    return truth(task, NumpyForward(topology.learner.network, topology.learner.weights()), size.judging)
 
 
 def estimated(task: Task, size: Size, folder: Path, seed: int) -> dict[str, list[float]]:
     """What each estimator says of the models that were put aside."""
     spec = spec_of(task.game)
-    network = plan(Wish(task.game, "ppo", settings=task.slowly), load(None, ()))
+    network = plan(TrainRequest(task.game, "ppo", settings=task.slowly), load(None, ()))
     shape = network.algorithm.begin(network.spec, network.settings, 0).network
     with open_store(_url(folder)) as store:
         records = read_records(store, spec)
@@ -243,8 +243,8 @@ def estimated(task: Task, size: Size, folder: Path, seed: int) -> dict[str, list
     told: dict[str, list[float]] = {}
     for i in range(size.models):
         with np.load(folder / f"model-{i}.npz") as weights:
-            forward = Forward(shape, {name: weights[name] for name in weights.files})
-        said = judge(records, forward, spec, discount=1.0, seed=seed, fit=size.fit, world=world)
+            forward = NumpyForward(shape, {name: weights[name] for name in weights.files})
+        said = evaluate_offline(records, forward, spec, discount=1.0, seed=seed, fit=size.fit, world=world)
         for one in (*said.estimates[1:], replace(said.of(said.advised), name="advised")):
             told.setdefault(one.name, []).append(one.value)
     return told

@@ -39,45 +39,45 @@ def learn(game: str, algorithm: str, topology: str, actors: int, seconds: float)
     import torch
 
     from sparring.config import Config
-    from sparring.learn.plan import Wish, plan
-    from sparring.learn.topologies import wire
+    from sparring.learn.plan import TrainRequest, plan
+    from sparring.learn.topologies import build
 
-    agreed = plan(Wish(game, algorithm, topology=topology, actors=actors), Config())
-    wiring = wire(agreed, None)
-    if not wiring.learner.network.image:
+    agreed = plan(TrainRequest(game, algorithm, topology=topology, actors=actors), Config())
+    topology = build(agreed, None)
+    if not topology.learner.network.image:
         torch.set_num_threads(1)
     steps, counted, begun, last = 0, 0, 0.0, 0.0
     try:
         while counted < LEAST_UPDATES or last - begun < seconds:
-            turn = wiring.turn()
+            turn = topology.iterate()
             if turn.update is None or turn.batch is None:
                 continue
             last = time.perf_counter()
-            if wiring.learner.updates <= WARM_UPDATES:
+            if topology.learner.updates <= WARM_UPDATES:
                 begun = last
             else:
                 steps, counted = steps + turn.batch.reward.size, counted + 1
         return {"steps": steps, "seconds": last - begun}
     finally:
-        wiring.close()
+        topology.close()
 
 
 def costs(game: str, algorithm: str, repeats: int) -> dict[str, float]:
     """CPU microseconds of one step in each part, on one thread, and its bytes in a rollout."""
     import torch
 
+    from sparring.acting.actor import Actor
+    from sparring.acting.opponents import Opponents
     from sparring.config import Config
     from sparring.games.catalogue import open_game
-    from sparring.learn.actor import Actor
-    from sparring.learn.onnx_forward import without_torch
-    from sparring.learn.opponents import Partners
-    from sparring.learn.plan import Wish, plan
+    from sparring.learn.plan import TrainRequest, plan
+    from sparring.nets.onnx_forward import without_torch
 
     torch.set_num_threads(1)
-    agreed = plan(Wish(game, algorithm, topology="single"), Config())
+    agreed = plan(TrainRequest(game, algorithm, topology="single"), Config())
     learner = agreed.algorithm.begin(agreed.spec, agreed.settings, 0)
     rng, games = np.random.default_rng(0), open_game(game, agreed.envs)
-    ticks, partners = agreed.settings.rollout_ticks, Partners(learner.network, 0, 0.0)
+    ticks, partners = agreed.settings.rollout_ticks, Opponents(learner.network, 0, 0.0)
     actor = Actor(games, without_torch(learner.network, learner.weights()), agreed.policy, rng, partners)
     batch = actor.rollout(ticks)
     steps = batch.reward.size
@@ -107,17 +107,17 @@ def gated(game: str, repeats: int) -> dict[str, float]:
     import torch
 
     from sparring.config import Config
-    from sparring.learn.plan import Wish, plan
-    from sparring.learn.topologies import wire
+    from sparring.learn.plan import TrainRequest, plan
+    from sparring.learn.topologies import build
 
     torch.set_num_threads(1)
-    agreed = plan(Wish(game, "dqn", topology="single", envs=8), Config())
-    wiring = wire(agreed, None)
-    while wiring.learner.updates < WARM_UPDATES:
-        turn = wiring.turn()
+    agreed = plan(TrainRequest(game, "dqn", topology="single", envs=8), Config())
+    topology = build(agreed, None)
+    while topology.learner.updates < WARM_UPDATES:
+        turn = topology.iterate()
     assert turn.batch is not None
     batch = turn.batch
-    took = _cpu_us(lambda: agreed.algorithm.update(wiring.learner, batch), 10 * repeats) / agreed.settings.batch_steps
+    took = _cpu_us(lambda: agreed.algorithm.update(topology.learner, batch), 10 * repeats) / agreed.settings.batch_steps
     ratio = agreed.replay.samples_per_insert
     return {"samples_per_s": 1e6 / took, "samples_per_insert": ratio, "steps_per_s": 1e6 / took / ratio}
 

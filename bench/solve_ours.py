@@ -1,4 +1,4 @@
-"""Sparring in the race to solve a task: the game's preset, by the wiring that `spar train` uses. Run by bench/solve.py.
+"""Sparring in the race to solve a task: the game's preset and the topology of `spar train`. Run by bench/solve.py.
 
 python -m bench.solve_ours '{"env": "CartPole-v1", "threshold": 475, "seed": 1, "every": 2048, "limit_s": 60}' [ALGO]
 """
@@ -15,28 +15,29 @@ import torch
 from bench.peers.greedy import Race  # type: ignore[attr-defined]
 
 from sparring.config import Config
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import Wiring, wire
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.protocol import Topology
+from sparring.learn.topologies import build
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.chunk import Array
 
 
-def greedy(wiring: Wiring) -> Any:
+def greedy(topology: Topology) -> Any:
     """The best actions of what is learned now."""
-    forward = Forward(wiring.learner.network, wiring.learner.weights())
-    (leaf,) = (one.name for one in wiring.learner.network.inputs)
+    forward = NumpyForward(topology.learner.network, topology.learner.weights())
+    (leaf,) = (one.name for one in topology.learner.network.inputs)
     return lambda seen: np.asarray(forward({leaf: np.asarray(seen, np.float32)})["logits"]).argmax(axis=1)
 
 
 class Newest:
     """Asks for the weights only where the race looks."""
 
-    def __init__(self, wiring: Wiring) -> None:
-        self._wiring, self._act, self._of = wiring, None, -1
+    def __init__(self, topology: Topology) -> None:
+        self._topology, self._act, self._of = topology, None, -1
 
     def __call__(self, seen: Array) -> Array:
-        if self._of != self._wiring.learner.updates:
-            self._act, self._of = greedy(self._wiring), self._wiring.learner.updates
+        if self._of != self._topology.learner.updates:
+            self._act, self._of = greedy(self._topology), self._topology.learner.updates
         assert self._act is not None
         return np.asarray(self._act(seen))
 
@@ -56,16 +57,16 @@ def main() -> None:
             "hidden_units": [64, 64],
         }
         settings = tuple(f"{key}={value}" for key, value in given.items())
-    agreed = plan(Wish(f"gym:{race.env}", algo, seed=race.seed, envs=envs, settings=settings), Config())
-    wiring = wire(agreed, None)
+    agreed = plan(TrainRequest(f"gym:{race.env}", algo, seed=race.seed, envs=envs, settings=settings), Config())
+    topology = build(agreed, None)
     try:
-        best = Newest(wiring)
+        best = Newest(topology)
         race.begin()
-        while not race.look(best, wiring.env_steps):
-            wiring.turn()
-        race.done(wiring.env_steps)
+        while not race.look(best, topology.env_steps):
+            topology.iterate()
+        race.done(topology.env_steps)
     finally:
-        wiring.close()
+        topology.close()
 
 
 if __name__ == "__main__":

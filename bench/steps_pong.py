@@ -41,25 +41,27 @@ def learn(algorithm: str, topology: str, updates: int, settings: tuple[str, ...]
     import torch
 
     from sparring.config import Config
-    from sparring.learn.plan import Wish, plan
-    from sparring.learn.topologies import wire
+    from sparring.learn.plan import TrainRequest, plan
+    from sparring.learn.topologies import build
 
     torch.set_num_threads(THREADS)
-    wiring = wire(plan(Wish(GAME, algorithm, topology=topology, actors=1, settings=settings), Config()), None)
+    topology = build(
+        plan(TrainRequest(GAME, algorithm, topology=topology, actors=1, settings=settings), Config()), None
+    )
     steps, begun, last = 0, 0.0, 0.0
     try:
-        while wiring.learner.updates < WARM_UPDATES + updates:
-            turn = wiring.turn()
+        while topology.learner.updates < WARM_UPDATES + updates:
+            turn = topology.iterate()
             if turn.update is None or turn.batch is None:
                 continue
             last = time.perf_counter()
-            if wiring.learner.updates <= WARM_UPDATES:
+            if topology.learner.updates <= WARM_UPDATES:
                 begun = last
             else:
                 steps += turn.batch.reward.size
         return {"steps": steps, "seconds": last - begun}
     finally:
-        wiring.close()
+        topology.close()
 
 
 def rate(python: str, words: list[str]) -> float:

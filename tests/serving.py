@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparring.config import Config, GatewayConfig
-from sparring.gateway.serve import Serving, serve
+from sparring.gateway.server import GatewayServer, serve
 
 STOP_WITHIN_S = 9.0
 
@@ -89,10 +89,10 @@ def serving(data: Path, *words: str, port: int = 0) -> Iterator[Server]:
 
 
 @contextmanager
-def inside(data: Path, **gateway: object) -> Iterator[Serving]:
+def inside(data: Path, **gateway: object) -> Iterator[GatewayServer]:
     """A gateway on a thread of this process, with those settings of [gateway]."""
     config = Config(data=str(data), gateway=replace(GatewayConfig(port=0), **gateway))  # type: ignore[arg-type]
-    told: queue.Queue[Serving] = queue.Queue(1)
+    told: queue.Queue[GatewayServer] = queue.Queue(1)
     runner = threading.Thread(target=serve, args=(config, told.put), name="gateway")
     runner.start()
     try:

@@ -3,10 +3,10 @@
 import numpy as np
 
 from sparring.client.cutter import cut, encoded
-from sparring.client.lane import About, Budget, By, Lane
 from sparring.client.layout import Layout
+from sparring.client.step_buffer import About, Budget, By, StepBuffer
 from sparring.games.catalogue import spec_of
-from sparring.games.checks import check
+from sparring.games.chunk_checks import check
 from sparring.wire.chunk import decode
 from sparring.wire.ids import new_episode
 
@@ -15,7 +15,7 @@ CARTPOLE = spec_of("cartpole")
 
 def lane_of(game=CARTPOLE, seat=0, memory_bytes=64 << 20, seed=None):
     about = About(game.id, game.version, game.hash, new_episode(), seat, None, "play", 1.0, seed)
-    return Lane(about, Layout(game, seat), Budget(memory_bytes), lambda: None)
+    return StepBuffer(about, Layout(game, seat), Budget(memory_bytes), lambda: None)
 
 
 def seen(step):

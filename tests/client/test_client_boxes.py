@@ -15,11 +15,11 @@ from serving import serving
 from sparring.client.runner import Runner
 from sparring.config import load
 from sparring.games.catalogue import open_game, spec_of
-from sparring.learn.forward import Forward
-from sparring.learn.modelfile import read_weights
-from sparring.learn.plan import Wish
-from sparring.learn.policies import squashed
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.nets.model_files import read_weights
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import squashed
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.store.protocol import Query
@@ -34,8 +34,8 @@ def data(tmp_path_factory):
     """A data folder in which PPO has trained for a moment."""
     folder = tmp_path_factory.mktemp("boxes") / "data"
     config = load(None, (f"data={folder}", "registry.gate_episodes=4"))
-    wish = Wish(GAME, "ppo", steps=2_000, envs=4, settings=("hidden_units=[16]", "learning_rate=0.05"))
-    done = train(wish, Orders(), config, lambda progress: None)
+    wish = TrainRequest(GAME, "ppo", steps=2_000, envs=4, settings=("hidden_units=[16]", "learning_rate=0.05"))
+    done = train(wish, TrainOptions(), config, lambda progress: None)
     assert done.published.promoted
     assert done.published.evaluation.mean < 0
     return folder
@@ -55,7 +55,7 @@ def model(data):
 
 def means(model, rows):
     """What the network itself would do, in the game's own units."""
-    out = Forward(model.card.network, read_weights(model))({STATE: rows})
+    out = NumpyForward(model.card.network, read_weights(model))({STATE: rows})
     return squashed(out["mean"], (-2.0, 2.0))
 
 

@@ -5,7 +5,7 @@ import pytest
 from recorded import CARTPOLE, lane_of, seen, steps_of, taken, write
 
 from sparring.client.cutter import cut, encoded
-from sparring.client.lane import By
+from sparring.client.step_buffer import By
 from sparring.errors import ChunkRefused
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.wire.chunk import MAX_ENCODED_BYTES, decode

@@ -5,7 +5,7 @@ import pytest
 
 from sparring.errors import ChunkRefused
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.resimulate import replay
+from sparring.games.resimulation import replay
 
 
 @pytest.mark.parametrize("game", ["cartpole", "connect-four"])

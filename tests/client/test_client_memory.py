@@ -7,10 +7,10 @@ from served_models import GAME, promote, registry_of
 
 from serving import serving
 from sparring.client.runner import Runner
-from sparring.learn.forward import Forward
-from sparring.learn.layout import parameters, state_width
-from sparring.learn.modelfile import make_model, read_weights
-from sparring.learn.networks import default_network
+from sparring.nets.model_files import make_model, read_weights
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.shapes import parameters, state_width
+from sparring.nets.torch_network import default_network
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.model import Lineage
@@ -39,7 +39,7 @@ def views(count, seed=0):
 
 def alone(model, rows):
     """The action and the memory before it, for each row in turn, by the network itself."""
-    forward = Forward(model.card.network, read_weights(model))
+    forward = NumpyForward(model.card.network, read_weights(model))
     state = forward.initial_state(1)
     for row in rows:
         out = forward({"observation/state": row[None]}, state)

@@ -15,11 +15,11 @@ import pytest
 import sparring
 from chaos import Chaos
 from serving import serving, start
-from sparring.client import records
+from sparring.client import spool_format as records
 from sparring.client.mock_players import MockPlayer, play, script_of
 from sparring.errors import ChunkRefused
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.resimulate import replay
+from sparring.games.resimulation import replay
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.chunk import decode

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from sparring.client import records
-from sparring.client.locks import try_lock
+from sparring.client import spool_format as records
+from sparring.client.file_lock import try_lock
 from sparring.client.spool import Spool
 from sparring.client.statistics import Counters
 from sparring.wire.ids import new_episode
@@ -208,7 +208,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(opened, tmp_path):
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
-    code = "import sys, time; from pathlib import Path; from sparring.client.locks import try_lock\n"
+    code = "import sys, time; from pathlib import Path; from sparring.client.file_lock import try_lock\n"
     code += "held = try_lock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     path = tmp_path / "lock"
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)

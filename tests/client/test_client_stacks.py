@@ -9,10 +9,10 @@ from sparring.client.episode import Episode, Opened
 from sparring.client.layout import Layout
 from sparring.client.runner import Runner
 from sparring.errors import ChunkRefused, ModelDamaged
-from sparring.learn.forward import Forward
-from sparring.learn.layout import parameters
-from sparring.learn.modelfile import make_model, read_weights
-from sparring.learn.networks import default_network
+from sparring.nets.model_files import make_model, read_weights
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.shapes import parameters
+from sparring.nets.torch_network import default_network
 from sparring.wire.ids import new_episode
 from sparring.wire.model import Lineage
 
@@ -46,7 +46,7 @@ def opened(runner):
 
 def test_act_gives_the_model_the_last_frames_of_its_own_episode():
     made = model()
-    forward, runner = Forward(made.card.network, read_weights(made)), Runner(made)
+    forward, runner = NumpyForward(made.card.network, read_weights(made)), Runner(made)
     views = np.random.default_rng(1).normal(0, 0.05, (40, 4)).astype(np.float32)
     for start in (0, 20):
         episode = opened(runner)

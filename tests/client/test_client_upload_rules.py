@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from sparring.client.answers import Fate, understand
 from sparring.client.backoff import FIRST_S, pause_s
+from sparring.client.upload_answer import Fate, understand
 
 
 def said(**body):

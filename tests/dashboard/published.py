@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from sparring.games.catalogue import spec_of
-from sparring.learn.layout import parameters
-from sparring.learn.modelfile import make_model
+from sparring.nets.model_files import make_model
+from sparring.nets.shapes import parameters
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.model import Lineage

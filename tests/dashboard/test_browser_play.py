@@ -8,9 +8,9 @@ from published import publish
 
 from serving import serving, start, stop
 from sparring.games.catalogue import open_game
-from sparring.games.resimulate import mismatches
-from sparring.learn.forward import Forward
-from sparring.learn.modelfile import read_weights
+from sparring.games.resimulation import mismatches
+from sparring.nets.model_files import read_weights
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.store.protocol import Query
@@ -166,7 +166,7 @@ def test_a_champion_that_remembers_is_given_its_memory_back(server, page, where)
     assert bot.columns["state/state"].tolist() == [0.0] * 8  # where its episode begins
     with open_registry(f"file://{server.data}/models") as registry:
         champion = registry.fetch(model)
-    forward, state = Forward(champion.card.network, read_weights(champion)), None
+    forward, state = NumpyForward(champion.card.network, read_weights(champion)), None
     for step in range(bot.header.steps):
         seen = {"observation/board": bot.columns["observation/board"][step : step + 1]}
         out = forward(seen) if state is None else forward(seen, state)

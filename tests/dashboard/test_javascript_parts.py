@@ -13,9 +13,9 @@ from safetensors.numpy import save
 
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, vector
-from sparring.learn.forward import Forward
-from sparring.learn.layout import parameters
-from sparring.learn.policies import best, choose, log_softmax, masked, squashed
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import best, choose, log_softmax, masked, squashed
+from sparring.nets.shapes import parameters
 from sparring.wire.champion import Champion, for_client
 from sparring.wire.ids import asked_for, is_episode, new_episode, opened_at_ms
 from sparring.wire.network import Dense, Gru, Head, Input, Lstm, NetworkSpec
@@ -68,7 +68,7 @@ def test_every_kind_of_network_gives_what_numpy_gives():
         listed = [{name: column[i].ravel().tolist() for name, column in rows.items()} for i in range(3)]
         packed = base64.b64encode(save(weights)).decode()
         cases.append({"spec": msgspec.to_builtins(spec), "weights": packed, "rows": listed})
-        expected.append([drawn.as_told(spec, out) for out in in_a_row(Forward(spec, weights), rows)])
+        expected.append([drawn.as_told(spec, out) for out in in_a_row(NumpyForward(spec, weights), rows)])
     answers = run_script("networks.mjs", cases)
     for answer, steps in zip(answers, expected, strict=True):
         for mine, out in zip(answer, steps, strict=True):
@@ -94,7 +94,7 @@ def test_an_episode_goes_on_from_what_its_model_remembers_and_chunks_say_it(memo
             "rows": rows.tolist(),
         },
     )
-    steps = in_a_row(Forward(network, weights), {"observation/state": rows})
+    steps = in_a_row(NumpyForward(network, weights), {"observation/state": rows})
     assert said["actions"] == [int(step["logits"].argmax()) for step in steps]
     firsts = [chunk["header"]["first_step"] for chunk in said["chunks"]]
     assert len(firsts) == 2
@@ -120,7 +120,9 @@ def test_a_page_plays_numbers_in_their_own_shape_and_units_and_says_who_chose_th
             "rows": rows.tolist(),
         },
     )
-    expected = squashed(Forward(network, weights)({"observation/state": rows})["mean"], (-2.0, 0.5)).reshape(60, 2, 1)
+    expected = squashed(NumpyForward(network, weights)({"observation/state": rows})["mean"], (-2.0, 0.5)).reshape(
+        60, 2, 1
+    )
     np.testing.assert_allclose(said["actions"], expected, atol=1e-5)
     weakened = np.array(said["weakened"])
     mean = np.abs(weakened - expected).max(axis=(1, 2)) < 1e-5
@@ -152,7 +154,7 @@ def test_a_page_plays_several_choices_at_once_and_says_how_likely_the_whole_was(
         "legal": legal,
     }
     said = run_script("boxes.mjs", given)
-    logits = Forward(network, weights)({"observation/state": rows})["logits"]
+    logits = NumpyForward(network, weights)({"observation/state": rows})["logits"]
     expected = choose(action, logits, np.tile(legal, (60, 1)), rng).action
     assert said["actions"] == expected.tolist()
     assert 5 < (np.array(said["weakened"]) == expected).all(axis=1).sum() < 45

@@ -8,8 +8,8 @@ import pytest
 from published import publish
 
 from sparring.games.catalogue import open_game
-from sparring.games.checks import check
-from sparring.games.resimulate import mismatches
+from sparring.games.chunk_checks import check
+from sparring.games.resimulation import mismatches
 from sparring.store import open_store
 from sparring.store.protocol import Query
 

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from sparring.games.protocol import RUNNING, TERMINATED, Game, View
-from sparring.games.single import Many, Seen
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
+from sparring.games.vectorize import Seen, VectorGame
 from sparring.wire.ids import GameId
 
 SPEC = GameSpec(
@@ -68,18 +68,18 @@ class Countdown:
 
 def countdown(n: int) -> Game:
     """n games, for `own_game:countdown`."""
-    return Many(Countdown, n)
+    return VectorGame(Countdown, n)
 
 
 def without_bounds(n: int) -> Game:
     """A spec that cannot be."""
     seats = tuple(msgspec.structs.replace(seat, reward_bounds=(1, -1)) for seat in SPEC.seats)
-    game = Many(Countdown, n)
+    game = VectorGame(Countdown, n)
     game.spec = msgspec.structs.replace(SPEC, seats=seats)
     return game
 
 
-class Broken(Many):
+class Broken(VectorGame):
     """The same with one promise broken."""
 
     def __init__(self, fault: str, n: int) -> None:

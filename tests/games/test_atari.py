@@ -8,7 +8,7 @@ from sparring.errors import ConfigError, Missing, Refused
 from sparring.games.atari import SCREEN, Atari, Options
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Game, View
-from sparring.learn.networks import default_network
+from sparring.nets.torch_network import default_network
 from sparring.wire.champion import canonical
 from sparring.wire.network import NetworkSpec
 

@@ -9,7 +9,7 @@ from small_chunks import episode, with_columns, with_entry, with_header
 
 from sparring.errors import ChunkRefused, WireError
 from sparring.games import cartpole, connect_four, duel
-from sparring.games.checks import check
+from sparring.games.chunk_checks import check
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, parse
 from sparring.wire.chunk import Chunk, decode, encode
 

@@ -6,7 +6,7 @@ from small_chunks import episode, with_columns, with_entry, with_header
 
 from sparring.errors import Refused
 from sparring.games.catalogue import open_game
-from sparring.games.resimulate import Mismatch, mismatches, replay
+from sparring.games.resimulation import Mismatch, mismatches, replay
 from sparring.wire.chunk import Chunk, decode, encode
 
 FOUR = episode("connect-four", "tactical", "random", seed=3)

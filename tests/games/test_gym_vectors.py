@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 
-from sparring.games import gym_vectors
+from sparring.games import gym_vector as gym_vectors
 from sparring.games.catalogue import open_game
 from sparring.games.conformance import examine
 from sparring.games.gymnasium import SEEDS

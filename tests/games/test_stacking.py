@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from sparring.acting.actor import Actor
+from sparring.acting.evaluate import _Network, _Slots
+from sparring.acting.opponents import Opponents
+from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import TERMINATED, TRUNCATED, Columns, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
-from sparring.games.stacking import FrameStacks
-from sparring.learn.actor import Actor
-from sparring.learn.evaluate import _Network, _Slots
-from sparring.learn.forward import Forward
-from sparring.learn.networks import Network, default_network
-from sparring.learn.opponents import Partners
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.torch_network import Network, default_network
 from sparring.replay.table import Table
 from sparring.wire.ids import GameId
 
@@ -76,8 +76,8 @@ def frames(*values: int) -> Columns:
 
 def actor() -> Actor:
     network = default_network(SEAT, hidden=(8,), frame_stack=STACK)
-    forward = Forward(network, Network(network, 0).weights())
-    return Actor(Clocks(), forward, "categorical", np.random.default_rng(0), Partners(network, 0, 0.0))
+    forward = NumpyForward(network, Network(network, 0).weights())
+    return Actor(Clocks(), forward, "categorical", np.random.default_rng(0), Opponents(network, 0, 0.0))
 
 
 def test_stacks_have_the_shape_that_the_leaf_says_and_begin_with_their_first_frame() -> None:
@@ -146,7 +146,7 @@ def test_replay_stores_single_frames_and_gives_the_stacks_that_the_policy_saw() 
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_judged_network_sees_stacks_too(begins: bool) -> None:
     network = default_network(SEAT, hidden=(8,), frame_stack=STACK)
-    judged = _Network(Forward(network, Network(network, 0).weights()), SPEC)
+    judged = _Network(NumpyForward(network, Network(network, 0).weights()), SPEC)
     rng = np.random.default_rng(0)
     for shown, fresh in ((1, True), (2, begins)):
         slots = _Slots(np.array([1]), np.array([fresh]), 2)

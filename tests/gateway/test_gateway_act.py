@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparring.games.catalogue import spec_of
-from sparring.learn.forward import Forward
-from sparring.learn.modelfile import make_model, read_weights
-from sparring.learn.networks import Network, default_network
+from sparring.nets.model_files import make_model, read_weights
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.torch_network import Network, default_network
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.champion import Signed, verify
@@ -59,7 +59,7 @@ def test_the_champion_acts_and_a_newer_one_is_picked_up_without_a_restart(http, 
     for seed in (1, 2):
         model = publish(server, seed)
         said = until(http, model.id)
-        outputs = Forward(model.card.network, read_weights(model))(
+        outputs = NumpyForward(model.card.network, read_weights(model))(
             {"observation/board": np.zeros((1, 2, 6, 7), np.uint8)}
         )
         assert said["action"] == int(outputs["logits"][0].argmax())
@@ -91,7 +91,7 @@ def test_another_model_of_the_game_may_be_named(http, server):
 def test_many_callers_at_once_get_each_their_own_answer(http, server):
     model = publish(server, 6)
     until(http, model.id)
-    forward = Forward(model.card.network, read_weights(model))
+    forward = NumpyForward(model.card.network, read_weights(model))
     boards = np.random.default_rng(0).integers(0, 2, (200, 2, 6, 7)).astype(np.uint8)
     expected = forward({"observation/board": boards})["logits"].argmax(axis=1)
     with ThreadPoolExecutor(16) as pool, httpx.Client(base_url=server.url, timeout=60) as client:

@@ -12,7 +12,7 @@ from talking import BINARY, one_chunk, post, stored
 from serving import inside, serving
 from sparring.gateway import tokens
 from sparring.gateway.endpoints import ENDPOINTS, SOCKET
-from sparring.gateway.keys import Keys
+from sparring.gateway.keys import ApiKeys
 from sparring.gateway.secrets import Secrets
 from sparring.wire.chunk import decode, encode, pack, unpack
 
@@ -31,7 +31,7 @@ ROLES = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     data = tmp_path_factory.mktemp("identity") / "data"
-    keys = Keys(data)
+    keys = ApiKeys(data)
     texts = {role: keys.create(role, (role,), NOW_MS)[1] for role in ROLES if role not in ("nobody", "player")}
     with serving(data) as running:
         object.__setattr__(running, "keys", texts)
@@ -117,7 +117,7 @@ def test_a_wrong_key_is_refused_without_a_hint(http, server, kind):
 
 
 def test_a_revoked_key_and_its_tokens_end_within_five_seconds(http, server):
-    keys = Keys(server.data)
+    keys = ApiKeys(server.data)
     made, text = keys.create("short", ("admin",), NOW_MS)
     deadline = time.monotonic() + 5
     while http.get("/v1/games", headers=bearer(text)).status_code != 200:
@@ -236,7 +236,7 @@ def test_no_secret_and_no_name_reaches_the_log_or_the_audit(http, server):
 
 
 def test_guessing_is_slowed_down(tmp_path):
-    Keys(tmp_path).create("one", ("read",), NOW_MS)
+    ApiKeys(tmp_path).create("one", ("read",), NOW_MS)
     with inside(tmp_path) as running, httpx.Client(base_url=running.url) as client:
         seen = [client.get("/v1/games", headers=bearer(f"spar_{n:012x}_x")).status_code for n in range(60)]
         assert 401 in seen
@@ -275,7 +275,7 @@ def test_a_page_of_another_site_may_come_with_a_token_of_its_own_once_there_are_
 
 
 def test_a_flood_from_one_key_is_held_and_another_is_not(tmp_path):
-    keys = Keys(tmp_path)
+    keys = ApiKeys(tmp_path)
     one, two = keys.create("one", ("read",), NOW_MS)[1], keys.create("two", ("read",), NOW_MS)[1]
     with (
         inside(tmp_path, requests_per_s=0.5, burst_requests=5) as running,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sparring.gateway.limits import DAY_S, Quotas, Rates
-from sparring.gateway.sampling import SampleRate
+from sparring.gateway.rate_limits import DAY_S, Quotas, Rates
+from sparring.gateway.sample_rate import SampleRate
 from sparring.wire.ids import asked_for, new_episode
 
 

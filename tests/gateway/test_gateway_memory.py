@@ -8,10 +8,10 @@ from talking import stored
 from websockets.sync.client import connect
 
 from sparring.games.catalogue import spec_of
-from sparring.learn.forward import Forward
-from sparring.learn.layout import parameters, state_width
-from sparring.learn.modelfile import make_model, read_weights
-from sparring.learn.networks import default_network
+from sparring.nets.model_files import make_model, read_weights
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.shapes import parameters, state_width
+from sparring.nets.torch_network import default_network
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.ids import new_episode
@@ -42,7 +42,7 @@ def views(seed, count=8):
 
 def alone(model, rows):
     """What the network itself says to each row in turn."""
-    forward, state, said = Forward(model.card.network, read_weights(model)), None, []
+    forward, state, said = NumpyForward(model.card.network, read_weights(model)), None, []
     for row in rows:
         said.append(forward({"observation/state": row[None]}, state))
         state = said[-1].get("state")

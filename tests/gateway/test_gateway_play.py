@@ -109,7 +109,7 @@ def test_what_is_not_to_be_recorded_is_not(talk, server):
 
 def test_a_long_episode_is_cut_into_chunks_without_a_gap(server, monkeypatch):
     from sparring.games.catalogue import spec_of
-    from sparring.gateway import recording
+    from sparring.gateway import seat_recorder as recording
     from sparring.gateway.inference import Decision
 
     monkeypatch.setattr(recording, "MAX_STEPS", 10)

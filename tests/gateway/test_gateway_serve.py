@@ -22,9 +22,9 @@ from sparring.cli import main
 from sparring.config import Config, GatewayConfig
 from sparring.errors import ConfigError
 from sparring.gateway.endpoints import ENDPOINTS, SOCKET
-from sparring.gateway.keys import Keys
+from sparring.gateway.keys import ApiKeys
 from sparring.gateway.openapi import describe
-from sparring.gateway.serve import Serving, bound, serve
+from sparring.gateway.server import GatewayServer, bound, serve
 
 NOW_MS = 1_790_000_000_000
 
@@ -68,7 +68,7 @@ def test_a_port_in_use_is_a_sentence(server, tmp_path):
 )
 def test_nothing_but_loopback_is_bound_without_keys_and_tls(tmp_path, keys, words, sentence):
     if keys:
-        Keys(tmp_path).create("one", ("read",), NOW_MS)
+        ApiKeys(tmp_path).create("one", ("read",), NOW_MS)
     done = spar("serve", "--data", str(tmp_path), "--host", "0.0.0.0", "--port", "0", *words)
     assert done.returncode == 1
     assert done.stderr == f"spar: {sentence}\n"
@@ -109,7 +109,7 @@ def test_it_stops_cleanly_and_answers_what_it_accepted(tmp_path, signum):
 
 def test_tls_is_served_verified_by_its_own_certificate_and_refused_in_the_clear(tmp_path):
     data = tmp_path / "data"
-    text = Keys(data).create("one", ("read",), NOW_MS)[1]
+    text = ApiKeys(data).create("one", ("read",), NOW_MS)[1]
     with serving(data, "--tls", "self-signed", "--host", "127.0.0.1") as server:
         assert server.url.startswith("https://")
         context = ssl.create_default_context(cafile=str(data / "tls-cert.pem"))
@@ -152,7 +152,7 @@ def test_it_can_be_started_inside_a_program_and_stopped_from_another_thread(tmp_
     config = Config(data=str(tmp_path / "data"), gateway=GatewayConfig(port=0))
     ready, told = threading.Event(), []
 
-    def note(serving: Serving) -> None:
+    def note(serving: GatewayServer) -> None:
         told.append(serving)
         ready.set()
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from sparring.hosts.opening import open_host
+from sparring.hosts.open import open_host
 from sparring.hosts.protocol import Resources
 
 sys.path.append(str(Path(__file__).parents[1]))  # as a program it knows its own folder alone

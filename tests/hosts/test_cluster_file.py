@@ -15,9 +15,11 @@ from moto_cloud import NOW, WEST, kinds, left, obey
 
 from sparring.cli import main
 from sparring.errors import SparringError
-from sparring.hosts.cluster import TAG, ground, launcher, policy, removal
-from sparring.hosts.cluster.document import as_yaml, document
+from sparring.hosts.cluster import TAG, launcher, policy
+from sparring.hosts.cluster import cleanup as removal
+from sparring.hosts.cluster import prerequisites as ground
 from sparring.hosts.cluster.plan import ClusterPlan
+from sparring.hosts.cluster.ray_yaml import as_yaml, document
 
 HERE = "203.0.113.7/32"
 IMAGE = "ami-12c6146b"

@@ -10,7 +10,8 @@ from moto_cloud import EAST, NOW, WEST, kinds, left, obey
 
 from sparring.cli import main
 from sparring.errors import SparringError
-from sparring.hosts.cluster import TAG, removal
+from sparring.hosts.cluster import TAG
+from sparring.hosts.cluster import cleanup as removal
 from sparring.hosts.cluster.leftovers import RAY_TAG, find
 
 pytestmark = pytest.mark.usefixtures("cloud")

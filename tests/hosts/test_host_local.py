@@ -18,10 +18,10 @@ from host_services import Broken, Stubborn, Worker
 
 from sparring.errors import ConfigError
 from sparring.hosts import process
-from sparring.hosts.line import MAX_UNDER_WAY
-from sparring.hosts.opening import open_host
+from sparring.hosts.call_queue import MAX_UNDER_WAY
+from sparring.hosts.open import open_host
 from sparring.hosts.process import cut
-from sparring.hosts.revival import LOOP_DEATHS, Revival
+from sparring.hosts.restart_policy import LOOP_DEATHS, RestartPolicy
 from sparring.services.discovery import default_folder
 from sparring.services.server import Busy
 
@@ -157,14 +157,14 @@ def test_an_unknown_host_is_named_with_those_there_are():
 
 
 def test_the_dead_are_started_again_later_each_time_and_those_that_keep_dying_young_are_not():
-    revival = Revival()
+    revival = RestartPolicy()
     assert [revival.died(now, now - 1.0) for now in range(LOOP_DEATHS - 1)] == [0.2, 0.4, 0.8, 1.6]
     assert revival.died(4.0, 3.0) is None
-    assert [Revival().died(now, None) for now in range(2)] == [0.2, 0.2]
-    steady = Revival()
+    assert [RestartPolicy().died(now, None) for now in range(2)] == [0.2, 0.2]
+    steady = RestartPolicy()
     assert [steady.died(100.0 * life, 100.0 * life - 50.0) for life in range(20)] == [0.2] * 20
-    assert Revival(restarts=1).died(0.0, -50.0) == 0.2
-    killed = Revival()
+    assert RestartPolicy(restarts=1).died(0.0, -50.0) == 0.2
+    killed = RestartPolicy()
     assert all(killed.died(now, now - 1.0, killed=True) is not None for now in range(20))
-    twice = Revival(restarts=1)
+    twice = RestartPolicy(restarts=1)
     assert [twice.died(0.0, -50.0), twice.died(100.0, 50.0)] == [0.2, None]

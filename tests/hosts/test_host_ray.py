@@ -6,8 +6,8 @@ from host_contract import *  # noqa: F403
 from host_contract import until
 
 from sparring.errors import ConfigError, Unreachable
-from sparring.hosts.opening import open_host
-from sparring.hosts.ray_cluster import join
+from sparring.hosts.open import open_host
+from sparring.hosts.ray.cluster import join
 from sparring.services.discovery import open_discovery
 from sparring.services.solver import Solver
 

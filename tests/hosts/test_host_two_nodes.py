@@ -9,9 +9,9 @@ from host_contract import until
 from host_services import Worker
 
 from sparring.errors import ConfigError, Unreachable
-from sparring.hosts.opening import open_host
+from sparring.hosts.open import open_host
 from sparring.hosts.protocol import Resources
-from sparring.hosts.ray_cluster import prepare
+from sparring.hosts.ray.cluster import prepare
 from sparring.services.solver import Late
 
 pytestmark = [

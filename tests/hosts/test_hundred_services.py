@@ -12,7 +12,7 @@ import pytest
 from host_contract import ONE
 from host_services import Worker
 
-from sparring.hosts.opening import open_host
+from sparring.hosts.open import open_host
 from sparring.services.discovery import Local
 from sparring.services.solver import Solver
 

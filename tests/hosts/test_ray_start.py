@@ -12,7 +12,7 @@ PROGRAM = """
 import json, sys
 import psutil
 from sparring.errors import Unreachable
-from sparring.hosts.ray_cluster import join
+from sparring.hosts.ray.cluster import join
 
 began = set()
 

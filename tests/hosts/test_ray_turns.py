@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from sparring.hosts import ray_actor
-from sparring.hosts.ray_actor import Turns
+from sparring.hosts.ray import actor as ray_actor
+from sparring.hosts.ray.actor import Turns
 
 
 async def begun(turns, turn, order, held=None):

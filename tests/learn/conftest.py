@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparring.config import load
-from sparring.learn.sharing import grant
+from sparring.nets.row_threads import grant
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sparring.learn.policies import squashed
+from sparring.nets.policies import squashed
 from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec, Pool, Residual
 
 ACTIVATIONS = ("relu", "tanh", "none")

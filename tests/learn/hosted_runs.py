@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
 
 ON_POLICY = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", "epochs=2")
 REPLAYED = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_every_updates=100")
@@ -21,36 +21,36 @@ def planned(config, topology, *, algo=None, settings=None, actors=2, envs=4, sha
     words = settings or (ON_POLICY if name == "ppo" else REPLAYED)
     small = replace(config.replay, min_steps=500, samples_per_insert=8.0, shards=shards)
     said = {"game": "cartpole", "actors": actors, "envs": envs, "on": "local://", "steps": 10**6} | wish
-    return plan(Wish(algo=name, topology=topology, settings=words, **said), replace(config, replay=small))
+    return plan(TrainRequest(algo=name, topology=topology, settings=words, **said), replace(config, replay=small))
 
 
 @contextmanager
 def wired(*args, **keys):
-    """A wiring of that plan; what it started is ended."""
-    wiring = wire(planned(*args, **keys), None)
+    """A topology of that plan; what it started is ended."""
+    topology = build(planned(*args, **keys), None)
     try:
-        yield wiring
+        yield topology
     finally:
-        wiring.close()
+        topology.close()
 
 
-def learn(wiring, updates, deadline_s=100.0):
+def learn(topology, updates, deadline_s=100.0):
     """So many updates more; the turns of them."""
-    goal, until, turns = wiring.learner.updates + updates, time.monotonic() + deadline_s, []
-    while wiring.learner.updates < goal:
-        assert time.monotonic() < until, (wiring.learner.updates, wiring.flow())
-        turn = wiring.turn()
+    goal, until, turns = topology.learner.updates + updates, time.monotonic() + deadline_s, []
+    while topology.learner.updates < goal:
+        assert time.monotonic() < until, (topology.learner.updates, topology.flow())
+        turn = topology.iterate()
         if turn.update is not None:
             turns.append(turn)
     return turns
 
 
-def turn_until(wiring, there, deadline_s=60.0):
+def turn_until(topology, there, deadline_s=60.0):
     """Turn by turn, until something is there."""
     until = time.monotonic() + deadline_s
     while not there():
-        assert time.monotonic() < until, wiring.flow()
-        wiring.turn()
+        assert time.monotonic() < until, topology.flow()
+        topology.iterate()
 
 
 def workers():

@@ -1,6 +1,6 @@
 """Networks as a user would write them, sound and otherwise; the sound one is the page's own example."""
 
-from sparring.learn.networks import default_heads, default_network
+from sparring.nets.torch_network import default_heads, default_network
 from sparring.wire.network import Dense, Gru, Head, Input, NetworkSpec, Residual
 
 

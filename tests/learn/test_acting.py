@@ -7,18 +7,18 @@ import pytest
 import torch
 from aim_game import HIGH, LOW, MAX_TICKS, Aim
 
+from sparring.acting.actor import Actor
+from sparring.acting.evaluate import evaluate
+from sparring.acting.opponents import SELF, Opponents
 from sparring.errors import TrainingStopped
 from sparring.games.catalogue import open_game
 from sparring.games.protocol import RUNNING, TRUNCATED
 from sparring.games.spec import Leaf
-from sparring.learn import policies
-from sparring.learn.actor import Actor
-from sparring.learn.distributions import distribution
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.networks import Network, default_network
-from sparring.learn.opponents import SELF, Partners
-from sparring.learn.policies import bounds_of, draw, log_density
+from sparring.nets import policies
+from sparring.nets.distributions import distribution
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import bounds_of, draw, log_density
+from sparring.nets.torch_network import Network, default_network
 from sparring.wire.network import Gru, Lstm
 from sparring.wire.tree import pack, unpack
 
@@ -37,8 +37,8 @@ def stirred(network, seed=0, size=0.3):
 def actor_of(game, policy, memory=None, seed=0, partners=None, **settings):
     network = default_network(game.spec.seats[0], hidden=(16,), memory=memory, separate_value=True)
     net = stirred(network)
-    forward = Forward(network, net.weights())
-    partners = partners or Partners(network, 0, 0.0)
+    forward = NumpyForward(network, net.weights())
+    partners = partners or Opponents(network, 0, 0.0)
     return Actor(game, forward, policy, np.random.default_rng(seed), partners, **settings), net
 
 
@@ -82,7 +82,7 @@ def test_a_density_integrates_to_one(bounds, mean, log_std):
 
 def test_a_box_is_played_in_its_own_shape_and_units_with_the_probability_that_the_learner_finds():
     actor, net = actor_of(Aim(16), "gaussian")
-    actor.use(Forward(net.spec, net.weights()), 7)
+    actor.use(NumpyForward(net.spec, net.weights()), 7)
     batch = actor.rollout(40)
     assert batch.action.shape == (40, 16, 2, 1)
     assert LOW <= batch.action.min() < -1.5 < 0.5 < batch.action.max() <= HIGH
@@ -141,7 +141,7 @@ def test_each_seat_remembers_for_itself_whoever_sits_in_the_others(game, met):
     games = open_game(game, 6)
     network = default_network(games.spec.seats[0], hidden=(16,), memory=Gru(6), separate_value=True)
     scripts = [script(game, scripts_for(game)[-1])] if met == "others" else []
-    partners = Partners(network, 2, 0.4, scripts, 0.4 if scripts else 0.0)
+    partners = Opponents(network, 2, 0.4, scripts, 0.4 if scripts else 0.0)
     if met == "others":
         for seed in (1, 2):
             partners.add(stirred(network, seed).weights(), np.random.default_rng(0))
@@ -172,11 +172,11 @@ class Told:
 def test_a_past_self_is_given_back_its_own_memory_and_an_empty_one_in_a_new_game():
     game = open_game("connect-four", 1)
     network = default_network(game.spec.seats[0], hidden=(16,), memory=Gru(6))
-    partners = Partners(network, 1, 1.0)
+    partners = Opponents(network, 1, 1.0)
     partners.add(stirred(network, 3).weights(), np.random.default_rng(0))
     told = partners.forwards[0] = Told(partners.forwards[0])
     network = default_network(game.spec.seats[0], hidden=(16,), memory=Gru(6))
-    forward = Forward(network, stirred(network).weights())
+    forward = NumpyForward(network, stirred(network).weights())
     actor = Actor(game, forward, "categorical", np.random.default_rng(0), partners)
     for _ in range(200):
         actor.step()
@@ -191,7 +191,7 @@ def test_a_past_self_is_given_back_its_own_memory_and_an_empty_one_in_a_new_game
 @pytest.mark.parametrize("memory", [None, Gru(6)])
 def test_where_an_episode_is_cut_its_value_is_that_of_the_memory_after_its_last_step(memory):
     actor, net = actor_of(Aim(16), "gaussian", memory)
-    forward, seen = Forward(net.spec, net.weights()), 0
+    forward, seen = NumpyForward(net.spec, net.weights()), 0
     for _ in range(30):
         steps = actor.step()
         if len(steps.final):
@@ -215,7 +215,7 @@ def test_an_actor_that_remembers_goes_into_bytes_in_mid_episode(game, policy):
     def made(seed):
         games = Aim(5) if game == "aim" else open_game(game, 5)
         network = default_network(games.spec.seats[0], hidden=(16,), memory=Lstm(5), separate_value=True)
-        partners = Partners(network, 1, 0.5)
+        partners = Opponents(network, 1, 0.5)
         if game == "duel":
             partners.add(stirred(network, 4).weights(), np.random.default_rng(0))
         return actor_of(games, policy, Lstm(5), seed, partners, reward_clip=0.5)[0]
@@ -242,7 +242,7 @@ def test_rewards_are_handed_on_within_the_clip_and_returns_are_told_as_earned():
 
 def test_each_stream_explores_by_its_own_chance():
     actor, net = actor_of(open_game("cartpole", 4), "greedy")
-    forward, epsilon = Forward(net.spec, net.weights()), np.array([0.0, 0.2, 0.6, 1.0])
+    forward, epsilon = NumpyForward(net.spec, net.weights()), np.array([0.0, 0.2, 0.6, 1.0])
     strayed, logps = np.zeros(4), []
     for _ in range(1_200):
         steps = actor.step(epsilon)
@@ -255,7 +255,7 @@ def test_each_stream_explores_by_its_own_chance():
 
 def test_each_seat_explores_by_its_own_chance_where_they_take_turns():
     actor, net = actor_of(open_game("connect-four", 4), "greedy")
-    forward, strayed, made = Forward(net.spec, net.weights()), np.zeros(8), np.zeros(8)
+    forward, strayed, made = NumpyForward(net.spec, net.weights()), np.zeros(8), np.zeros(8)
     epsilon = np.repeat([0.0, 1.0], 4)  # of the first and the second seat
     for _ in range(300):
         steps = actor.step(epsilon)
@@ -309,7 +309,7 @@ def test_an_evaluation_does_the_mean_in_the_games_own_units():
     weights = {name: np.zeros_like(value) for name, value in Network(network, 0).weights().items()}
     wanted = np.array([0.4, -1.2], np.float32)
     weights["mean/bias"] = np.arctanh(2 * (wanted - LOW) / (HIGH - LOW) - 1).astype(np.float32)
-    played = evaluate("aim_game:aim", Forward(network, weights), episodes=20, seed=3)
+    played = evaluate("aim_game:aim", NumpyForward(network, weights), episodes=20, seed=3)
     game, possible = Aim(7), np.zeros(7)  # a game has one of seven beginnings
     game.reset(np.arange(7, dtype=np.uint64), np.ones(7, bool))
     for _ in range(MAX_TICKS):

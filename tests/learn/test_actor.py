@@ -6,13 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from sparring.acting.actor import Actor
+from sparring.acting.opponents import SELF, Opponents
 from sparring.games import cartpole
 from sparring.games.catalogue import open_game
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.actor import Actor
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.forward import Forward
-from sparring.learn.opponents import SELF, Partners
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.replay.table import Table
 from sparring.wire.tree import pack, unpack
 
@@ -20,10 +20,10 @@ from sparring.wire.tree import pack, unpack
 def actor_for(game_id, n=8, algo="ppo", seed=0, past=0, share=0.5):
     algorithm, game = open_algorithm(algo), open_game(game_id, n)
     learner = algorithm.begin(game.spec, settings_of(algorithm, {"image_layers": ["flat"], "hidden_units": [16]}), seed)
-    selves = Partners(learner.network, max(past, 1), share)
+    selves = Opponents(learner.network, max(past, 1), share)
     for _ in range(past):
         selves.add(learner.weights(), np.random.default_rng(0))
-    forward = Forward(learner.network, learner.weights())
+    forward = NumpyForward(learner.network, learner.weights())
     return Actor(game, forward, algorithm.policy, np.random.default_rng(seed), selves)
 
 
@@ -146,28 +146,28 @@ def test_an_actor_goes_into_bytes_and_plays_on_as_if_nothing_had_happened(game):
 
 def test_past_selves_are_kept_up_to_their_number():
     actor = actor_for("duel", n=2)
-    selves = Partners(actor._forward.spec, 3, 1.0)
+    selves = Opponents(actor._forward.spec, 3, 1.0)
     rng = np.random.default_rng(0)
     weights = actor_weights(actor)
     for _ in range(5):
         selves.add(weights, rng)
     assert len(selves.forwards) == 3
     assert set(selves.draw(100, rng).tolist()) == {0, 1, 2}
-    assert (Partners(actor._forward.spec, 0, 1.0).draw(5, rng) == SELF).all()
+    assert (Opponents(actor._forward.spec, 0, 1.0).draw(5, rng) == SELF).all()
 
 
 def actor_weights(actor):
-    from sparring.learn.networks import Network
+    from sparring.nets.torch_network import Network
 
     return Network(actor._forward.spec, 0).weights()
 
 
 def test_a_share_of_games_is_met_by_the_games_scripts():
+    from sparring.acting.opponents import FIRST_SCRIPT
     from sparring.games.scripts import script
-    from sparring.learn.opponents import FIRST_SCRIPT
 
     first, game = actor_for("connect-four"), open_game("connect-four", 64)
-    partners = Partners(first._forward.spec, 0, 0.0, [script("connect-four", "tactical")], 0.5)
+    partners = Opponents(first._forward.spec, 0, 0.0, [script("connect-four", "tactical")], 0.5)
     actor = Actor(game, first._forward, "categorical", np.random.default_rng(0), partners)
     for _ in range(200):
         steps = actor.step()

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from chain_game import SPEC, chain
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import TERMINATED, TRUNCATED
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
 from sparring.learn.algorithms import ALGORITHMS, open_algorithm, settings_of
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.store import open_store
 
 QUICK = {
@@ -65,12 +65,12 @@ def learned(algo, config, seed=0, steps=None, game="chain_game:chain"):
     steps = STEPS[algo] if steps is None else steps
     records = open_algorithm(algo).feeds == "records"
     source, topology = ("store", "offline") if records else ("sim", "single")
-    wish = Wish(game, algo, source, topology, seed, steps, 8, QUICK[algo])
+    wish = TrainRequest(game, algo, source, topology, seed, steps, 8, QUICK[algo])
     store = recorded(config, algo) if records else None
-    wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), store)
-    while wiring.position < steps:
-        wiring.turn()
-    return wiring
+    topology = build(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), store)
+    while topology.position < steps:
+        topology.iterate()
+    return topology
 
 
 def recorded(config, algo):
@@ -100,7 +100,7 @@ def digest(learner):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_it_learns_the_smallest_game(algo, config):
     learner = learned(algo, config).learner
-    played = evaluate("chain_game:chain", Forward(learner.network, learner.weights()), episodes=10, seed=1)
+    played = evaluate("chain_game:chain", NumpyForward(learner.network, learner.weights()), episodes=10, seed=1)
     assert played.mean == pytest.approx(0.7)
 
 
@@ -113,16 +113,16 @@ def test_the_same_seed_learns_the_same_weights_and_another_seed_others(algo, con
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_learner_goes_into_bytes_and_goes_on_as_if_nothing_had_happened(algo, config):
-    wiring = learned(algo, config, steps=1500)
-    first = wiring.learner
+    topology = learned(algo, config, steps=1500)
+    first = topology.learner
     algorithm = open_algorithm(algo)
     second = algorithm.begin(SPEC, first.config, 99)
     assert digest(second) != digest(first)
     second.load(first.save())
     assert second.save() == first.save()
-    batch = wiring.turn().batch
+    batch = topology.iterate().batch
     while batch is None:
-        batch = wiring.turn().batch
+        batch = topology.iterate().batch
     second.load(first.save())
     after = [algorithm.update(learner, batch).learner.save() for learner in (first, second)]
     assert after[0] == after[1]
@@ -130,12 +130,12 @@ def test_a_learner_goes_into_bytes_and_goes_on_as_if_nothing_had_happened(algo, 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_an_update_leaves_its_batch_as_it_was(algo, config):
-    wiring = learned(algo, config, steps=1500)
-    turn = wiring.turn()
+    topology = learned(algo, config, steps=1500)
+    turn = topology.iterate()
     while turn.batch is None:
-        turn = wiring.turn()
+        turn = topology.iterate()
     before = {name: np.copy(getattr(turn.batch, name)) for name in ("reward", "ending", "action")}
-    open_algorithm(algo).update(wiring.learner, turn.batch)
+    open_algorithm(algo).update(topology.learner, turn.batch)
     assert all((getattr(turn.batch, name) == column).all() for name, column in before.items())
     assert turn.update.metrics["loss"] == pytest.approx(turn.update.metrics["loss"])
 
@@ -183,7 +183,7 @@ def test_dqn_never_chooses_an_illegal_action_for_its_target(config):
     from sparring.learn.protocol import Batch
 
     boards = np.zeros((7, 2, 6, 7), np.uint8)
-    values = Forward(learner.network, learner.weights())({"observation/board": boards[:1]})["logits"][0]
+    values = NumpyForward(learner.network, learner.weights())({"observation/board": boards[:1]})["logits"][0]
     batch = Batch(
         observation={"observation/board": boards},
         action=np.zeros(7, np.int32),
@@ -206,7 +206,7 @@ def test_dqn_never_chooses_an_illegal_action_for_its_target(config):
 def test_our_adam_takes_the_steps_of_torchs():
     import torch
 
-    from sparring.learn.adam import Adam
+    from sparring.learn.optim.adam import Adam
 
     torch.manual_seed(0)
     start = [torch.randn(3, 4), torch.randn(5)]

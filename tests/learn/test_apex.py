@@ -11,10 +11,10 @@ import pytest
 
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.crew.estimates import n_step_goals
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
-from sparring.learn.topologies.apex import boldness
+from sparring.learn.actors.initial_priorities import n_step_goals
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
+from sparring.learn.topologies.apex import actor_epsilon
 from sparring.store import open_store
 from sparring.wire.tree import pack, unpack
 
@@ -22,16 +22,16 @@ QUICK = ("learning_rate=0.002", "hidden_units=[32]", "batch_steps=64", "target_e
 
 
 def planned(config, game="cartpole", algo="apex", settings=QUICK, envs=4, **keys):
-    wish = Wish(game, algo, "sim", "apex", 0, 100_000, envs, settings, 2)
+    wish = TrainRequest(game, algo, "sim", "apex", 0, 100_000, envs, settings, 2)
     return plan(wish, replace(config, replay=replace(config.replay, min_steps=500, samples_per_insert=8.0, **keys)))
 
 
-def turns_until(wiring, there, timeout_s=25.0):
+def turns_until(topology, there, timeout_s=25.0):
     """Turn by turn until it is there; the turns that learned."""
     until, learned = time.monotonic() + timeout_s, []
     while not there():
-        assert time.monotonic() < until, wiring.flow()
-        turn = wiring.turn()
+        assert time.monotonic() < until, topology.flow()
+        turn = topology.iterate()
         if turn.update is not None:
             learned.append(turn)
     return learned
@@ -64,51 +64,51 @@ def test_first_priorities_are_errors_over_n_steps_or_what_is_left(n_steps):
 
 
 def test_actors_differ_in_how_much_they_explore():
-    assert [boldness(actor, 3) for actor in range(3)] == pytest.approx([0.4, 0.4**4.5, 0.4**8])
-    assert boldness(0, 1) == 0.4
+    assert [actor_epsilon(actor, 3) for actor in range(3)] == pytest.approx([0.4, 0.4**4.5, 0.4**8])
+    assert actor_epsilon(0, 1) == 0.4
 
 
 def test_cartpole_is_learned_and_the_ratio_of_samples_to_inserts_is_kept(config):
-    wiring, returns = wire(planned(config), None), []
+    topology, returns = build(planned(config), None), []
     try:
         until = time.monotonic() + 25
         while time.monotonic() < until and not (len(returns) > 50 and np.mean(returns[-20:]) > 60):
-            turn = wiring.turn()
+            turn = topology.iterate()
             returns.extend([] if turn.episodes is None else turn.episodes.returns.tolist())
-            assert wiring.gate.inserted < 500 + 64 or abs(wiring.gate.owed()) <= wiring.gate.slack_samples
+            assert topology.gate.inserted < 500 + 64 or abs(topology.gate.owed()) <= topology.gate.slack_samples
         assert np.mean(returns[-20:]) > 60
         assert turn.batch is None or turn.batch.weight is not None
-        assert wiring.replay.table.sampler._expected is not None  # its actors gave priorities
-        assert wiring.episodes == len(returns)
-        assert sum(wiring.sources().steps.values()) <= wiring.env_steps
+        assert topology.replay.table.sampler._expected is not None  # its actors gave priorities
+        assert topology.episodes == len(returns)
+        assert sum(topology.sources().steps.values()) <= topology.env_steps
     finally:
-        wiring.close()
+        topology.close()
 
 
 def test_an_actor_that_is_killed_is_replaced_and_nothing_is_joined_to_its_games(config):
-    wiring = wire(planned(config), None)
+    topology = build(planned(config), None)
     try:
-        turns_until(wiring, lambda: wiring.learner.updates > 10)
-        pid = wiring.players.pid(1)
+        turns_until(topology, lambda: topology.learner.updates > 10)
+        pid = topology.players.pid(1)
         os.kill(pid, signal.SIGKILL)
-        turns_until(wiring, lambda: wiring.players.restarts == 1 and wiring.players.pid(1) not in (None, pid))
-        before = wiring.learner.updates
-        learned = turns_until(wiring, lambda: wiring.learner.updates > before + 50)
+        turns_until(topology, lambda: topology.players.restarts == 1 and topology.players.pid(1) not in (None, pid))
+        before = topology.learner.updates
+        learned = turns_until(topology, lambda: topology.learner.updates > before + 50)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in learned)
         assert learned[-1].metrics["staleness_updates"] >= 0
     finally:
-        wiring.close()
+        topology.close()
 
 
 def test_a_run_goes_on_with_its_learner_table_and_counters(config):
     chosen = planned(config)
-    first = wire(chosen, None)
+    first = build(chosen, None)
     try:
         turns_until(first, lambda: first.learner.updates > 20)
         state = unpack(pack(first.save()))
     finally:
         first.close()
-    second = wire(chosen, None)
+    second = build(chosen, None)
     try:
         second.load(state)
         assert (second.env_steps, second.episodes, second.learner.updates) == (
@@ -124,42 +124,42 @@ def test_a_run_goes_on_with_its_learner_table_and_counters(config):
 
 def test_sequences_come_with_the_memory_of_their_player(config):
     settings = ("batch_sequences=8", "hidden_units=[16]", "memory=gru:8", "burn_in_steps=4", "sequence_steps=8")
-    wiring = wire(planned(config, algo="r2d2", settings=(*settings, "overlap_steps=4")), None)
+    topology = build(planned(config, algo="r2d2", settings=(*settings, "overlap_steps=4")), None)
     try:
-        learned = turns_until(wiring, lambda: wiring.learner.updates > 5)
+        learned = turns_until(topology, lambda: topology.learner.updates > 5)
         assert learned[-1].batch.state.shape == (8, 8)
     finally:
-        wiring.close()
+        topology.close()
 
 
 def test_where_there_is_room_for_one_block_at_a_time_actors_take_turns(config):
     """Room comes every so many updates: whoever counted turns instead would take from the same actor for ever."""
-    wiring = wire(planned(config), None)
+    topology = build(planned(config), None)
     try:
-        turns_until(wiring, lambda: wiring.learner.updates >= 10)
+        turns_until(topology, lambda: topology.learner.updates >= 10)
         taken = Counter()
-        insert = wiring.replay.insert
-        wiring.replay.insert = lambda players, actor: taken.update([actor]) or insert(players, actor)
-        turns_until(wiring, lambda: sum(taken.values()) >= 20, 60.0)
+        insert = topology.replay.insert
+        topology.replay.insert = lambda players, actor: taken.update([actor]) or insert(players, actor)
+        turns_until(topology, lambda: sum(taken.values()) >= 20, 60.0)
         assert min(taken[0], taken[1]) >= 5, taken
     finally:
-        wiring.close()
+        topology.close()
 
 
 @pytest.mark.parametrize("topology", ["single", "apex"])
 def test_sources_of_which_none_comes_are_refused_before_a_run_begins(config, topology):
     keys = {"sampler": "by-source", "source_shares": ("play=1", "node=2")}
-    wish = replace(Wish("cartpole", "dqn"), topology=topology)
+    wish = replace(TrainRequest("cartpole", "dqn"), topology=topology)
     with pytest.raises(ConfigError, match=r"leaves out selfplay, and nothing else comes\. Give selfplay a share"):
-        wire(plan(wish, replace(config, replay=replace(config.replay, **keys))), None)
+        build(plan(wish, replace(config, replay=replace(config.replay, **keys))), None)
 
 
 def test_a_learner_that_nothing_would_ever_reach_says_so_instead_of_waiting(config):
     planning = planned(config, sampler="by-source", source_shares=("node=1",))
     with open_store(config.store_url) as store:
-        wiring = wire(planning, store)
+        topology = build(planning, store)
         try:
             with pytest.raises(TrainingStopped, match="can be sampled, and the gate lets no more in"):
-                turns_until(wiring, lambda: False)
+                turns_until(topology, lambda: False)
         finally:
-            wiring.close()
+            topology.close()

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sparring.acting.evaluate import evaluate
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.off_policy.fitting import FitConfig
-from sparring.learn.off_policy.judge import judge
-from sparring.learn.off_policy.records import of_episodes
-from sparring.learn.off_policy.worlds import WorldConfig, world_of
-from sparring.learn.off_policy.worlds.boards import Kind
-from sparring.learn.off_policy.worlds.lines import REACH, Flips, Happenings, readings
+from sparring.learn.offline.evaluation import evaluate_offline
+from sparring.learn.offline.fitted_values import FitConfig
+from sparring.learn.offline.records import of_episodes
+from sparring.learn.offline.worlds import WorldConfig, world_of
+from sparring.learn.offline.worlds.board_world import Kind
+from sparring.learn.offline.worlds.line_networks import REACH, Flips, Happenings, readings
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.network import Head, Input, NetworkSpec
 
 GAME = "connect-four"
@@ -37,7 +37,9 @@ def of_random(episodes):
 def linear(weight, bias):
     """A model whose logits are a matrix times the board, and more."""
     spec = NetworkSpec((Input(BOARD.name, BOARD.shape, dtype="uint8"),), (Head("logits", 7),))
-    return Forward(spec, {"logits/weight": np.asarray(weight, np.float32), "logits/bias": np.asarray(bias, np.float32)})
+    return NumpyForward(
+        spec, {"logits/weight": np.asarray(weight, np.float32), "logits/bias": np.asarray(bias, np.float32)}
+    )
 
 
 def stacking():
@@ -85,10 +87,10 @@ def test_stones_fall_on_stones_and_only_where_they_may(records, world):
 
 
 def test_the_judgement_advises_a_world_that_foretells_and_says_how_well(records, world):
-    said = judge(records, stacking(), SPEC, discount=1.0, seed=4, fit=FIT, world=world)
+    said = evaluate_offline(records, stacking(), SPEC, discount=1.0, seed=4, fit=FIT, world=world)
     assert said.advised == "world"
     assert "of unseen outcomes" in said.of("world").note
-    assert said == judge(records, stacking(), SPEC, discount=1.0, seed=4, fit=FIT, world=world)
+    assert said == evaluate_offline(records, stacking(), SPEC, discount=1.0, seed=4, fit=FIT, world=world)
 
 
 def test_a_world_that_has_hardly_learned_or_learned_by_heart_is_not_trusted(records, world):

@@ -13,24 +13,26 @@ from msgspec.structs import replace
 from sparring.errors import Unreachable
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.crew import blocks
-from sparring.learn.crew.environments import Environments
-from sparring.learn.crew.inference import ACT, ANEW, HOLD, Inference
-from sparring.learn.crew.leader import rollout_part
-from sparring.learn.crew.rollouts import played
-from sparring.learn.crew.within import table_for
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
-from sparring.learn.policies import log_softmax
-from sparring.learn.topologies.apex import block_part
-from sparring.services.batching import joined, parted
+from sparring.learn.actors import step_blocks as blocks
+from sparring.learn.actors.env_service import EnvService
+from sparring.learn.actors.inference_service import ACT, ANEW, HOLD, InferenceService
+from sparring.learn.actors.rollout_slots import played
+from sparring.learn.actors.weight_publisher import rollout_spec
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.replay.local import table_for
+from sparring.learn.topologies.apex import block_spec
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import log_softmax
+from sparring.services.call_batch import joined, parted
 
 STATE = "observation/state"
 
 
 def planned(config, game="cartpole", algo="ppo", settings=SMALL, actors=2, envs=4, on="local://", **wish):
     return plan(
-        Wish(game, algo, topology="central", actors=actors, envs=envs, settings=settings, on=on, steps=10**6, **wish),
+        TrainRequest(
+            game, algo, topology="central", actors=actors, envs=envs, settings=settings, on=on, steps=10**6, **wish
+        ),
         config,
     )
 
@@ -41,7 +43,7 @@ class Beside:
     def __init__(self, agreed, slots=8, part=None):
         self.learner = agreed.algorithm.begin(agreed.spec, agreed.settings, agreed.seed)
         if part is None:
-            self.part = rollout_part(agreed, self.learner, slots=slots, lanes=1, in_step=False)
+            self.part = rollout_spec(agreed, self.learner, slots=slots, lanes=1, in_step=False)
         else:
             self.part = replace(part(agreed, self.learner), n_steps=0)
         self.workers = agreed.actors
@@ -52,10 +54,10 @@ class Beside:
     def begin(self):
         """A service without weights, as one that takes a dead one's place."""
         whole = replace(self.part, envs=self.workers * self.part.envs)
-        self.inference = Inference(whole.told(), self.workers)
+        self.inference = InferenceService(whole.told(), self.workers)
 
     def environments(self, worker, generation=0):
-        return Environments(self.part.told(), worker, generation, solver=self)
+        return EnvService(self.part.told(), worker, generation, solver=self)
 
     def use(self, version, shift=0.0):
         weights = {name: one + np.float32(shift) for name, one in self.learner.weights().items()}
@@ -134,7 +136,7 @@ def test_what_is_handed_over_is_what_happened(actors, config):
         assert len(rollouts) >= 5
         assert check_physics(rollouts) > 200
         assert sum(one.games for one in rollouts) == sum(len(one.episodes.returns) for one in rollouts) > 3
-        forward = Forward(made.learner.network, made.weights[0])
+        forward = NumpyForward(made.learner.network, made.weights[0])
         for one in rollouts:
             mask = one.batch.mask
             out = forward({STATE: one.batch.observation[STATE][mask]})
@@ -156,7 +158,9 @@ def test_newer_weights_decide_from_the_next_tick_on_and_the_rollout_says_the_old
         for first, one in enumerate(rollouts):
             for row in range(16):
                 version = 0 if first * 16 + row < boundary else boundary
-                out = Forward(made.learner.network, made.weights[version])({STATE: one.batch.observation[STATE][row]})
+                out = NumpyForward(made.learner.network, made.weights[version])(
+                    {STATE: one.batch.observation[STATE][row]}
+                )
                 logp = log_softmax(out["logits"])[np.arange(4), one.batch.action[row]]
                 assert np.allclose(logp, one.batch.behaviour_logp[row], atol=1e-5)
 
@@ -237,7 +241,7 @@ def test_seats_and_memories_are_kept_for_each_environment(game, config):
         for _ in range(150):
             crew[rng.integers(2)].tick()
         rollouts = made.taken()
-        forward = Forward(made.learner.network, made.weights[0])
+        forward = NumpyForward(made.learner.network, made.weights[0])
         state = None
         ends = defaultdict(list)
         for one in rollouts:
@@ -275,7 +279,7 @@ def with_replay(config, **keys):
 def test_what_replay_takes_in_is_what_happened_too(config):
     """A worker that is begun anew breaks the streams off; nothing else is lost."""
     agreed = planned(config, algo="dqn", settings=REPLAYED, actors=2)
-    made = Beside(agreed, part=block_part)
+    made = Beside(agreed, part=block_spec)
     made.use(0)
     whole = replace(made.part, envs=2 * made.part.envs)
     table = table_for(dataclasses.replace(agreed, actors=1), whole, 5000)

@@ -17,52 +17,52 @@ import pytest
 from test_runs import weights_of
 
 from sparring.errors import ConfigError, Missing, TrainingStopped
-from sparring.learn.crew.process import Crew
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
-from sparring.learn.train import Orders, train
+from sparring.learn.actors.process_pool import ProcessPool
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.topologies import build
 from sparring.store import open_store
 
 SMALL = ("rollout_ticks=16", "hidden_units=[16]", "minibatch_steps=128", 'image_layers=["flat"]', "epochs=2")
 
 LEARNER = """
 from sparring.config import load
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
 import torch
 torch.set_num_threads(1)
-wish = Wish("cartpole", topology="async", actors=2, envs=8, settings=("rollout_ticks=16",))
-wiring = wire(plan(wish, load()), None)
+wish = TrainRequest("cartpole", topology="async", actors=2, envs=8, settings=("rollout_ticks=16",))
+topology = build(plan(wish, load()), None)
 while True:
-    if wiring.turn().update is not None:
-        print(*(wiring.players.pid(actor) for actor in range(2)), flush=True)
+    if topology.iterate().update is not None:
+        print(*(topology.players.pid(actor) for actor in range(2)), flush=True)
 """
 
 
 def planned(config, topology, game="cartpole", actors=2, algo="ppo", settings=SMALL, **wish):
-    return plan(Wish(game, algo, topology=topology, actors=actors, envs=8, settings=settings, **wish), config)
+    return plan(TrainRequest(game, algo, topology=topology, actors=actors, envs=8, settings=settings, **wish), config)
 
 
 @contextmanager
 def wired(*args, **kwargs):
-    wiring = wire(planned(*args, **kwargs), None)
+    topology = build(planned(*args, **kwargs), None)
     try:
-        yield wiring
+        yield topology
     finally:
-        wiring.close()
+        topology.close()
 
 
-def learn(wiring, updates, deadline_s=60.0):
+def learn(topology, updates, deadline_s=60.0):
     """So many updates more; what each turn measured."""
-    goal, until, measured = wiring.learner.updates + updates, time.monotonic() + deadline_s, []
-    while wiring.learner.updates < goal:
-        assert time.monotonic() < until, f"{wiring.learner.updates} updates, not {goal}"
-        measured.append(wiring.turn())
+    goal, until, measured = topology.learner.updates + updates, time.monotonic() + deadline_s, []
+    while topology.learner.updates < goal:
+        assert time.monotonic() < until, f"{topology.learner.updates} updates, not {goal}"
+        measured.append(topology.iterate())
     return measured
 
 
-def digest(wiring):
-    return hashlib.sha256(b"".join(one.tobytes() for one in wiring.learner.weights().values())).hexdigest()
+def digest(topology):
+    return hashlib.sha256(b"".join(one.tobytes() for one in topology.learner.weights().values())).hexdigest()
 
 
 def shared_files():
@@ -72,82 +72,85 @@ def shared_files():
 
 
 def test_an_actors_process_never_imports_torch(config):
-    said = "import sparring.learn.crew.worker, sys; print('torch' in sys.modules or 'numba' in sys.modules)"
+    said = "import sparring.learn.actors.actor_process, sys; print('torch' in sys.modules or 'numba' in sys.modules)"
     asked = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == "False"
-    with wired(config, "async", "connect-four", actors=1) as wiring:
-        learn(wiring, 1)
-        maps = Path(f"/proc/{wiring.players.pid(0)}/maps")
+    with wired(config, "async", "connect-four", actors=1) as topology:
+        learn(topology, 1)
+        maps = Path(f"/proc/{topology.players.pid(0)}/maps")
         if maps.exists():
             assert "libtorch" not in maps.read_text()
 
 
 def test_a_killed_actor_is_replaced_and_what_it_had_not_handed_over_is_not_counted(config):
-    with wired(config, "async") as wiring:
-        learn(wiring, 6)
-        first = [wiring.players.pid(actor) for actor in range(2)]
+    with wired(config, "async") as topology:
+        learn(topology, 6)
+        first = [topology.players.pid(actor) for actor in range(2)]
         os.kill(first[0], signal.SIGKILL)
         psutil.wait_procs([psutil.Process(first[0])], timeout=5)
-        learn(wiring, 3)
+        learn(topology, 3)
         until = time.monotonic() + 30
-        while wiring.players.pid(0) in (first[0], None) and time.monotonic() < until:
-            wiring.turn()
-        assert wiring.players.pid(0) != first[0]
-        assert wiring.players.pid(1) == first[1]
-        assert wiring.players.restarts == 1
-        turns = learn(wiring, 40)
+        while topology.players.pid(0) in (first[0], None) and time.monotonic() < until:
+            topology.iterate()
+        assert topology.players.pid(0) != first[0]
+        assert topology.players.pid(1) == first[1]
+        assert topology.players.restarts == 1
+        turns = learn(topology, 40)
         refused = int(turns[-1].metrics["rollouts_refused"])
-        assert wiring.env_steps == (wiring.learner.updates + refused) * 16 * 8
-        assert wiring.sources().steps == {"selfplay": wiring.learner.updates * 16 * 8}
+        assert topology.env_steps == (topology.learner.updates + refused) * 16 * 8
+        assert topology.sources().steps == {"selfplay": topology.learner.updates * 16 * 8}
 
 
 def test_a_killed_actor_of_a_crew_in_step_is_replaced_too(config):
-    with wired(config, "sync") as wiring:
-        learn(wiring, 3)
-        os.kill(wiring.players.pid(1), signal.SIGKILL)
-        turns = learn(wiring, 3)
-        assert wiring.players.restarts == 1
-        assert wiring.env_steps == wiring.learner.updates * 2 * 16 * 8
+    with wired(config, "sync") as topology:
+        learn(topology, 3)
+        os.kill(topology.players.pid(1), signal.SIGKILL)
+        turns = learn(topology, 3)
+        assert topology.players.restarts == 1
+        assert topology.env_steps == topology.learner.updates * 2 * 16 * 8
         assert {turn.metrics["staleness_updates"] for turn in turns if turn.update} == {0}
 
 
 def test_in_step_a_frozen_actor_is_replaced(config, monkeypatch):
     monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_TIMES", 2.0)  # the first rollout waits for a start
-    with wired(config, "sync", actors=1) as wiring:
-        learn(wiring, 2)
-        frozen = wiring.players.pid(0)
+    with wired(config, "sync", actors=1) as topology:
+        learn(topology, 2)
+        frozen = topology.players.pid(0)
         monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_S", 1.0)
         os.kill(frozen, signal.SIGSTOP)
-        learn(wiring, 3)
-        assert wiring.players.restarts >= 1
-        assert wiring.env_steps == wiring.learner.updates * 16 * 8
+        learn(topology, 3)
+        assert topology.players.restarts >= 1
+        assert topology.env_steps == topology.learner.updates * 16 * 8
 
 
 def test_a_frozen_actor_stops_nobody_and_is_gone_when_the_run_ends(config):
-    with wired(config, "async") as wiring:
-        learn(wiring, 4)
-        frozen = wiring.players.pid(0)
+    with wired(config, "async") as topology:
+        learn(topology, 4)
+        frozen = topology.players.pid(0)
         os.kill(frozen, signal.SIGSTOP)
-        turns = learn(wiring, 12)
-        assert max(turn.metrics.get("staleness_updates", 0) for turn in turns) <= wiring.stalest * wiring.players.actors
-        assert wiring.players.pid(0) == frozen
+        turns = learn(topology, 12)
+        assert (
+            max(turn.metrics.get("staleness_updates", 0) for turn in turns)
+            <= topology.stalest * topology.players.actors
+        )
+        assert topology.players.pid(0) == frozen
         begun = time.monotonic()
     assert time.monotonic() - begun < 6.0  # 2 on an idle machine
     assert not psutil.pid_exists(frozen)
 
 
 def test_what_is_too_old_is_counted_and_not_learned(config):
-    with wired(config, "async") as wiring:
-        learn(wiring, 2)
-        stood = digest(wiring)
-        wiring.stalest = -1
-        refused = [wiring.turn() for _ in range(3)]
+    with wired(config, "async") as topology:
+        learn(topology, 2)
+        stood = digest(topology)
+        topology.stalest = -1
+        refused = [topology.iterate() for _ in range(3)]
         assert all(turn.update is None for turn in refused)
-        assert digest(wiring) == stood
+        assert digest(topology) == stood
         assert 1 <= refused[-1].metrics["rollouts_refused"] <= 3
-        assert wiring.env_steps == (2 + refused[-1].metrics["rollouts_refused"]) * 16 * 8
-        wiring.stalest = 100
-        learn(wiring, 2)
+        assert topology.env_steps == (2 + refused[-1].metrics["rollouts_refused"]) * 16 * 8
+        topology.stalest = 100
+        learn(topology, 2)
 
 
 def test_when_the_learner_is_killed_its_actors_and_their_memory_are_gone():
@@ -165,10 +168,10 @@ def test_when_the_learner_is_killed_its_actors_and_their_memory_are_gone():
 
 def test_actors_that_keep_dying_end_the_run_with_what_they_said(config):
     with (
-        wired(config, "async", "breaking_game:chain", actors=1) as wiring,
+        wired(config, "async", "breaking_game:chain", actors=1) as topology,
         pytest.raises(TrainingStopped) as caught,
     ):
-        learn(wiring, 1, deadline_s=120)
+        learn(topology, 1, deadline_s=120)
     said = str(caught.value)
     assert said.startswith("actor 0: it ended 5 times within 60 s, last with code 1: ")
     assert "ZeroDivisionError: the chain broke" in said
@@ -177,40 +180,43 @@ def test_actors_that_keep_dying_end_the_run_with_what_they_said(config):
 
 @pytest.mark.parametrize(("game", "actors"), [("cartpole", 1), ("cartpole", 3), ("connect-four", 2)])
 def test_in_step_a_seed_says_all(game, actors, config, monkeypatch):
-    monkeypatch.setattr("sparring.learn.crew.leader.PAST_EVERY_STEPS", 300)
+    monkeypatch.setattr("sparring.learn.actors.weight_publisher.PAST_EVERY_STEPS", 300)
     digests = Counter()
     for _ in range(2):
-        with wired(config, "sync", game, actors=actors) as wiring:
-            learn(wiring, 5)
-            digests[digest(wiring)] += 1
-            assert wiring.env_steps == 5 * actors * 16 * 8
+        with wired(config, "sync", game, actors=actors) as topology:
+            learn(topology, 5)
+            digests[digest(topology)] += 1
+            assert topology.env_steps == 5 * actors * 16 * 8
     assert list(digests.values()) == [2]
 
 
 @pytest.mark.parametrize("game", ["cartpole", "connect-four"])
 def test_in_step_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(game, config, tmp_path, monkeypatch):
-    monkeypatch.setattr("sparring.learn.crew.leader.PAST_EVERY_STEPS", 300)
+    monkeypatch.setattr("sparring.learn.actors.weight_publisher.PAST_EVERY_STEPS", 300)
     config = replace(config, registry=replace(config.registry, gate_episodes=2))
     broken = replace(config, data=str(tmp_path / "broken"))
 
     def trained(where, steps, **orders):
         settings, envs = ((), None) if orders else (SMALL, 8)
-        wish = Wish(game, topology="sync", steps=steps, envs=envs, settings=settings)
-        return train(wish, Orders(**orders), where, lambda progress: None)
+        wish = TrainRequest(game, topology="sync", steps=steps, envs=envs, settings=settings)
+        return train(wish, TrainOptions(**orders), where, lambda progress: None)
 
     unbroken = trained(config, 2000)
     first = trained(broken, 800)
     with pytest.raises(ConfigError, match="the run has actors 2, and it keeps them"):
-        train(Wish(game, actors=3), Orders(resume=first.run), broken, lambda progress: None)
+        train(TrainRequest(game, actors=3), TrainOptions(resume=first.run), broken, lambda progress: None)
     second = trained(broken, 2000, resume=first.run)
     assert (second.env_steps, second.updates) == (unbroken.env_steps, unbroken.updates)
     assert weights_of(broken, second.published.model) == weights_of(config, unbroken.published.model)
 
 
 def test_without_steps_a_resumed_run_goes_on_where_it_stood(config):
-    with wired(config, "async", algo="impala", settings=("rollout_ticks=16", "hidden_units=[16]")) as wiring:
-        learn(wiring, 5)
-        state, stood = wiring.save(), (wiring.env_steps, wiring.episodes, wiring.learner.updates, digest(wiring))
+    with wired(config, "async", algo="impala", settings=("rollout_ticks=16", "hidden_units=[16]")) as topology:
+        learn(topology, 5)
+        state, stood = (
+            topology.save(),
+            (topology.env_steps, topology.episodes, topology.learner.updates, digest(topology)),
+        )
     with wired(config, "async", algo="impala", settings=("rollout_ticks=16", "hidden_units=[16]")) as again:
         again.load(state)
         assert (again.env_steps, again.episodes, again.learner.updates, digest(again)) == stood
@@ -236,21 +242,21 @@ def test_a_topology_that_cannot_feed_an_algorithm_is_refused_with_one_that_can(c
 
 
 def test_where_no_process_inherits_memory_the_way_out_is_said(monkeypatch):
-    monkeypatch.setattr("sparring.learn.crew.process.os.name", "nt")
+    monkeypatch.setattr("sparring.learn.actors.process_pool.os.name", "nt")
     with pytest.raises(ConfigError, match="Use `--topology single` on this system"):
-        Crew(1, lambda call: None)
+        ProcessPool(1, lambda call: None)
     monkeypatch.undo()
 
 
 def test_exploration_reaches_the_actors_of_a_greedy_policy(config):
     """By the board: the learner says ε, an actor in a process of its own plays it."""
-    from sparring.learn.crew.part import Part
-    from sparring.learn.crew.process import Launch
-    from sparring.learn.forward import Forward
+    from sparring.learn.actors.actor_spec import ActorSpec
+    from sparring.learn.actors.process_pool import ProcessSpec
+    from sparring.nets.numpy_forward import NumpyForward
 
     agreed = planned(config, None, algo="dqn", settings=("hidden_units=[16]",))
     learner = agreed.algorithm.begin(agreed.spec, agreed.settings, 0)
-    part = Part(
+    part = ActorSpec(
         game="cartpole",
         spec=agreed.spec,
         network=learner.network,
@@ -270,9 +276,9 @@ def test_exploration_reaches_the_actors_of_a_greedy_policy(config):
         told = msgspec.structs.replace(
             part, board=board.block.descriptor, ring=ring.ring.block.descriptor, bell=call.bell
         )
-        return Launch(told.told(), (board.block.descriptor, ring.ring.block.descriptor))
+        return ProcessSpec(told.told(), (board.block.descriptor, ring.ring.block.descriptor))
 
-    crew = Crew(1, launch)
+    crew = ProcessPool(1, launch)
     explored = {}
     for epsilon in (1.0, 0.0):
         board.publish(learner.weights(), board.version + 1, epsilon)
@@ -284,7 +290,7 @@ def test_exploration_reaches_the_actors_of_a_greedy_policy(config):
                 break
             ring.ring.release()
             crew.ring(0)
-        forward = Forward(learner.network, learner.weights())
+        forward = NumpyForward(learner.network, learner.weights())
         best = [forward(dict(one.observation))["logits"].argmax(axis=1) == one.action for one in block.steps[1:]]
         explored[epsilon] = 1.0 - float(np.concatenate(best).mean())
         ring.ring.release()
@@ -303,16 +309,16 @@ def test_records_of_the_store_are_learned_beside_what_a_crew_plays(topology, con
     record(config, ["balance"], 5)
     quick = replace(config, replay=replace(config.replay, min_steps=100))
     with open_store(config.store_url) as store:
-        wiring = wire(planned(quick, topology, source="mix", settings=(*SMALL, "records_steps=64")), store)
+        topology = build(planned(quick, topology, source="mix", settings=(*SMALL, "records_steps=64")), store)
         try:
-            turns = [turn for turn in learn(wiring, 4) if turn.update]
-            state = wiring.save()
+            turns = [turn for turn in learn(topology, 4) if turn.update]
+            state = topology.save()
         finally:
-            wiring.close()
+            topology.close()
     assert all(turn.batch.records is not None for turn in turns[1:])
     assert turns[-1].update.metrics["imitation_loss"] > 0
-    sources = wiring.sources()
-    assert sources.steps["selfplay"] == wiring.env_steps
+    sources = topology.sources()
+    assert sources.steps["selfplay"] == topology.env_steps
     assert sources.steps["play"] >= 3 * 64
     assert sources.store_until_ms is not None
     assert state["records"]["feeder"]["steps"] == {"play": sources.steps["play"]}

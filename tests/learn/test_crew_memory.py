@@ -11,27 +11,28 @@ import msgspec
 import numpy as np
 import pytest
 
+from sparring.acting.actor import Actor, Episodes
+from sparring.acting.opponents import Opponents
 from sparring.errors import StoreFailed
 from sparring.games.catalogue import open_game, spec_of
-from sparring.learn.actor import Actor, Episodes
-from sparring.learn.crew import blocks, rollouts
-from sparring.learn.crew.bell import Bell
-from sparring.learn.crew.memory import Block
-from sparring.learn.crew.ring import Ring
-from sparring.learn.crew.weights import NONE, Board
-from sparring.learn.forward import Forward
-from sparring.learn.networks import Network, default_heads, default_network
-from sparring.learn.opponents import Partners
+from sparring.learn.actors import rollout_slots as rollouts
+from sparring.learn.actors import step_blocks as blocks
+from sparring.learn.actors.ring_buffer import RingBuffer
+from sparring.learn.actors.shared_arrays import SharedArrays
+from sparring.learn.actors.shared_weights import NONE, SharedWeights
+from sparring.learn.actors.wakeup import Wakeup
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.torch_network import Network, default_heads, default_network
 
 WRITER = """
 import sys, time
 import msgspec
 import numpy as np
-from sparring.learn.crew.weights import Board
-from sparring.learn.layout import parameters
+from sparring.learn.actors.shared_weights import SharedWeights
+from sparring.nets.shapes import parameters
 from sparring.wire.network import NetworkSpec
 network = msgspec.json.decode(sys.argv[2], type=NetworkSpec)
-board = Board(network, 2, int(sys.argv[1]))
+board = SharedWeights(network, 2, int(sys.argv[1]))
 until, version = time.monotonic() + 1.5, 0
 while time.monotonic() < until:
     weights = {name: np.full(shape, version, np.float32) for name, shape in parameters(network).items()}
@@ -54,14 +55,14 @@ def steady(network, value):
 
 def actor_of(game, seed=0, envs=4):
     network = network_of(game)
-    forward = Forward(network, Network(network, 0).weights())
-    partners = Partners(network, 0, 0.0)
+    forward = NumpyForward(network, Network(network, 0).weights())
+    partners = Opponents(network, 0, 0.0)
     return Actor(open_game(game, envs), forward, "categorical", np.random.default_rng(seed), partners)
 
 
 def test_weights_are_never_torn_however_fast_they_are_written():
     network = network_of("cartpole")
-    board = Board(network, 2)
+    board = SharedWeights(network, 2)
     descriptor = board.block.descriptor
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(descriptor), msgspec.json.encode(network).decode()],
@@ -94,9 +95,9 @@ def test_weights_are_never_torn_however_fast_they_are_written():
 
 def test_a_version_is_waited_for_without_a_look_at_the_clock():
     network = network_of("cartpole")
-    board = Board(network)
-    learner, theirs = Bell.pair()
-    actor = Bell(theirs)
+    board = SharedWeights(network)
+    learner, theirs = Wakeup.pair()
+    actor = Wakeup(theirs)
     assert board.version == NONE
     assert board.newest() is None
     assert not board.wait_for(0, actor, 0.05)
@@ -118,9 +119,9 @@ def test_a_version_is_waited_for_without_a_look_at_the_clock():
 
 
 def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
-    ring = Ring({"number": ("int64", (3,))}, slots=2)
-    reader, theirs = Bell.pair()
-    writer = Bell(theirs)
+    ring = RingBuffer({"number": ("int64", (3,))}, slots=2)
+    reader, theirs = Wakeup.pair()
+    writer = Wakeup(theirs)
     waited = []
 
     def write():
@@ -155,8 +156,10 @@ def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
 
 @pytest.mark.parametrize("game", ["cartpole", "connect-four"])
 def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game):
-    shape = rollouts.Shape(spec_of(game).seats[0], ticks=9, streams=4 * len(spec_of(game).seats), slots=2, lanes=2)
-    shared = rollouts.Rollouts(shape)
+    shape = rollouts.RolloutShape(
+        spec_of(game).seats[0], ticks=9, streams=4 * len(spec_of(game).seats), slots=2, lanes=2
+    )
+    shared = rollouts.RolloutRing(shape)
     with_it, without, other = actor_of(game), actor_of(game), actor_of(game, seed=5)
     for version in range(6):  # slots are used again
         shared.play(with_it, version, lane=1)
@@ -183,8 +186,8 @@ def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game)
 
 def test_blocks_of_steps_arrive_as_they_were_played():
     actor = actor_of("connect-four")
-    shape = blocks.Shape(spec_of("connect-four").seats[0], ticks=12, streams=8, slots=2)
-    shared = blocks.Blocks(shape)
+    shape = blocks.BlockShape(spec_of("connect-four").seats[0], ticks=12, streams=8, slots=2)
+    shared = blocks.StepBlockRing(shape)
     for version in range(4):
         played = [actor.step() for _ in range(12)]
         ended = actor.ended()
@@ -211,17 +214,17 @@ def test_blocks_of_steps_arrive_as_they_were_played():
 def test_memory_has_no_name_and_what_cannot_be_had_is_said():
     folder = Path("/dev/shm")
     before = set(folder.glob("tmp*"))
-    block = Block.create({"one": ("float32", (1000, 1000))})
+    block = SharedArrays.create({"one": ("float32", (1000, 1000))})
     assert set(folder.glob("tmp*")) <= before
     block.close()
     with pytest.raises(StoreFailed, match="bytes of shared memory cannot be had"):
-        Block.create({"all": ("float32", (1 << 48,))})
+        SharedArrays.create({"all": ("float32", (1 << 48,))})
 
 
 def test_without_room_in_memory_a_temporary_file_does(monkeypatch):
-    monkeypatch.setattr("sparring.learn.crew.memory._SHARED", "/nowhere")
-    block = Block.create({"one": ("float32", (3,)), "two": ("int64", (2, 2))})
-    again = Block(os.dup(block.descriptor), {"one": ("float32", (3,)), "two": ("int64", (2, 2))})
+    monkeypatch.setattr("sparring.learn.actors.shared_arrays._SHARED", "/nowhere")
+    block = SharedArrays.create({"one": ("float32", (3,)), "two": ("int64", (2, 2))})
+    again = SharedArrays(os.dup(block.descriptor), {"one": ("float32", (3,)), "two": ("int64", (2, 2))})
     block.arrays["two"][1] = 7
     assert again.arrays["two"].tolist() == [[0, 0], [7, 7]]
     block.close()

@@ -7,16 +7,16 @@ import sys
 import numpy as np
 import pytest
 
+from sparring.acting.evaluate import evaluate
+from sparring.acting.player_names import named
+from sparring.acting.return_histogram import lines, summary
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.histogram import lines, summary
-from sparring.learn.layout import parameters
-from sparring.learn.modelfile import make_model
-from sparring.learn.named import named
-from sparring.learn.networks import default_network
+from sparring.nets.model_files import make_model
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.shapes import parameters
+from sparring.nets.torch_network import default_network
 from sparring.registry import open_registry
 from sparring.wire.model import Lineage
 from sparring.wire.network import Gru, Lstm
@@ -27,7 +27,7 @@ def forward_for(game, seed=0):
     learner = algorithm.begin(
         spec_of(game), settings_of(algorithm, {"image_layers": ["flat"], "hidden_units": [16]}), seed
     )
-    return Forward(learner.network, learner.weights()), learner
+    return NumpyForward(learner.network, learner.weights()), learner
 
 
 def model_for(game, seed=0):
@@ -63,7 +63,7 @@ def test_a_network_remembers_its_own_episode_and_nothing_of_the_one_before(memor
     spec = default_network(game.spec.seats[0], hidden=(8,), memory=memory)
     rng = np.random.default_rng(1)
     weights = {name: rng.normal(0, 0.8, shape).astype(np.float32) for name, shape in parameters(spec).items()}
-    forward = Forward(spec, weights)
+    forward = NumpyForward(spec, weights)
     played = evaluate("cartpole", forward, episodes=150, seed=4)  # more than are played at once
     seeds = np.random.default_rng([4, 0]).integers(0, 2**64, 150, dtype=np.uint64)
     for episode in (0, 63, 64, 149):

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
-from sparring.learn.run import Run
-from sparring.learn.topologies import wire
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.folder import RunFolder
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.topologies import build
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.tree import unpack
 
 QUICK = ("learning_rate=0.01", "rollout_ticks=8", "hidden_units=[32]")
@@ -24,44 +24,44 @@ PATIENCE_S = 90.0  # of a busy machine
 
 
 def wish(game="chain_game:chain", algo="a3c", steps=20_000, settings=QUICK, workers=1):
-    return Wish(game, algo, "sim", "hogwild", 0, steps, 8, settings, workers)
+    return TrainRequest(game, algo, "sim", "hogwild", 0, steps, 8, settings, workers)
 
 
-def turns(wiring, until):
+def turns(topology, until):
     """Turn after turn until that holds."""
     end = time.monotonic() + PATIENCE_S
     while not until():
         assert time.monotonic() < end, "it takes too long"
-        wiring.turn()
+        topology.iterate()
 
 
 def test_workers_learn_together_and_one_that_is_killed_comes_back(config):
-    wiring = wire(plan(wish(workers=2), config), None)
+    topology = build(plan(wish(workers=2), config), None)
     try:
-        turns(wiring, lambda: (wiring._rows[:, 2] > 5).all())
-        killed, updates = wiring._workers[0].process.pid, wiring._rows[0, 2]
+        turns(topology, lambda: (topology._rows[:, 2] > 5).all())
+        killed, updates = topology._workers[0].process.pid, topology._rows[0, 2]
         os.kill(killed, signal.SIGKILL)
-        before = wiring.position
-        turns(wiring, lambda: wiring.position > before + 2000)  # the other went on
-        turns(wiring, lambda: wiring._rows[0, 2] > updates + 5)  # and this place learns again
-        assert wiring.restarts == 1
-        assert wiring._workers[0].process.pid != killed
-        turns(wiring, lambda: wiring.position >= 20_000)
-        wiring.save()  # nobody is in the middle of anything
-        learner = wiring.learner
+        before = topology.position
+        turns(topology, lambda: topology.position > before + 2000)  # the other went on
+        turns(topology, lambda: topology._rows[0, 2] > updates + 5)  # and this place learns again
+        assert topology.restarts == 1
+        assert topology._workers[0].process.pid != killed
+        turns(topology, lambda: topology.position >= 20_000)
+        topology.save()  # nobody is in the middle of anything
+        learner = topology.learner
         learner.pull()
-        assert learner.updates == wiring._rows[:, 2].sum()
-        assert wiring.env_steps == wiring.sources().steps["selfplay"] >= 20_000
-        played = evaluate("chain_game:chain", Forward(learner.network, learner.weights()), episodes=10, seed=1)
+        assert learner.updates == topology._rows[:, 2].sum()
+        assert topology.env_steps == topology.sources().steps["selfplay"] >= 20_000
+        played = evaluate("chain_game:chain", NumpyForward(learner.network, learner.weights()), episodes=10, seed=1)
         assert played.mean == pytest.approx(0.7)
     finally:
-        wiring.close()
+        topology.close()
 
 
 def test_a_run_is_kept_and_goes_on_where_it_was(config):
-    first = train(wish(steps=2_000), Orders(promote=False), config, lambda progress: None)
-    more = Wish("chain_game:chain", "a3c", steps=first.env_steps + 2_000)
-    again = train(more, Orders(resume=first.run, promote=False), config, lambda progress: None)
+    first = train(wish(steps=2_000), TrainOptions(promote=False), config, lambda progress: None)
+    more = TrainRequest("chain_game:chain", "a3c", steps=first.env_steps + 2_000)
+    again = train(more, TrainOptions(resume=first.run, promote=False), config, lambda progress: None)
     assert again.run == first.run
     assert again.plan.topology == "hogwild"
     assert again.env_steps >= first.env_steps + 2_000
@@ -69,50 +69,50 @@ def test_a_run_is_kept_and_goes_on_where_it_was(config):
 
 
 def test_nobody_plays_between_two_turns(config):
-    wiring = wire(plan(wish(), config), None)
+    topology = build(plan(wish(), config), None)
     try:
-        turns(wiring, lambda: wiring.position > 0)
-        seen = wiring.learner.weights()
-        saved = wiring.save()
-        assert all((seen[name] == value).all() for name, value in wiring.learner.weights().items())
-        wiring.learner.pull()
-        weights, played = wiring.learner.weights(), wiring.position
+        turns(topology, lambda: topology.position > 0)
+        seen = topology.learner.weights()
+        saved = topology.save()
+        assert all((seen[name] == value).all() for name, value in topology.learner.weights().items())
+        topology.learner.pull()
+        weights, played = topology.learner.weights(), topology.position
         time.sleep(0.2)
-        wiring.learner.pull()
-        assert all((weights[name] == value).all() for name, value in wiring.learner.weights().items())
-        assert wiring.position == played
-        other = wire(plan(wish(), config), None)
+        topology.learner.pull()
+        assert all((weights[name] == value).all() for name, value in topology.learner.weights().items())
+        assert topology.position == played
+        other = build(plan(wish(), config), None)
         other.load(saved)
         assert all((weights[name] == value).all() for name, value in other.learner.weights().items())
-        assert (other.position, other.learner.updates) == (played, wiring.learner.updates)
+        assert (other.position, other.learner.updates) == (played, topology.learner.updates)
         other.close()
     finally:
-        wiring.close()
+        topology.close()
 
 
 def test_a_number_that_is_none_stops_the_run_and_keeps_the_batch(config):
     far = (*QUICK, "learning_rate=1e30", "max_gradient_norm=1e30")
     with pytest.raises(TrainingStopped, match="is no finite number after update"):
-        train(wish(steps=10**6, settings=far), Orders(promote=False), config, lambda progress: None)
-    run = Run.find(Path(config.data) / "runs", "chain_game:chain", "a3c")
+        train(wish(steps=10**6, settings=far), TrainOptions(promote=False), config, lambda progress: None)
+    run = RunFolder.find(Path(config.data) / "runs", "chain_game:chain", "a3c")
     assert json.loads((run.folder / "status.json").read_text())["state"] == "failed"
     batch = unpack((run.folder / "broken_batch").read_bytes())
     assert batch["reward"].shape == (8, 8)
 
 
 def test_what_is_wrong_with_a_game_is_said_as_it_was_to_the_worker(config):
-    wiring = wire(plan(wish("small_games:broken"), config), None)
+    topology = build(plan(wish("small_games:broken"), config), None)
     try:
         with pytest.raises(TrainingStopped, match="game small_games:broken: it gave seat 'player' the reward nan"):
-            turns(wiring, lambda: False)
+            turns(topology, lambda: False)
     finally:
-        wiring.close()
+        topology.close()
 
 
 def test_a_gradient_that_is_no_number_changes_nothing():
     import torch
 
-    from sparring.learn.rmsprop import Rmsprop
+    from sparring.learn.optim.rmsprop import Rmsprop
 
     parameter = torch.nn.Parameter(torch.ones(3))
     optimiser = Rmsprop([parameter], 0.1, 0.9, 1e-5)
@@ -125,7 +125,7 @@ def test_a_gradient_that_is_no_number_changes_nothing():
 def test_rmsprop_takes_the_steps_of_its_equation():
     import torch
 
-    from sparring.learn.rmsprop import Rmsprop
+    from sparring.learn.optim.rmsprop import Rmsprop
 
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     optimiser = Rmsprop([parameter], 0.1, 0.9, 1e-5)
@@ -140,7 +140,7 @@ def test_rmsprop_takes_the_steps_of_its_equation():
 
 def test_an_algorithm_that_cannot_share_is_refused_with_a_sentence(config):
     with pytest.raises(ConfigError, match="ppo does not learn in memory that several workers change"):
-        wire(plan(wish(algo="ppo"), config), None)
+        build(plan(wish(algo="ppo"), config), None)
 
 
 def test_learners_that_share_see_what_each_other_learned():

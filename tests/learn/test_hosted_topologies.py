@@ -9,15 +9,15 @@ import pytest
 from hosted_runs import is_shard, learn, planned, services, turn_until, wired, workers
 from scipy import stats
 
+from sparring.acting.actor import Episodes
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.hosts.opening import open_host
+from sparring.hosts.open import open_host
 from sparring.hosts.protocol import Resources
-from sparring.learn.actor import Episodes
-from sparring.learn.crew import opening
-from sparring.learn.crew.blocks import Blocks, Shape
-from sparring.learn.crew.drawing import Drawing, weights_of
-from sparring.learn.crew.shard import ReplayShard
-from sparring.learn.topologies import apex, wire
+from sparring.learn.actors import open as opening
+from sparring.learn.actors.step_blocks import BlockShape, StepBlockRing
+from sparring.learn.replay.shard_sampler import ShardSampler, weights_of
+from sparring.learn.replay.shard_service import ReplayShard
+from sparring.learn.topologies import apex, build
 from sparring.replay.steps import Steps
 
 
@@ -28,35 +28,35 @@ def as_services(monkeypatch):
         monkeypatch.setattr(module, "is_local", lambda url: False)
 
 
-def digest(wiring):
-    return hashlib.sha256(b"".join(one.tobytes() for one in wiring.learner.weights().values())).hexdigest()
+def digest(topology):
+    return hashlib.sha256(b"".join(one.tobytes() for one in topology.learner.weights().values())).hexdigest()
 
 
 @pytest.mark.parametrize(("topology", "shards"), [("async", 0), ("apex", 0), ("apex", 2)])
 def test_what_services_play_is_learned_and_a_killed_one_is_replaced(topology, shards, config, as_services):
-    with wired(config, topology, shards=shards) as wiring:
-        learn(wiring, 30)
+    with wired(config, topology, shards=shards) as topology:
+        learn(topology, 30)
         victim = next(one for one in workers() if not is_shard(one))
         victim.kill()
-        turn_until(wiring, lambda: wiring.players.restarts)
-        assert wiring.players.restarts == 1
-        turns = learn(wiring, 30)
+        turn_until(topology, lambda: topology.players.restarts)
+        assert topology.players.restarts == 1
+        turns = learn(topology, 30)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
-        assert wiring.env_steps > 0
-        assert wiring.episodes > 0
+        assert topology.env_steps > 0
+        assert topology.episodes > 0
 
 
 def test_in_step_a_seed_says_all_and_it_is_what_shared_memory_says(config, monkeypatch):
-    with wired(config, "sync", seed=3) as wiring:
-        learn(wiring, 4)
-        beside = digest(wiring)
+    with wired(config, "sync", seed=3) as topology:
+        learn(topology, 4)
+        beside = digest(topology)
     monkeypatch.setattr(opening, "is_local", lambda url: False)
-    with wired(config, "sync", seed=3) as wiring:
-        learn(wiring, 4)
-        assert digest(wiring) == beside
-        state = wiring.save()
-        learn(wiring, 3)
-        unbroken = digest(wiring)
+    with wired(config, "sync", seed=3) as topology:
+        learn(topology, 4)
+        assert digest(topology) == beside
+        state = topology.save()
+        learn(topology, 3)
+        unbroken = digest(topology)
     with wired(config, "sync", seed=3) as again:
         again.load(state)
         learn(again, 3)
@@ -66,46 +66,46 @@ def test_in_step_a_seed_says_all_and_it_is_what_shared_memory_says(config, monke
 def test_in_step_a_frozen_service_is_replaced(config, monkeypatch):
     monkeypatch.setattr(opening, "is_local", lambda url: False)
     monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_TIMES", 2.0)  # the first rollout waits for a start
-    with wired(config, "sync") as wiring:
-        learn(wiring, 2)
+    with wired(config, "sync") as topology:
+        learn(topology, 2)
         monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_S", 1.0)
         frozen = services()["actor"][1]
         frozen.suspend()
-        turns = learn(wiring, 3)
+        turns = learn(topology, 3)
         assert not frozen.is_running()
-        assert wiring.players.restarts == 1
+        assert topology.players.restarts == 1
         assert turns[-1].batch.reward.shape[1] == 2 * 4
 
 
 def test_a_killed_shard_begins_empty_and_the_run_goes_on(config):
-    with wired(config, "apex", shards=1) as wiring:
-        learn(wiring, 20)
+    with wired(config, "apex", shards=1) as topology:
+        learn(topology, 20)
         (shard,) = workers()
         shard.kill()
-        turn_until(wiring, lambda: wiring.replay.flow()["shard_restarts"])
-        assert wiring.replay.flow()["shard_restarts"] == 1
-        learn(wiring, 20)
+        turn_until(topology, lambda: topology.replay.flow()["shard_restarts"])
+        assert topology.replay.flow()["shard_restarts"] == 1
+        learn(topology, 20)
 
 
 def test_the_learner_draws_from_the_other_shard_while_a_killed_one_is_replaced(config):
-    with wired(config, "apex", shards=2) as wiring:
-        turn_until(wiring, lambda: wiring.flow()["replay_steps"] > 2_000)
+    with wired(config, "apex", shards=2) as topology:
+        turn_until(topology, lambda: topology.flow()["replay_steps"] > 2_000)
         services()["replay"][0].kill()
-        before = wiring.learner.updates
-        learn(wiring, 30)
-        assert not wiring.flow()["shard_restarts"], "its successor is not waited for"
-        kept = wiring.save()["replay"]
+        before = topology.learner.updates
+        learn(topology, 30)
+        assert not topology.flow()["shard_restarts"], "its successor is not waited for"
+        kept = topology.save()["replay"]
         assert [state is None for state in kept["shards"]] == [True, False], "nor is it for a checkpoint"
-        turn_until(wiring, lambda: wiring.flow()["shard_restarts"] == 1)
-        assert wiring.learner.updates > before + 30
+        turn_until(topology, lambda: topology.flow()["shard_restarts"] == 1)
+        assert topology.learner.updates > before + 30
     with wired(config, "apex", shards=2) as again:
         again.replay.load(kept)
         assert again.flow()["replay_steps"] > 500
 
 
 def test_a_shard_that_keeps_ending_ends_the_run_with_what_it_said(config):
-    with wired(config, "apex", shards=1) as wiring:
-        learn(wiring, 5)
+    with wired(config, "apex", shards=1) as topology:
+        learn(topology, 5)
         ended = set()
 
         def ends_again():
@@ -115,7 +115,7 @@ def test_a_shard_that_keeps_ending_ends_the_run_with_what_it_said(config):
                     one.terminate()
 
         with pytest.raises(TrainingStopped, match="replay 0: it keeps ending"):
-            turn_until(wiring, ends_again)
+            turn_until(topology, ends_again)
 
 
 def test_a_run_with_shards_goes_on_from_its_checkpoint(config):
@@ -145,25 +145,25 @@ def test_a_checkpoint_of_a_shard_that_had_just_begun_anew_is_gone_on_from(config
 def test_a_run_goes_on_whoever_is_killed_and_however_often(config, as_services):
     state = None
     for _ in range(2):
-        with wired(config, "apex", shards=1) as wiring:
+        with wired(config, "apex", shards=1) as topology:
             if state is not None:
-                wiring.load(state)
-            learn(wiring, 20)
+                topology.load(state)
+            learn(topology, 20)
             for victim in (False, True, False):
                 random.choice([one for one in workers() if is_shard(one) == victim]).kill()
-                learn(wiring, 150)
-            state = wiring.save()
+                learn(topology, 150)
+            state = topology.save()
     assert state["env_steps"] > 0
 
 
 def test_more_shards_than_actors_are_refused(config):
     with pytest.raises(ConfigError, match="3 shards for 2 actors"):
-        wire(planned(config, "apex", shards=3), None)
+        build(planned(config, "apex", shards=3), None)
 
 
 def made_block(seat, actor, number, priority):
     """Steps of one stream whose reward says which they are."""
-    blocks = Blocks(Shape(seat, len(priority), 1, 0, 1))
+    blocks = StepBlockRing(BlockShape(seat, len(priority), 1, 0, 1))
     first = 1000 * actor + number * len(priority)
     ticks = [
         Steps(
@@ -203,7 +203,7 @@ def given_to_shards(agreed):
 
 def test_batches_come_several_to_a_call_and_each_row_gets_what_was_said_of_it(config):
     agreed = planned(config, "apex", shards=2)
-    drawing, rng = Drawing(64, windows=False), np.random.default_rng(5)
+    drawing, rng = ShardSampler(64, windows=False), np.random.default_rng(5)
     with open_host("local://") as host:
         shards = host.start(ReplayShard, "replay", 2, Resources(), given_to_shards(agreed))
         seat, mass, taken = agreed.spec.seats[0], np.ones(2), 0

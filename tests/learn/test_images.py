@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from sparring.acting.actor import Actor
+from sparring.acting.opponents import Opponents
 from sparring.config import Config
 from sparring.games.catalogue import open_game, spec_of
-from sparring.learn.actor import Actor
-from sparring.learn.adam import BETA_1, BETA_2, Adam
-from sparring.learn.feeding import with_image_layers
-from sparring.learn.forward import Forward
-from sparring.learn.networks import Network, default_network
-from sparring.learn.onnx_forward import OnnxForward, without_torch
-from sparring.learn.opponents import Partners
-from sparring.learn.plan import Wish, plan
-from sparring.learn.torch_forward import TorchForward, beside_the_learner
-from sparring.learn.torch_state import picked
+from sparring.learn.algorithms.feeds import with_image_layers
+from sparring.learn.optim.adam import BETA_1, BETA_2, Adam
+from sparring.learn.plan import TrainRequest, plan
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.onnx_forward import OnnxForward, without_torch
+from sparring.nets.torch_forward import TorchForward, beside_the_learner
+from sparring.nets.torch_network import Network, default_network
+from sparring.nets.torch_state import picked
 from sparring.wire.network import Gru, NetworkSpec
 
 PONG = spec_of("atari:Pong")
@@ -36,7 +36,7 @@ def test_torch_and_onnx_act_on_images_as_numpy_does(memory: Gru | None) -> None:
     weights = Network(spec, 3).weights()
     seen = {SCREEN: pictures(5)}
     state = None if memory is None else np.random.default_rng(1).random((5, 8), np.float32)
-    wanted = Forward(spec, weights)(seen, state)
+    wanted = NumpyForward(spec, weights)(seen, state)
     for kind in (TorchForward, OnnxForward):
         given = kind(spec, weights)(seen, state)
         assert given.keys() == wanted.keys()
@@ -60,8 +60,8 @@ def test_what_acts_keeps_its_weights_while_the_learner_goes_on() -> None:
 def test_images_go_by_torch_or_onnx_and_everything_else_by_numpy() -> None:
     flat = with_image_layers(pong_network(), ("flat",))
     weights = Network(flat, 0).weights()
-    assert type(beside_the_learner(flat, weights)) is Forward
-    assert type(without_torch(flat, weights)) is Forward
+    assert type(beside_the_learner(flat, weights)) is NumpyForward
+    assert type(without_torch(flat, weights)) is NumpyForward
     spec = pong_network()
     weights = Network(spec, 0).weights()
     assert type(beside_the_learner(spec, weights)) is TorchForward
@@ -111,11 +111,11 @@ def test_adam_takes_the_steps_of_its_paper() -> None:
 def test_rewards_of_atari_are_clipped_for_the_learner_and_told_as_earned() -> None:
     spec = default_network(spec_of("atari:MsPacman").seats[0], hidden=(8,), frame_stack=4)
     spec = with_image_layers(spec, ("flat",))
-    forward = Forward(spec, Network(spec, 0).weights())
+    forward = NumpyForward(spec, Network(spec, 0).weights())
     batches = []
     for clip in (0.0, 1.0):
         game = open_game("atari:MsPacman", 2)
-        actor = Actor(game, forward, "categorical", np.random.default_rng(0), Partners(spec, 0, 0.0), clip)
+        actor = Actor(game, forward, "categorical", np.random.default_rng(0), Opponents(spec, 0, 0.0), clip)
         batches.append(actor.rollout(110))
     earned, clipped = (batch.reward for batch in batches)
     assert earned.max() >= 10  # a pellet
@@ -124,8 +124,8 @@ def test_rewards_of_atari_are_clipped_for_the_learner_and_told_as_earned() -> No
 
 def test_every_atari_game_has_the_settings_of_its_kind_and_others_keep_their_own() -> None:
     for game in ("atari:Pong", "atari:Breakout(sticky=0.25)"):
-        agreed = plan(Wish(game, "ppo"), Config())
+        agreed = plan(TrainRequest(game, "ppo"), Config())
         assert (agreed.settings.hidden_units, agreed.settings.clip, agreed.reward_clip) == ((512,), 0.1, 1.0)
         assert agreed.envs * agreed.settings.rollout_ticks == 1024
-    assert plan(Wish("atari:Pong", "dqn"), Config()).replay.capacity_steps == 200_000
-    assert plan(Wish("cartpole", "ppo"), Config()).reward_clip == 0.0
+    assert plan(TrainRequest("atari:Pong", "dqn"), Config()).replay.capacity_steps == 200_000
+    assert plan(TrainRequest("cartpole", "ppo"), Config()).reward_clip == 0.0

@@ -8,7 +8,7 @@ import pytest
 
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.crew.inlet import Inlet
+from sparring.learn.actors.inlet import Inlet
 from sparring.replay.steps import Steps
 from sparring.replay.table import Table
 

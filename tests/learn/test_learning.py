@@ -8,21 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sparring.acting.evaluate import evaluate
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.modelfile import read_weights
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.topologies import build
+from sparring.nets.model_files import read_weights
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.registry import open_registry
 from sparring.store import open_store
 
 
 def trained(config, wish, **orders):
-    return train(wish, Orders(**orders), config, lambda progress: None)
+    return train(wish, TrainOptions(**orders), config, lambda progress: None)
 
 
 def scored(config, model, game, episodes=100, against=None):
@@ -33,17 +33,17 @@ def scored(config, model, game, episodes=100, against=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_cartpole_is_learned(algo, config):
-    result = trained(config, Wish("cartpole", algo, seed=1), until=490.0)
+    result = trained(config, TrainRequest("cartpole", algo, seed=1), until=490.0)
     assert scored(config, result.published.model, "cartpole").mean >= 475
 
 
 @pytest.mark.slow
 def test_a_minute_of_connect_four_beats_chance(config):
-    result = trained(config, Wish("connect-four", steps=160_000))
+    result = trained(config, TrainRequest("connect-four", steps=160_000))
     played = scored(config, result.published.model, "connect-four", 200)
     assert played.score > 0.75
-    beginner = wire(plan(Wish("connect-four"), config), None).learner
-    forward = Forward(beginner.network, beginner.weights())
+    beginner = build(plan(TrainRequest("connect-four"), config), None).learner
+    forward = NumpyForward(beginner.network, beginner.weights())
     with open_registry(config.registry_url) as registry:
         met = evaluate("connect-four", registry.fetch(result.published.model), episodes=100, seed=5, against=forward)
     assert met.score > 0.55
@@ -78,7 +78,7 @@ class Tired:
 def test_records_alone_make_a_better_player_than_those_who_were_recorded(config):
     mean = record(config, ["random", "balance", "balance"], 60)
     assert 20 < mean < 250
-    result = trained(config, Wish("cartpole", "dqn", source="store", steps=400_000))
+    result = trained(config, TrainRequest("cartpole", "dqn", source="store", steps=400_000))
     played = scored(config, result.published.model, "cartpole")
     assert played.mean > 1.3 * mean
     assert result.env_steps == 0
@@ -92,7 +92,7 @@ def test_records_alone_make_a_better_player_than_those_who_were_recorded(config)
 def test_records_are_mixed_with_play_and_counted(algo, config):
     record(config, ["balance"], 30)
     quick = replace(config, replay=replace(config.replay, min_steps=200))
-    result = trained(quick, Wish("cartpole", algo, source="mix", steps=3000, envs=8))
+    result = trained(quick, TrainRequest("cartpole", algo, source="mix", steps=3000, envs=8))
     with open_registry(config.registry_url) as registry:
         lineage = registry.fetch(result.published.model).card.lineage
     assert lineage.steps["selfplay"] >= 2900
@@ -103,19 +103,19 @@ def test_records_are_mixed_with_play_and_counted(algo, config):
 def test_what_people_did_well_is_taken_over_by_ppo(config):
     record(config, ["balance"], 40, rate=0.1)
     settings = ("records_coefficient=1.0", "rollout_ticks=8", "max_gradient_norm=5.0")
-    agreed = plan(Wish("cartpole", "ppo", source="mix", steps=2000, envs=2, settings=settings), config)
+    agreed = plan(TrainRequest("cartpole", "ppo", source="mix", steps=2000, envs=2, settings=settings), config)
     with open_store(config.store_url) as store:
-        mixed, alone = wire(agreed, store), wire(replace(agreed, source="sim"), None)
-        for wiring in (alone, mixed):
-            while wiring.position < 600:
-                records = wiring.turn().batch.records
-    mixed_agrees, alone_agrees = (agreement(wiring.learner, records) for wiring in (mixed, alone))
+        mixed, alone = build(agreed, store), build(replace(agreed, source="sim"), None)
+        for topology in (alone, mixed):
+            while topology.position < 600:
+                records = topology.iterate().batch.records
+    mixed_agrees, alone_agrees = (agreement(topology.learner, records) for topology in (mixed, alone))
     assert (mixed_agrees > 0.75, mixed_agrees > alone_agrees + 0.1) == (True, True), (mixed_agrees, alone_agrees)
 
 
 def agreement(learner, records):
     """How often a learner would do what was done in the records."""
-    chosen = Forward(learner.network, learner.weights())(dict(records.observation))["logits"].argmax(1)
+    chosen = NumpyForward(learner.network, learner.weights())(dict(records.observation))["logits"].argmax(1)
     return float((chosen == records.action).mean())
 
 
@@ -125,7 +125,7 @@ def test_an_empty_store_is_said_and_leaves_a_failed_run(config):
     from sparring.errors import Missing
 
     with pytest.raises(Missing) as error:
-        trained(config, Wish("cartpole", "dqn", source="store"))
+        trained(config, TrainRequest("cartpole", "dqn", source="store"))
     assert str(error.value) == (
         "--from store: the store holds no records of cartpole that fit. Collect some: `spar collect cartpole`."
     )

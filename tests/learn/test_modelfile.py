@@ -11,9 +11,7 @@ from drawn_networks import as_told, draw_network, draw_observation
 
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
-from sparring.learn.forward import Forward
-from sparring.learn.layout import state_width
-from sparring.learn.modelfile import (
+from sparring.nets.model_files import (
     MAX_HEADER_BYTES,
     check_agreement,
     make_model,
@@ -21,9 +19,11 @@ from sparring.learn.modelfile import (
     read_weights,
     write_weights,
 )
-from sparring.learn.networks import Network, default_network
-from sparring.learn.onnx_graph import ILLEGAL, OPSET, to_onnx
-from sparring.learn.policies import best, squashed
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.onnx_export import ILLEGAL, OPSET, to_onnx
+from sparring.nets.policies import best, squashed
+from sparring.nets.shapes import state_width
+from sparring.nets.torch_network import Network, default_network
 from sparring.wire.ids import GameId
 from sparring.wire.model import ONNX, WEIGHTS, Lineage, Model
 from sparring.wire.network import Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec
@@ -50,7 +50,7 @@ def test_onnx_runtime_and_numpy_give_the_same_numbers_and_choose_alike(seed):
     rng = np.random.default_rng(1_000 + seed)
     spec = draw_network(rng)
     weights = drawn_weights(spec, seed)
-    forward, run = Forward(spec, weights), session(to_onnx(spec, weights))
+    forward, run = NumpyForward(spec, weights), session(to_onnx(spec, weights))
     for n in (1, 2, 33):
         observation = draw_observation(spec, n, rng)
         state = rng.normal(0, 0.5, (n, state_width(spec))).astype(np.float32)
@@ -98,7 +98,7 @@ def test_a_model_of_a_box_tells_its_mean_in_the_games_own_units_and_its_spread_a
     run, x = session(model.files[ONNX]), np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     given = {"observation/x": x, "state": np.zeros((50, 4), np.float32)}
     mean, log_std = run.run(["mean", "log_std"], given)
-    raw = Forward(spec, weights)({"observation/x": x})
+    raw = NumpyForward(spec, weights)({"observation/x": x})
     assert -2.0 <= mean.min() < -1.9 < 0.4 < mean.max() <= 0.5
     np.testing.assert_allclose(mean, squashed(raw["mean"], (-2.0, 0.5)), atol=1e-5)
     np.testing.assert_allclose(log_std, raw["log_std"], rtol=1e-4, atol=1e-4)

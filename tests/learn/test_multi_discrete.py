@@ -5,16 +5,16 @@ import pytest
 import torch
 from small_games import BUTTONS, buttons
 
+from sparring.acting.evaluate import _drawn, evaluate
 from sparring.client.runner import Runner
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.spec import Leaf, discrete
-from sparring.learn import policies
-from sparring.learn.distributions import distribution
-from sparring.learn.evaluate import _drawn, evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.topologies import build
+from sparring.nets import policies
+from sparring.nets.distributions import distribution
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.registry import open_registry
 from sparring.store import open_store
 
@@ -31,14 +31,14 @@ QUICK = {
 
 def learned(config, algo, steps, store=None, seed=0):
     source, topology = ("sim", "single") if store is None else ("store", "offline")
-    wiring = wire(plan(Wish(GAME, algo, source, topology, seed, steps, 16, QUICK[algo]), config), store)
-    while wiring.position < steps:
-        wiring.turn()
-    return wiring.learner
+    topology = build(plan(TrainRequest(GAME, algo, source, topology, seed, steps, 16, QUICK[algo]), config), store)
+    while topology.position < steps:
+        topology.iterate()
+    return topology.learner
 
 
 def mean_return(learner):
-    return evaluate(GAME, Forward(learner.network, learner.weights()), episodes=40, seed=1).mean
+    return evaluate(GAME, NumpyForward(learner.network, learner.weights()), episodes=40, seed=1).mean
 
 
 @pytest.mark.parametrize(("algo", "steps"), [("ppo", 12_000), ("impala", 20_000), ("a3c", 30_000)])
@@ -47,8 +47,8 @@ def test_each_entry_learns_what_it_should_do_and_never_what_is_not_legal(algo, s
 
 
 def test_actors_in_processes_play_it_and_a_game_runs_the_model(config):
-    wish = Wish(GAME, "ppo", topology="sync", steps=16_000, envs=8, settings=QUICK["ppo"])
-    trained = train(wish, Orders(), config, lambda progress: None)
+    wish = TrainRequest(GAME, "ppo", topology="sync", steps=16_000, envs=8, settings=QUICK["ppo"])
+    trained = train(wish, TrainOptions(), config, lambda progress: None)
     assert trained.published.evaluation.mean == pytest.approx(4.0)
     with open_registry(config.registry_url) as registry:
         runner = Runner(registry.fetch(trained.published.model))

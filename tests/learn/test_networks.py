@@ -7,9 +7,9 @@ from drawn_networks import draw_network, draw_observation
 
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import Leaf, SeatSpec, discrete, vector
-from sparring.learn.forward import Forward
-from sparring.learn.layout import parameters, state_width
-from sparring.learn.networks import Network, default_network
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.shapes import parameters, state_width
+from sparring.nets.torch_network import Network, default_network
 from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec, Pool, Residual
 
 
@@ -35,7 +35,7 @@ def test_torch_and_numpy_give_the_same_numbers(seed):
     rng = np.random.default_rng(seed)
     spec = draw_network(rng)
     network = stirred(spec, seed)
-    forward = Forward(spec, network.weights())
+    forward = NumpyForward(spec, network.weights())
     names = {head.name for head in spec.heads} | ({"state"} if spec.memory else set())
     for n in (0, 1, 3, 65):
         observation = draw_observation(spec, n, rng)
@@ -55,7 +55,7 @@ def test_a_sequence_is_its_steps_one_by_one_with_an_empty_memory_where_an_episod
     rng = np.random.default_rng(2_000 + seed)
     spec = draw_network(rng, memory=seed % 5 != 0)  # one without a memory takes sequences too
     network, time, n = stirred(spec, seed), 7, 3
-    forward = Forward(spec, network.weights())
+    forward = NumpyForward(spec, network.weights())
     frames = [draw_observation(spec, n, rng) for _ in range(time)]
     starts = rng.random((time, n)) < 0.3
     first = rng.normal(0, 0.5, (n, state_width(spec))).astype(np.float32)
@@ -109,7 +109,7 @@ def test_a_memory_is_torchs_own_and_without_a_state_an_episode_begins(memory):
     assert (
         network.initial_state(3).shape
         == (3, state_width(spec))
-        == Forward(spec, network.weights()).initial_state(3).shape
+        == NumpyForward(spec, network.weights()).initial_state(3).shape
     )
     assert state_width(spec) == (5 if isinstance(memory, Gru) else 10)
 
@@ -131,7 +131,9 @@ def test_a_value_with_a_trunk_of_its_own_has_a_memory_of_its_own():
 def test_a_state_of_another_size_is_refused():
     spec = NetworkSpec((Input("observation/x", (4,)),), (Head("value", 1),), memory=Gru(3))
     with pytest.raises(ConfigError) as caught:
-        Forward(spec, Network(spec, 0).weights())({"observation/x": np.zeros((2, 4), np.float32)}, np.zeros((2, 4)))
+        NumpyForward(spec, Network(spec, 0).weights())(
+            {"observation/x": np.zeros((2, 4), np.float32)}, np.zeros((2, 4))
+        )
     assert str(caught.value) == (
         "network: a state of shape (2, 4) for 2 rows. Give back what the step before gave, [n, 3], or none."
     )
@@ -144,7 +146,7 @@ def test_attention_never_sees_what_lies_beyond_the_count(pool, junk):
     encoder = Entities("observation/e", "observation/e/count", 8, 2, 2, pool)
     spec = NetworkSpec(inputs, (Head("logits", 2),), (Dense(5),), entities=(encoder,))
     network, rng = stirred(spec, 4), np.random.default_rng(5)
-    forward = Forward(spec, network.weights())
+    forward = NumpyForward(spec, network.weights())
     rows, count = rng.normal(size=(7, 6, 3)).astype(np.float32), np.arange(7, dtype=np.int32)
     other = rows.copy()
     other[np.arange(6) >= count[:, None]] = junk
@@ -161,7 +163,7 @@ def test_attention_asks_nothing_of_the_order_and_answers_to_those_who_are_there(
     inputs = (Input("observation/e", (5, 3)), Input("observation/e/count", (1,)))
     encoder = Entities("observation/e", "observation/e/count", 8, 2, 1)
     spec = NetworkSpec(inputs, (Head("logits", 2),), entities=(encoder,))
-    forward, rng = Forward(spec, stirred(spec, 4).weights()), np.random.default_rng(5)
+    forward, rng = NumpyForward(spec, stirred(spec, 4).weights()), np.random.default_rng(5)
     rows, count = rng.normal(size=(1, 5, 3)).astype(np.float32), np.full((1, 1), 4, np.float32)
     mixed, moved = rows[:, [2, 0, 3, 1, 4]], rows.copy()
     moved[0, 3, 0] += 1
@@ -241,7 +243,7 @@ def test_weights_of_another_shape_or_without_finite_numbers_are_refused(spoil, t
     spec = NetworkSpec((Input("observation/x", (4,)),), (Head("logits", 2), Head("value", 1)), (Dense(8),))
     weights = Network(spec, 0).weights()
     spoil(weights)
-    for take in (lambda: Forward(spec, weights), lambda: Network(spec, 0).set_weights(weights)):
+    for take in (lambda: NumpyForward(spec, weights), lambda: Network(spec, 0).set_weights(weights)):
         with pytest.raises(ModelDamaged) as caught:
             take()
         assert str(caught.value) == text
@@ -293,7 +295,7 @@ def test_a_spec_that_cannot_be_is_refused_before_anything_is_allocated(spec):
 def test_a_missing_leaf_is_named():
     spec = NetworkSpec((Input("observation/x", (4,)),), (Head("logits", 2),))
     with pytest.raises(ConfigError, match="no observation leaf 'observation/x'"):
-        Forward(spec, Network(spec, 0).weights())({"observation/y": np.zeros((1, 4), np.float32)})
+        NumpyForward(spec, Network(spec, 0).weights())({"observation/y": np.zeros((1, 4), np.float32)})
 
 
 def seat(*leaves, action=None):
@@ -326,7 +328,7 @@ def test_the_default_network_attends_to_entities(frame_stack):
     assert spec.entities == (Entities("observation/units", "observation/units/count"),)
     assert spec.memory == Gru(16)
     assert parameters(spec)["trunk/0/weight"] == (32, frame_stack * (64 + 1))
-    forward = Forward(spec, Network(spec, 0).weights())
+    forward = NumpyForward(spec, Network(spec, 0).weights())
     out = forward(draw_observation(spec, 3, np.random.default_rng(0)))
     assert out["logits"].shape == (3, 3)
 

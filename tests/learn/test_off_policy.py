@@ -14,18 +14,18 @@ from chain_game import chain
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import TERMINATED
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.forward import Forward
-from sparring.learn.off_policy.estimators import doubly_robust, fitted, importance, recorded, weighted_importance
-from sparring.learn.off_policy.fitting import FitConfig, Policy, at_its_best, behaviour_logp, fitted_q, value_bounds
-from sparring.learn.off_policy.judge import judge
-from sparring.learn.off_policy.records import Records, of_episodes, read_records
-from sparring.learn.off_policy.worlds.protocol import WorldConfig
-from sparring.learn.plan import Wish
-from sparring.learn.train import Orders, train
+from sparring.learn.offline.estimators import doubly_robust, fitted, importance, recorded, weighted_importance
+from sparring.learn.offline.evaluation import evaluate_offline
+from sparring.learn.offline.fitted_values import FitConfig, Policy, at_its_best, behaviour_logp, fitted_q, value_bounds
+from sparring.learn.offline.records import RecordedEpisodes, of_episodes, read_records
+from sparring.learn.offline.worlds.protocol import WorldConfig
+from sparring.learn.plan import TrainRequest
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.store import open_store
 
 HORIZON, STATES, ACTIONS, DISCOUNT = 3, 2, 2, 0.9
@@ -63,7 +63,7 @@ def small_records(episodes, seed=0, known=True):
         seen[:, t], action[:, t], reward[:, t] = t * STATES + state, act, REWARD[t, state, act]
         logp[:, t] = np.log(PLAYERS[state, act]) if known else np.nan
         state = (rng.random(episodes) >= MOVES[state, act]).astype(int)
-    return Records(
+    return RecordedEpisodes(
         observation={"observation/x": np.eye(HORIZON * STATES, dtype=np.float32)[seen.ravel()]},
         action=action.ravel(),
         reward=reward.ravel(),
@@ -147,7 +147,7 @@ def test_players_that_recorded_no_chances_are_estimated_by_a_clone():
 def untrained(game):
     algorithm = open_algorithm("bc")
     learner = algorithm.begin(game, settings_of(algorithm, {"hidden_units": [8], "image_layers": ["flat"]}), 3)
-    return Forward(learner.network, learner.weights())
+    return NumpyForward(learner.network, learner.weights())
 
 
 def test_a_policy_at_its_best_never_does_what_is_illegal():
@@ -168,16 +168,18 @@ def test_a_judgement_says_what_is_missing_and_a_seed_says_all(config):
         store.append([replace(lost, header=type(lost.header)(**header(lost, ending="running", outcome=None)))])
         records = read_records(store, CHAIN)
     assert (records.episodes, records.left_out["incomplete"]) == (30, 1)
-    first, second = (judge(records, untrained(CHAIN), CHAIN, discount=0.9, seed=4, fit=FIT) for _ in range(2))
+    first, second = (
+        evaluate_offline(records, untrained(CHAIN), CHAIN, discount=0.9, seed=4, fit=FIT) for _ in range(2)
+    )
     assert first == second
     assert first.behaviour == "estimated by bc"
     assert "1 episodes are left out: incomplete" in first.missing
     assert any("behaviour_logp is missing from 100% of the steps" in line for line in first.missing)
     with pytest.raises(ConfigError, match=r"--discount 1\.5"):
-        judge(records, untrained(CHAIN), CHAIN, discount=1.5, seed=4, fit=FIT)
+        evaluate_offline(records, untrained(CHAIN), CHAIN, discount=1.5, seed=4, fit=FIT)
     stacked = msgspec.structs.replace(CHAIN, frame_stack=4)
     with pytest.raises(ConfigError, match="frame_stack = 4, and records are judged by single frames"):
-        judge(records, untrained(CHAIN), stacked, discount=0.9, seed=4, fit=FIT)
+        evaluate_offline(records, untrained(CHAIN), stacked, discount=0.9, seed=4, fit=FIT)
 
 
 def header(chunk, **changed):
@@ -204,8 +206,8 @@ def test_the_command_prints_every_estimate_and_refuses_scripts(config):
             open_game("cartpole", 8), [script("cartpole", "random")], range(20), np.random.default_rng(1)
         ):
             store.append(chunks)
-    wish = Wish("cartpole", "bc", "store", steps=2000, settings=("hidden_units=[8]",))
-    model = train(wish, Orders(), config, lambda progress: None).published.model
+    wish = TrainRequest("cartpole", "bc", "store", steps=2000, settings=("hidden_units=[8]",))
+    model = train(wish, TrainOptions(), config, lambda progress: None).published.model
     done = spar(config, "evaluate", model, "--from", "store")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])

@@ -9,21 +9,21 @@ from chain_game import SPEC, chain
 from reach_game import SPEC as REACH
 from reach_game import reach
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.learn.algorithms import open_algorithm, settings_of
+from sparring.learn.algorithms.critics import Critics, critic_heads, critic_spec, value_of, values_of_many
 from sparring.learn.algorithms.iql import expectile_loss
-from sparring.learn.critics import Critics, critic_heads, critic_spec, value_of, values_of_many
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.modelfile import read_weights
-from sparring.learn.networks import default_network
-from sparring.learn.plan import Wish, plan
+from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
-from sparring.learn.topologies import wire
-from sparring.learn.train import Orders, train
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.topologies import build
+from sparring.nets.model_files import read_weights
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.torch_network import default_network
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.store.protocol import Query
@@ -51,11 +51,11 @@ def test_a_clone_agrees_with_its_script_on_games_it_never_saw(config):
     balance = script("cartpole", "balance")
     record(config, open_game("cartpole", 16), [balance], 60)
     settings = ("hidden_units=[64]", "learning_rate=0.005", "anneal_updates=2000")
-    wish = Wish("cartpole", "bc", "store", steps=512_000, settings=settings)
-    result = train(wish, Orders(), config, lambda progress: None)
+    wish = TrainRequest("cartpole", "bc", "store", steps=512_000, settings=settings)
+    result = train(wish, TrainOptions(), config, lambda progress: None)
     with open_registry(config.registry_url) as registry:
         model = registry.fetch(result.published.model)
-    forward = Forward(model.card.network, read_weights(model))
+    forward = NumpyForward(model.card.network, read_weights(model))
     rng = np.random.default_rng(9)
     unseen = play(open_game("cartpole", 8), [balance], [10**6 + i for i in range(8)], rng)
     views = np.concatenate([chunk.columns["observation/state"] for chunks in unseen for chunk in chunks])
@@ -73,10 +73,10 @@ def test_cql_values_what_nobody_did_below_what_dqn_makes_of_it(config):
     with open_store(config.store_url) as store:
         for algo in ("dqn", "cql"):
             settings = ("hidden_units=[32]", "batch_steps=32", "learning_rate=0.005", "n_steps=1")
-            wiring = wire(plan(Wish("chain_game:chain", algo, "store", settings=settings), config), store)
+            topology = build(plan(TrainRequest("chain_game:chain", algo, "store", settings=settings), config), store)
             for _ in range(300):
-                wiring.turn()
-            values[algo] = Forward(wiring.learner.network, wiring.learner.weights())(views)["logits"]
+                topology.iterate()
+            values[algo] = NumpyForward(topology.learner.network, topology.learner.weights())(views)["logits"]
     unseen, seen = ({algo: table[:, action] for algo, table in values.items()} for action in (0, 1))
     assert (unseen["cql"] < unseen["dqn"]).all()
     assert (seen["cql"] > unseen["cql"] + 0.5).all()
@@ -110,15 +110,15 @@ def test_a_store_larger_than_the_table_is_held_whole_and_every_step_weighs_the_s
     small = replace(config, replay=replace(config.replay, capacity_steps=1000, min_steps=10))
     with open_store(config.store_url) as store:
         held = store.stats("cartpole").steps
-        wiring = wire(plan(Wish("cartpole", "bc", "store", settings=("hidden_units=[8]",)), small), store)
-        wiring.turn()
-        assert wiring.table.steps == held
-        saved = wiring.save()
+        topology = build(plan(TrainRequest("cartpole", "bc", "store", settings=("hidden_units=[8]",)), small), store)
+        topology.iterate()
+        assert topology.table.steps == held
+        saved = topology.save()
         record(config, open_game("cartpole", 16), [script("cartpole", "random")], 10)
-        again = wire(plan(Wish("cartpole", "bc", "store", settings=("hidden_units=[8]",)), small), store)
+        again = build(plan(TrainRequest("cartpole", "bc", "store", settings=("hidden_units=[8]",)), small), store)
         again.load(saved)
         assert again.table.steps == held
-        assert (again.turn().batch.reward == wiring.turn().batch.reward).all()
+        assert (again.iterate().batch.reward == topology.iterate().batch.reward).all()
 
 
 class Numbers(Scripted):
@@ -147,11 +147,11 @@ def test_boxes_are_learned_from_records_and_rewards_make_them_better(config):
     with open_store(config.store_url) as store:
         recorded = np.mean([chunk.columns["reward"].sum() for chunk in store.read(Query(REACH.id))])
         for algo, settings in BOX.items():
-            wish = Wish(REACH.id, algo, "store", settings=("hidden_units=[32]", "batch_steps=128", *settings))
-            wiring = wire(plan(wish, config), store)
+            wish = TrainRequest(REACH.id, algo, "store", settings=("hidden_units=[32]", "batch_steps=128", *settings))
+            topology = build(plan(wish, config), store)
             for _ in range(600):
-                wiring.turn()
-            forward = Forward(wiring.learner.network, wiring.learner.weights())
+                topology.iterate()
+            forward = NumpyForward(topology.learner.network, topology.learner.weights())
             earned[algo] = evaluate(REACH.id, forward, episodes=200, seed=1).mean
     assert earned["bc"] > recorded + 0.1
     assert earned["cql"] > earned["bc"] + 0.1
@@ -200,19 +200,25 @@ def test_the_expectile_of_a_sample_lies_where_its_loss_is_least():
 
 SENTENCES = [
     (
-        Wish("cartpole", "cql"),
+        TrainRequest("cartpole", "cql"),
         "--from sim: cql learns from what others played, and nothing else. "
         "Use `spar train cartpole --algo cql --from store`.",
     ),
     (
-        Wish("cartpole", "bc", "mix"),
+        TrainRequest("cartpole", "bc", "mix"),
         "--from mix: bc learns from what others played, and nothing else. "
         "Use `spar train cartpole --algo bc --from store`.",
     ),
-    (Wish("cartpole", "bc", "store", settings=("label_smoothing=1.0",)), "[bc]: batch_steps = 256, label_smoothing"),
-    (Wish("cartpole", "cql", "store", settings=("conservatism=-1.0",)), "[cql]: n_steps = 5, batch_steps = 256"),
-    (Wish("cartpole", "iql", "store", settings=("expectile=1.0",)), "[iql]: expectile = 1.0"),
-    (Wish("cartpole", "iql", "store", settings=("n_steps=0",)), "[iql]: n_steps = 0"),
+    (
+        TrainRequest("cartpole", "bc", "store", settings=("label_smoothing=1.0",)),
+        "[bc]: batch_steps = 256, label_smoothing",
+    ),
+    (
+        TrainRequest("cartpole", "cql", "store", settings=("conservatism=-1.0",)),
+        "[cql]: n_steps = 5, batch_steps = 256",
+    ),
+    (TrainRequest("cartpole", "iql", "store", settings=("expectile=1.0",)), "[iql]: expectile = 1.0"),
+    (TrainRequest("cartpole", "iql", "store", settings=("n_steps=0",)), "[iql]: n_steps = 0"),
 ]
 
 
@@ -225,4 +231,4 @@ def test_what_cannot_be_is_said(wish, sentence, config):
 
 def test_the_store_is_the_only_source_of_the_chain(config):
     assert open_algorithm("iql").feeds == "records"
-    assert plan(Wish(SPEC.id, "iql", "store"), config).topology == "offline"
+    assert plan(TrainRequest(SPEC.id, "iql", "store"), config).topology == "offline"

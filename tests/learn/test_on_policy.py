@@ -9,15 +9,15 @@ import torch
 from chain_game import SPEC
 from small_games import RECALL, STEER
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.learn.algorithms import a3c, impala, open_algorithm, ppo, settings_of
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
+from sparring.learn.algorithms.trajectories import of_streams, parts
+from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch, policy_for
-from sparring.learn.topologies import wire
-from sparring.learn.trajectories import of_streams, parts
+from sparring.learn.topologies import build
+from sparring.nets.numpy_forward import NumpyForward
 
 ON_POLICY = ("ppo", "impala", "a3c")
 MEMORY = {
@@ -33,14 +33,14 @@ BOX = {
 
 
 def learned(config, game, algo, settings, steps, seed=0):
-    wiring = wire(plan(Wish(game, algo, "sim", "single", seed, steps, 16, settings), config), None)
-    while wiring.position < steps:
-        wiring.turn()
-    return wiring
+    topology = build(plan(TrainRequest(game, algo, "sim", "single", seed, steps, 16, settings), config), None)
+    while topology.position < steps:
+        topology.iterate()
+    return topology
 
 
 def mean_return(game, learner):
-    return evaluate(game, Forward(learner.network, learner.weights()), episodes=40, seed=1).mean
+    return evaluate(game, NumpyForward(learner.network, learner.weights()), episodes=40, seed=1).mean
 
 
 def digest(learner):
@@ -75,11 +75,11 @@ def test_the_same_seed_learns_the_same_weights(algo, game, config):
 
 @pytest.mark.parametrize("algo", ON_POLICY)
 def test_a_learner_with_a_memory_goes_into_bytes_and_back(algo, config):
-    wiring = learned(config, "small_games:recall", algo, MEMORY[algo], 1000)
-    algorithm, batch = open_algorithm(algo), wiring.turn().batch
-    second = algorithm.begin(RECALL, wiring.learner.config, 99)
-    second.load(wiring.learner.save())
-    after = [algorithm.update(learner, batch).learner.save() for learner in (wiring.learner, second)]
+    topology = learned(config, "small_games:recall", algo, MEMORY[algo], 1000)
+    algorithm, batch = open_algorithm(algo), topology.iterate().batch
+    second = algorithm.begin(RECALL, topology.learner.config, 99)
+    second.load(topology.learner.save())
+    after = [algorithm.update(learner, batch).learner.save() for learner in (topology.learner, second)]
     assert after[0] == after[1]
 
 
@@ -175,12 +175,14 @@ def test_minibatches_of_streams_hold_every_step_once():
 @pytest.mark.parametrize("settings", [(), ("clip=0.2", "epochs=3", "minibatch_steps=64")], ids=["plain", "appo"])
 def test_impala_learns_from_what_older_weights_played(settings, config):
     quick = ("learning_rate=0.01", "rollout_ticks=16", "hidden_units=[32]", *settings)
-    wiring = wire(plan(Wish("chain_game:chain", "impala", "sim", "single", 0, 20_000, 8, quick), config), None)
-    actor, learner, algorithm = wiring.play.actor, wiring.learner, open_algorithm("impala")
+    topology = build(
+        plan(TrainRequest("chain_game:chain", "impala", "sim", "single", 0, 20_000, 8, quick), config), None
+    )
+    actor, learner, algorithm = topology.play.actor, topology.learner, open_algorithm("impala")
     corrections = []
     for update in range(150):
         if update % 10 == 0:  # what plays is up to ten updates old
-            actor.use(Forward(learner.network, learner.weights()))
+            actor.use(NumpyForward(learner.network, learner.weights()))
         corrections.append(algorithm.update(learner, actor.rollout(16)).metrics["correction"])
     assert min(corrections) < 0.99  # the policies did differ
     assert mean_return("chain_game:chain", learner) == pytest.approx(0.7)
@@ -212,4 +214,4 @@ def test_settings_that_cannot_be_are_refused_with_a_sentence(algo, settings, sai
 @pytest.mark.parametrize("algo", ["impala", "a3c"])
 def test_records_beside_play_are_ppos_alone(algo, config):
     with pytest.raises(ConfigError, match=f"{algo} learns only from what it has just played itself"):
-        plan(Wish("chain_game:chain", algo, "mix"), config)
+        plan(TrainRequest("chain_game:chain", algo, "mix"), config)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.operators import (
+from sparring.learn.algorithms.returns import (
     Truncation,
     discounted_returns,
     explained_variance,

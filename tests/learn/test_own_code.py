@@ -21,7 +21,7 @@ SPAR = (
     "from sparring.cli import main; raise SystemExit(main())",
 )  # looks in no folder, as `spar` does not
 WIDE = """
-from sparring.learn.networks import default_network
+from sparring.nets.torch_network import default_network
 from sparring.wire.network import Dense, Head, NetworkSpec, Residual
 
 

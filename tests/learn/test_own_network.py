@@ -8,10 +8,10 @@ import pytest
 
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import spec_of
-from sparring.learn.layout import parameters
-from sparring.learn.modelfile import make_model
-from sparring.learn.networks import Network, default_heads
-from sparring.learn.own_network import own_network
+from sparring.nets.model_files import make_model
+from sparring.nets.shapes import parameters
+from sparring.nets.torch_network import Network, default_heads
+from sparring.nets.user_network import own_network
 from sparring.wire.model import Lineage
 from sparring.wire.network import Gru, Residual
 

@@ -10,10 +10,10 @@ import pytest
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import Leaf, discrete
-from sparring.learn.own_policy import open_policy
-from sparring.learn.plan import Wish
-from sparring.learn.policies import BUILT_IN, best
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.nets.policies import BUILT_IN, best
+from sparring.nets.user_policy import open_policy
 from sparring.registry import open_registry
 
 ACTION = discrete(3)
@@ -53,14 +53,14 @@ def example(tmp_path, monkeypatch):
 
 def test_the_example_of_the_page_explores_and_its_model_is_deployed_under_a_built_in_name(example, config):
     config = replace(config, train=replace(config.train, policy=example))
-    wish = Wish("chain_game:chain", steps=2_000, settings=("hidden_units=[16]",), seed=1)
-    done = train(wish, Orders(), config, lambda progress: None)
+    wish = TrainRequest("chain_game:chain", steps=2_000, settings=("hidden_units=[16]",), seed=1)
+    done = train(wish, TrainOptions(), config, lambda progress: None)
     assert done.plan.policy == example
     card = open_registry(config.registry_url).fetch(done.published.model).card
     assert card.policy == "categorical"
     assert "explorer" not in repr(card)
     more = replace(wish, steps=4_000, settings=())
-    again = train(more, Orders(resume=""), replace(config, train=type(config.train)()), print_not)
+    again = train(more, TrainOptions(resume=""), replace(config, train=type(config.train)()), print_not)
     assert again.plan.policy == example, "a resumed run explores as it did"
 
 
@@ -99,7 +99,7 @@ def test_a_policy_that_cannot_be_is_refused_with_the_reason(name, kind, text):
 def test_a_wrong_policy_is_refused_before_a_run_begins(config):
     config = replace(config, train=replace(config.train, policy="test_own_policy:Wrong"))
     with pytest.raises(ConfigError):
-        train(Wish("cartpole", steps=100), Orders(), config, print_not)
+        train(TrainRequest("cartpole", steps=100), TrainOptions(), config, print_not)
     assert not (Path(config.data) / "runs").exists()
 
 

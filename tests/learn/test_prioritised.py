@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
-from sparring.learn.topologies import wire
+from sparring.acting.evaluate import evaluate
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.tree import pack, unpack
 
 STEPS = 6_000
@@ -25,18 +25,18 @@ TABLES = {
 
 
 def wired(config, keys):
-    wish = Wish("chain_game:chain", "dqn", "sim", None, 0, STEPS, 8, QUICK)
-    return wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200, **keys))), None)
+    wish = TrainRequest("chain_game:chain", "dqn", "sim", None, 0, STEPS, 8, QUICK)
+    return build(plan(wish, replace(config, replay=replace(config.replay, min_steps=200, **keys))), None)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_dqn_learns_the_smallest_game(name, config):
-    wiring = wired(config, TABLES[name])
-    while wiring.position < STEPS:
-        turn = wiring.turn()
+    topology = wired(config, TABLES[name])
+    while topology.position < STEPS:
+        turn = topology.iterate()
     assert (turn.batch.weight is None) == ("prioritised" not in name)
-    learner = wiring.learner
-    played = evaluate("chain_game:chain", Forward(learner.network, learner.weights()), episodes=10, seed=1)
+    learner = topology.learner
+    played = evaluate("chain_game:chain", NumpyForward(learner.network, learner.weights()), episodes=10, seed=1)
     assert played.mean == pytest.approx(0.7)
 
 
@@ -44,9 +44,9 @@ def test_dqn_learns_the_smallest_game(name, config):
 def test_a_run_goes_on_as_if_nothing_had_happened(name, config):
     first, second = wired(config, TABLES[name]), wired(config, TABLES[name])
     while first.position < 3_000:
-        first.turn()
+        first.iterate()
     second.load(unpack(pack(first.save())))
     for _ in range(20):
-        first.turn()
-        second.turn()
+        first.iterate()
+        second.iterate()
     assert pack(first.save()) == pack(second.save())

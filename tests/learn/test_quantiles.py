@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.algorithms.dqn import outcomes, td_errors
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.modelfile import make_model
-from sparring.learn.plan import Wish, plan
+from sparring.learn.algorithms.quantiles import quantiles_of
+from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
-from sparring.learn.quantiles import quantiles_of
-from sparring.learn.topologies import wire
+from sparring.learn.topologies import build
+from sparring.nets.model_files import make_model
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.model import Lineage
 from sparring.wire.tree import pack, unpack
 
@@ -54,7 +54,7 @@ def drawn_batch(seed=1):
 @pytest.mark.parametrize("dueling", [True, False])
 def test_the_network_that_acts_has_the_mean_of_what_was_learned_for_each_action(dueling):
     learner, batch = learner_of(dueling=dueling), drawn_batch()
-    acted = Forward(learner.network, learner.weights())(batch.observation)["logits"]
+    acted = NumpyForward(learner.network, learner.weights())(batch.observation)["logits"]
     seen = {name: torch.from_numpy(column) for name, column in batch.observation.items()}
     learned = quantiles_of(learner.online(seen), 5).mean(2).detach().numpy()
     assert acted.shape == (ROWS, 7)
@@ -102,27 +102,27 @@ def learner_copy(state):
 
 def wired(config, *settings):
     quick = ("learning_rate=0.002", "epsilon_steps=1000", "batch_steps=64", "hidden_units=[32]", "quantiles=8")
-    wish = Wish("chain_game:chain", "dqn", "sim", None, 0, 6_000, 8, (*quick, *settings))
-    return wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200, sampler="prioritised"))), None)
+    wish = TrainRequest("chain_game:chain", "dqn", "sim", None, 0, 6_000, 8, (*quick, *settings))
+    return build(plan(wish, replace(config, replay=replace(config.replay, min_steps=200, sampler="prioritised"))), None)
 
 
 def test_it_learns_the_smallest_game_with_all_of_it_together(config):
-    wiring = wired(config, "n_steps=3", "dueling=true", "double=true")
-    while wiring.position < 6_000:
-        wiring.turn()
-    learner = wiring.learner
-    played = evaluate("chain_game:chain", Forward(learner.network, learner.weights()), episodes=10, seed=1)
+    topology = wired(config, "n_steps=3", "dueling=true", "double=true")
+    while topology.position < 6_000:
+        topology.iterate()
+    learner = topology.learner
+    played = evaluate("chain_game:chain", NumpyForward(learner.network, learner.weights()), episodes=10, seed=1)
     assert played.mean == pytest.approx(0.7)
 
 
 def test_a_run_goes_on_as_if_nothing_had_happened(config):
     first, second = wired(config), wired(config)
     while first.position < 1_500:
-        first.turn()
+        first.iterate()
     second.load(unpack(pack(first.save())))
     for _ in range(10):
-        first.turn()
-        second.turn()
+        first.iterate()
+        second.iterate()
     assert pack(first.save()) == pack(second.save())
 
 

@@ -7,19 +7,19 @@ import pytest
 import torch
 from recall_game import recall
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.algorithms.r2d2 import n_step_goals, td_errors
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.operators import rescaled, unscaled
-from sparring.learn.plan import Wish, plan
+from sparring.learn.algorithms.returns import rescaled, unscaled
+from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
-from sparring.learn.topologies import wire
+from sparring.learn.topologies import build
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.store import open_store
 from sparring.wire.tree import pack, unpack
 
@@ -39,33 +39,33 @@ SEQUENCES = (
 
 
 def wired(config, algo="r2d2", settings=SEQUENCES, sampler="prioritised"):
-    wish = Wish("recall_game:recall", algo, "sim", None, 0, 6_000, 8, (*QUICK, *settings))
-    return wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200, sampler=sampler))), None)
+    wish = TrainRequest("recall_game:recall", algo, "sim", None, 0, 6_000, 8, (*QUICK, *settings))
+    return build(plan(wish, replace(config, replay=replace(config.replay, min_steps=200, sampler=sampler))), None)
 
 
-def played(wiring):
-    learner = wiring.learner
-    return evaluate("recall_game:recall", Forward(learner.network, learner.weights()), episodes=50, seed=1).mean
+def played(topology):
+    learner = topology.learner
+    return evaluate("recall_game:recall", NumpyForward(learner.network, learner.weights()), episodes=50, seed=1).mean
 
 
 def test_it_remembers_a_sign_that_dqn_forgets(config):
     remembers, forgets = wired(config), wired(config, "dqn", ("batch_steps=64",), "uniform")
     while remembers.position < 5_000:
-        remembers.turn()
+        remembers.iterate()
     assert played(remembers) == 1.0
     while forgets.position < 3_000:
-        forgets.turn()
+        forgets.iterate()
     assert abs(played(forgets)) < 0.5
 
 
 def test_a_run_goes_on_as_if_nothing_had_happened(config):
     first, second = wired(config), wired(config)
     while first.position < 1_000:
-        first.turn()
+        first.iterate()
     second.load(unpack(pack(first.save())))
     for _ in range(10):
-        first.turn()
-        second.turn()
+        first.iterate()
+        second.iterate()
     assert pack(first.save()) == pack(second.save())
 
 
@@ -126,7 +126,7 @@ def drawn_batch():
 
 def walked(weights, spec, batch, row, first, length):
     """Values at each learned step and behind the last, step by step, as an actor would have seen them."""
-    forward = Forward(spec, weights)
+    forward = NumpyForward(spec, weights)
     state = batch.state[row : row + 1] if first == 0 else forward.initial_state(1)
     found = []
     for t in range(first, BURN_IN + length + 1):
@@ -191,13 +191,13 @@ def test_it_learns_from_records_whose_players_had_no_memory_of_its_kind(source, 
         random = script("recall_game:recall", "random")
         for chunks in play(recall(8), [random], list(range(60)), np.random.default_rng(1)):
             store.append(chunks)
-        wish = Wish("recall_game:recall", "r2d2", source, None, 0, 4_000, 8, (*QUICK, *SEQUENCES))
-        wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), store)
-        while wiring.learner.updates < 20:
-            turn = wiring.turn()
+        wish = TrainRequest("recall_game:recall", "r2d2", source, None, 0, 4_000, 8, (*QUICK, *SEQUENCES))
+        topology = build(plan(wish, replace(config, replay=replace(config.replay, min_steps=200))), store)
+        while topology.learner.updates < 20:
+            turn = topology.iterate()
         assert turn.batch.state.shape == (16, 16)
         assert turn.batch.mask.shape == (6, 16)
-        assert wiring.sources().steps["collect"] > 0
-        assert (wiring.env_steps == 0) == (source == "store")
+        assert topology.sources().steps["collect"] > 0
+        assert (topology.env_steps == 0) == (source == "store")
     finally:
         store.close()

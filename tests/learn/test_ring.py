@@ -18,33 +18,36 @@ import pytest
 
 from sparring.config import Config, TrainConfig
 from sparring.errors import SparringError
-from sparring.learn.plan import Plan, Wish, plan
-from sparring.learn.protocol import Batch
-from sparring.learn.ring import Meeting, Ring, RingAlgorithm, RingBroken, carrier, visit
-from sparring.learn.ring_learner import digest
-from sparring.learn.topologies import Wiring, ring, single, wire
-from sparring.learn.trajectories import of_streams
+from sparring.learn.algorithms.trajectories import of_streams
+from sparring.learn.plan import Plan, TrainRequest, plan
+from sparring.learn.protocol import Batch, Topology
+from sparring.learn.ring_allreduce import Meeting, RingAlgorithm, RingAllReduce, RingBroken, carrier, visit
+from sparring.learn.topologies import allreduce as ring
+from sparring.learn.topologies import build, single
+from sparring.learn.topologies.allreduce_learner import digest
 
 SMALL = ("rollout_ticks=32", "minibatch_steps=128", "epochs=2")
 
 
 def wished(learners: int, algo: str = "ppo", settings: tuple[str, ...] = SMALL, envs: int = 8) -> Plan:
-    wish = Wish(game="cartpole", algo=algo, learners=learners, settings=settings, envs=envs, seed=3, steps=100_000)
+    wish = TrainRequest(
+        game="cartpole", algo=algo, learners=learners, settings=settings, envs=envs, seed=3, steps=100_000
+    )
     return plan(wish, Config())
 
 
 @contextmanager
 def ring_of(learners: int) -> Iterator[Any]:
-    wiring: Wiring = wire(wished(learners), None)
+    topology: Topology = build(wished(learners), None)
     try:
-        yield wiring
+        yield topology
     finally:
-        wiring.close()
+        topology.close()
 
 
-def digests(wiring: Any) -> set[str]:
-    others = [member.ask("digest").result(20) for member in wiring.members.values()]
-    return {digest(wiring.learner.weights()), *others}
+def digests(topology: Any) -> set[str]:
+    others = [member.ask("digest").result(20) for member in topology.members.values()]
+    return {digest(topology.learner.weights()), *others}
 
 
 def workers() -> list[psutil.Process]:
@@ -68,89 +71,89 @@ def test_gradients_go_by_nccl_only_where_they_lie_on_a_gpu(device: str, cuda: bo
 
 
 def test_three_learners_have_the_same_weights_after_every_update() -> None:
-    with ring_of(3) as wiring:
+    with ring_of(3) as topology:
         seen = set()
         for number in range(1, 4):
-            turn = wiring.turn()
-            assert (turn.metrics["learners"], wiring.learner.updates) == (3, number)
-            (one,) = digests(wiring)
+            turn = topology.iterate()
+            assert (turn.metrics["learners"], topology.learner.updates) == (3, number)
+            (one,) = digests(topology)
             seen.add(one)
         assert len(seen) == 3, "and they learn"
-        assert wiring.env_steps == 3 * 3 * 8 * 32
-        assert wiring.learner.steps == wiring.env_steps, "rates are annealed by everybody's steps"
-        assert wiring.sources().steps == {"selfplay": wiring.env_steps}
+        assert topology.env_steps == 3 * 3 * 8 * 32
+        assert topology.learner.steps == topology.env_steps, "rates are annealed by everybody's steps"
+        assert topology.sources().steps == {"selfplay": topology.env_steps}
 
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
-    with ring_of(2) as wiring:
-        wiring.turn()
-        state = wiring.save()
-        wiring.turn()
-        unbroken, steps = digest(wiring.learner.weights()), wiring.env_steps
+    with ring_of(2) as topology:
+        topology.iterate()
+        state = topology.save()
+        topology.iterate()
+        unbroken, steps = digest(topology.learner.weights()), topology.env_steps
     with ring_of(2) as again:
         again.load(state)
-        again.turn()
+        again.iterate()
         assert (digest(again.learner.weights()), again.env_steps) == (unbroken, steps)
         assert digests(again) == {unbroken}
 
 
 def test_a_learner_killed_between_two_updates_leaves_and_the_rest_go_on() -> None:
-    with ring_of(3) as wiring:
-        wiring.turn()
+    with ring_of(3) as topology:
+        topology.iterate()
         workers()[0].kill()
-        updates = [wiring.turn() and wiring.learner.updates for _ in range(4)]
+        updates = [topology.iterate() and topology.learner.updates for _ in range(4)]
         assert sorted(updates) == updates
         assert updates[-1] >= 4, "one turn at most is lost"
-        assert wiring.turn().metrics["learners"] == 2
-        assert len(digests(wiring)) == 1
-        before = wiring.env_steps
-        kept = wiring.save()
+        assert topology.iterate().metrics["learners"] == 2
+        assert len(digests(topology)) == 1
+        before = topology.env_steps
+        kept = topology.save()
         assert len(kept["others"]) == 1
     with ring_of(3) as again:  # a resumed run has them all again, and counts what the lost one played
         again.load(kept)
         assert again.env_steps == before
-        assert again.turn().metrics["learners"] == 3
+        assert again.iterate().metrics["learners"] == 3
         assert len(digests(again)) == 1
 
 
 def test_a_frozen_learner_leaves_after_the_deadline_and_the_rest_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "DEADLINE_S", 12.0)  # what the others may need for a turn on a busy machine
     monkeypatch.setattr(ring, "ANSWER_S", 12.0)
-    with ring_of(3) as wiring:
-        wiring.turn()
+    with ring_of(3) as topology:
+        topology.iterate()
         frozen = workers()[0]
         frozen.suspend()
         begun = time.monotonic()
-        learners = [wiring.turn().metrics["learners"] for _ in range(3)]
+        learners = [topology.iterate().metrics["learners"] for _ in range(3)]
         assert learners[-1] == 2
         assert time.monotonic() - begun < 60, "it is not waited for again and again"
-        assert len(digests(wiring)) == 1
-        assert wiring.learner.updates >= 3
+        assert len(digests(topology)) == 1
+        assert topology.learner.updates >= 3
     assert not frozen.is_running(), "and it is ended with the run"
 
 
 @pytest.mark.slow
 def test_learners_killed_in_the_middle_of_updates_leave_until_one_is_alone() -> None:
-    with ring_of(3) as wiring:
-        wiring.turn()
+    with ring_of(3) as topology:
+        topology.iterate()
         learners = []
         for victim in workers():
             timer = threading.Timer(0.05, victim.kill)
             timer.start()
             for _ in range(6):
-                turn = wiring.turn()
+                turn = topology.iterate()
                 learners.append(turn.metrics["learners"])
             timer.join()
-            assert len(digests(wiring)) == 1
+            assert len(digests(topology)) == 1
         assert learners[-1] == 1
         assert 2 in learners
-        assert wiring.learner.updates >= 8
+        assert topology.learner.updates >= 8
 
 
 def test_several_learners_step_as_one_with_the_joint_batch() -> None:
     settings = ("rollout_ticks=16", "normalise=false", "epochs=1", "minibatch_steps=0")
     alone = wished(1, "impala", settings, envs=4)
-    batch = single.wire(alone, None).turn().batch
+    batch = single.build(alone, None).iterate().batch
     assert batch is not None
     halves = [of_streams(batch, np.arange(2)), of_streams(batch, np.arange(2, 4))]
     one = alone.algorithm.begin(alone.spec, alone.settings, 5)
@@ -164,7 +167,7 @@ def test_several_learners_step_as_one_with_the_joint_batch() -> None:
 def test_shares_of_different_size_make_the_same_steps() -> None:
     settings = ("rollout_ticks=16", "minibatch_steps=16", "epochs=2")
     alone = wished(1, "ppo", settings, envs=8)
-    batch = single.wire(alone, None).turn().batch
+    batch = single.build(alone, None).iterate().batch
     assert batch is not None
     shares = [of_streams(batch, np.arange(1)), of_streams(batch, np.arange(1, 4)), of_streams(batch, np.arange(4, 8))]
     weights = together(alone, [[share, share] for share in shares])
@@ -173,7 +176,7 @@ def test_shares_of_different_size_make_the_same_steps() -> None:
 
 def test_weights_that_came_apart_are_those_of_the_leader_again() -> None:
     alone = wished(1, "ppo", ("rollout_ticks=16",), envs=2)
-    batch = single.wire(alone, None).turn().batch
+    batch = single.build(alone, None).iterate().batch
     assert batch is not None
     weights = together(alone, [[batch], [batch]], apart=1e-3)
     assert digest(weights[0]) == digest(weights[1])
@@ -188,7 +191,7 @@ def together(agreed: Plan, batches: list[list[Batch]], apart: float = 0.0) -> li
         algorithm = RingAlgorithm(agreed.algorithm)
         learner: Any = algorithm.begin(agreed.spec, agreed.settings, 5)
         store = visit(meeting.host, meeting.port)
-        algorithm.ring = Ring(store, meeting.host, 1, (rank, world), 20.0)
+        algorithm.ring = RingAllReduce(store, meeting.host, 1, (rank, world), 20.0)
         learner.optimiser.everything()[0].data.add_(apart * rank)
         for batch in batches[rank]:
             algorithm.update(learner, batch)
@@ -206,7 +209,7 @@ def together(agreed: Plan, batches: list[list[Batch]], apart: float = 0.0) -> li
 def test_nobody_waits_for_ever_for_one_who_does_not_come() -> None:
     meeting = Meeting()
     with pytest.raises(RingBroken):
-        Ring(meeting.store, meeting.host, 1, (0, 2), 0.5)
+        RingAllReduce(meeting.store, meeting.host, 1, (0, 2), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -219,11 +222,11 @@ def test_nobody_waits_for_ever_for_one_who_does_not_come() -> None:
 )
 def test_what_cannot_be_shared_is_one_sentence(wish: dict[str, Any], says: str) -> None:
     with pytest.raises(SparringError, match=says):
-        plan(Wish(**({"game": "cartpole", "learners": 2} | wish)), Config())
+        plan(TrainRequest(**({"game": "cartpole", "learners": 2} | wish)), Config())
 
 
 def test_settings_say_how_many_too() -> None:
-    agreed = plan(Wish(game="cartpole"), Config(train=TrainConfig(learners=2)))
+    agreed = plan(TrainRequest(game="cartpole"), Config(train=TrainConfig(learners=2)))
     assert (agreed.topology, agreed.learners, agreed.record()["learners"]) == ("ring", 2, 2)
 
 

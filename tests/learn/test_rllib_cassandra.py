@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sparring.games.catalogue import open_game
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.shared_reading import SharedReading
+from sparring.learn.offline.parallel_store import SharedReading
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.ids import GameId
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mar
 
 @pytest.fixture(scope="module")
 def url(cassandra_server, worker_id):
-    from sparring.store.cassandra import address, migrating
+    from sparring.store.cassandra import migration as migrating
+    from sparring.store.cassandra import url as address
 
     chosen = cassandra_server.url(f"shared_{worker_id}")
     migrating.migrate(address.read(chosen), now_ms=int(time.time() * 1000), replication=0, buckets=0)

@@ -8,7 +8,7 @@ from reach_game import SPEC as REACH
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import spec_of
 from sparring.learn.algorithms import open_algorithm
-from sparring.learn.plan import Wish, plan
+from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.rllib.names import OFFERS, check_source, offer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns of itself on import
@@ -41,20 +41,20 @@ def test_every_offer_is_one_of_rllibs():
 
 def test_a_setting_that_rllib_has_not_is_refused_with_the_nearest(config):
     with pytest.raises(ConfigError, match="Did you mean 'clip_param'"):
-        plan(Wish("cartpole", "rllib:PPO", settings=("clip_parm=0.1",)), config)
+        plan(TrainRequest("cartpole", "rllib:PPO", settings=("clip_parm=0.1",)), config)
 
 
 def test_a_plan_keeps_rllibs_settings_and_its_topology(config):
-    agreed = plan(Wish("cartpole", "rllib:PPO", settings=("lr=0.002",)), config)
+    agreed = plan(TrainRequest("cartpole", "rllib:PPO", settings=("lr=0.002",)), config)
     assert (agreed.topology, agreed.settings.lr, agreed.actors) == ("rllib", 0.002, 1)
     assert agreed.record()["settings"]["clip_param"] == 0.2
 
 
 def test_another_topology_is_refused(config):
     with pytest.raises(ConfigError, match="Leave it out: rllib suits"):
-        plan(Wish("cartpole", "rllib:PPO", topology="sync"), config)
+        plan(TrainRequest("cartpole", "rllib:PPO", topology="sync"), config)
     with pytest.raises(ConfigError, match="rllib carries rllib"):
-        plan(Wish("cartpole", "ppo", topology="rllib"), config)
+        plan(TrainRequest("cartpole", "ppo", topology="rllib"), config)
 
 
 def test_spaces_that_rllib_cannot_take_are_refused():
@@ -65,10 +65,10 @@ def test_spaces_that_rllib_cannot_take_are_refused():
 
 
 def test_masks_that_rllib_cannot_keep_to_are_refused(config):
-    from sparring.learn.rllib.configuration import fitting
+    from sparring.learn.rllib.config import fitting
 
     with pytest.raises(ConfigError, match=r"RLlib's SAC cannot keep to them.*--algo rllib:PPO"):
-        fitting(plan(Wish("connect-four", "rllib:SAC"), config))
+        fitting(plan(TrainRequest("connect-four", "rllib:SAC"), config))
 
 
 def test_without_rllib_the_extra_to_install_is_named(monkeypatch):

@@ -10,9 +10,9 @@ from reach_game import SPEC as REACH
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
 from sparring.learn.algorithms import settings_of
-from sparring.learn.forward import Forward
-from sparring.learn.onnx_graph import to_onnx
-from sparring.learn.policies import squashed
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.onnx_export import to_onnx
+from sparring.nets.policies import squashed
 from sparring.wire.ids import GameId
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns of itself on import
@@ -71,9 +71,9 @@ def module_of(game, name, masks, words=()):
     from sparring.learn.plan import assignments
     from sparring.learn.rllib.actions import actions_of
     from sparring.learn.rllib.algorithm import open_rllib
+    from sparring.learn.rllib.environments import row_space
+    from sparring.learn.rllib.flat_observation import packing_of
     from sparring.learn.rllib.modules import MODULES, critic_of
-    from sparring.learn.rllib.packing import packing_of
-    from sparring.learn.rllib.seats import row_space
 
     algorithm = open_rllib(f"rllib:{name}")
     settings = settings_of(algorithm, assignments(tuple(words)))
@@ -123,7 +123,7 @@ def test_rllib_numpy_and_onnx_agree_on_what_is_best(game, name, masks, words):
     legal = (rng.random((64, choices)) < 0.6) | (np.arange(choices) == 0) if masks else None
     rows = {"obs": torch.from_numpy(packing.packed(seen, legal))}
     weights = module.acting.weights()
-    ours = Forward(network, weights)(seen)
+    ours = NumpyForward(network, weights)(seen)
     session = onnxruntime.InferenceSession(to_onnx(network, weights))
     given = dict(seen) | ({"legal": np.ones((64, choices), np.uint8)} if choices else {})
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_an_action_of_the_game_comes_back_from_rllibs_numbers():
 
 
 def test_packed_rows_give_back_what_was_seen_and_legal():
-    from sparring.learn.rllib.packing import packing_of
+    from sparring.learn.rllib.flat_observation import packing_of
 
     seen = drawn(MIXED, np.random.default_rng(3), 8)
     packing = packing_of(MIXED.seats[0], 1, masks=True)

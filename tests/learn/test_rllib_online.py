@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from sparring.acting.evaluate import evaluate
 from sparring.config import load
-from sparring.learn.evaluate import evaluate
-from sparring.learn.plan import Wish, plan
-from sparring.learn.run import Run
-from sparring.learn.topologies import wire
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.folder import RunFolder
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.topologies import build
 from sparring.registry import open_registry
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # RLlib warns of itself; Ray starts slowly
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # RLlib w
 @pytest.fixture(scope="module", autouse=True)
 def ray_of_our_own():
     """One for all tests here: starting it takes longer than they do."""
-    from sparring.hosts.ray_cluster import Cluster
+    from sparring.hosts.ray.cluster import Cluster
 
     cluster = Cluster("ray://local")
     yield
@@ -38,8 +38,8 @@ def silent(progress):
 
 def test_ppo_gets_better_is_published_promoted_and_goes_on(config):
     seen = []
-    wish = Wish("cartpole", "rllib:PPO", steps=8_192)
-    first = train(wish, Orders(), config, seen.append)
+    wish = TrainRequest("cartpole", "rllib:PPO", steps=8_192)
+    first = train(wish, TrainOptions(), config, seen.append)
     assert first.state == "done"
     assert first.env_steps >= 8_192
     assert first.published.evaluation.mean > 60  # chance earns 22
@@ -54,7 +54,12 @@ def test_ppo_gets_better_is_published_promoted_and_goes_on(config):
     again = evaluate("cartpole", model, episodes=10, seed=0)
     assert again.mean == pytest.approx(first.published.evaluation.mean)
 
-    more = train(Wish("cartpole", "rllib:PPO", steps=first.env_steps + 1_000), Orders(resume=first.run), config, silent)
+    more = train(
+        TrainRequest("cartpole", "rllib:PPO", steps=first.env_steps + 1_000),
+        TrainOptions(resume=first.run),
+        config,
+        silent,
+    )
     assert more.run == first.run
     assert first.env_steps + 1_000 <= more.env_steps < first.env_steps + 2_000
     assert more.updates > first.updates
@@ -62,7 +67,7 @@ def test_ppo_gets_better_is_published_promoted_and_goes_on(config):
         assert registry.fetch(more.published.model).card.lineage.parents == (first.published.model,)
     lines = [json.loads(line) for line in (Path(config.data) / "runs" / first.run / "metrics.jsonl").open()]
     assert lines[-1]["env_steps"] == more.env_steps
-    assert Run.find(Path(config.data) / "runs", "cartpole", "rllib:PPO").name == first.run
+    assert RunFolder.find(Path(config.data) / "runs", "cartpole", "rllib:PPO").name == first.run
 
 
 @pytest.mark.parametrize("algo", ["rllib:PPO", "rllib:DQN", "rllib:SAC"])
@@ -72,10 +77,10 @@ def test_a_checkpoint_gives_back_everything_that_was_learned(config, algo):
         "rllib:DQN": ("num_steps_sampled_before_learning_starts=200",),
         "rllib:SAC": ("num_steps_sampled_before_learning_starts=200", "hidden_units=[32]"),
     }[algo]
-    agreed = plan(Wish("cartpole", algo, settings=settings, envs=4), config)
-    ours, other = wire(agreed, None), wire(agreed, None)
+    agreed = plan(TrainRequest("cartpole", algo, settings=settings, envs=4), config)
+    ours, other = build(agreed, None), build(agreed, None)
     try:
-        while ours.turn().update is None or ours.learner.updates < 2:
+        while ours.iterate().update is None or ours.learner.updates < 2:
             pass
         state = ours.save()
         other.load(state)
@@ -87,7 +92,7 @@ def test_a_checkpoint_gives_back_everything_that_was_learned(config, algo):
         assert all(torch.equal(slow[0][name], slow[1][name]) for name in slow[0])
         assert other.save()["learner"] == state["learner"]
         before = other.position
-        assert other.turn() is not None
+        assert other.iterate() is not None
         assert other.position > before
     finally:
         ours.close()
@@ -98,7 +103,9 @@ def test_a_checkpoint_gives_back_everything_that_was_learned(config, algo):
 def test_two_actors_in_processes_of_their_own_play_for_one_learner(config, algo):
     words = {"rllib:DQN": ("num_steps_sampled_before_learning_starts=200", "training_intensity=0.0")}
     small = words.get(algo, ("train_batch_size_per_learner=256",))
-    result = train(Wish("cartpole", algo, settings=small, steps=1_500, envs=4, actors=2), Orders(), config, silent)
+    result = train(
+        TrainRequest("cartpole", algo, settings=small, steps=1_500, envs=4, actors=2), TrainOptions(), config, silent
+    )
     assert result.updates > 0
     assert result.env_steps >= 1_500
     assert result.published.evaluation.mean > 8
@@ -107,23 +114,25 @@ def test_two_actors_in_processes_of_their_own_play_for_one_learner(config, algo)
 @pytest.mark.parametrize("game", ["connect-four", "duel"])
 def test_one_seat_is_learned_among_scripts_past_selves_and_itself(config, game):
     words = ("train_batch_size_per_learner=256", "minibatch_size=128", "num_epochs=1", "hidden_units=[32]")
-    result = train(Wish(game, "rllib:PPO", settings=words, steps=300, envs=4), Orders(), config, silent)
+    result = train(TrainRequest(game, "rllib:PPO", settings=words, steps=300, envs=4), TrainOptions(), config, silent)
     played = result.published.evaluation
     assert played.wins + played.draws + played.losses == 10  # against the game's script, by what is legal
 
 
 def test_a_box_of_numbers_is_learned_by_a_squashed_gaussian(config):
     words = ("train_batch_size_per_learner=512", "minibatch_size=256", "num_epochs=10", "lr=0.002", "grad_clip=0.5")
-    result = train(Wish("reach_game:reach", "rllib:PPO", settings=words, steps=5_000), Orders(), config, silent)
+    result = train(
+        TrainRequest("reach_game:reach", "rllib:PPO", settings=words, steps=5_000), TrainOptions(), config, silent
+    )
     chance = evaluate("reach_game:reach", "random", episodes=50, seed=0).mean
     assert result.published.evaluation.mean > chance / 2  # what is missed is less than half of it
 
 
 def test_nothing_is_left_in_the_home_folder(config):
     before = set(os.listdir(Path.home()))
-    wiring = wire(plan(Wish("cartpole", "rllib:DQN", envs=2), config), None)
-    wiring.turn()
-    wiring.close()
+    topology = build(plan(TrainRequest("cartpole", "rllib:DQN", envs=2), config), None)
+    topology.iterate()
+    topology.close()
     assert "ray_results" in before or "ray_results" not in os.listdir(Path.home())
 
 
@@ -136,7 +145,7 @@ def test_what_was_learned_goes_to_a_bucket_and_is_played_from_there(s3_server, l
     url = s3_server.url("rllib", f"test/{uuid.uuid4().hex}")
     config = load(None, (f"data={tmp_path}", f"registry.url={url}", "registry.gate_episodes=10"))
     words = ("train_batch_size_per_learner=512", "minibatch_size=256", "num_epochs=2")
-    result = train(Wish("cartpole", "rllib:PPO", steps=512, settings=words), Orders(), config, silent)
+    result = train(TrainRequest("cartpole", "rllib:PPO", steps=512, settings=words), TrainOptions(), config, silent)
     with open_registry(config.registry_url) as registry:
         model = registry.fetch(result.published.model)
         assert [listed.card.id for listed in registry.models(model.card.game)] == [result.published.model]

@@ -7,16 +7,16 @@ import pytest
 from msgspec.structs import replace
 from reach_game import reach
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import Missing, StoreFailed
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
-from sparring.learn.shared_reading import SharedReading
-from sparring.learn.topologies import wire
-from sparring.learn.train import Orders, train
+from sparring.learn.offline.parallel_store import SharedReading
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.topologies import build
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.chunk import Chunk
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # RLlib w
 @pytest.fixture(scope="module", autouse=True)
 def ray_of_our_own():
     """One for all tests here: starting it takes longer than they do."""
-    from sparring.hosts.ray_cluster import Cluster
+    from sparring.hosts.ray.cluster import Cluster
 
     cluster = Cluster("ray://local")
     yield
@@ -68,7 +68,7 @@ def steps_of(chunks):
 
 
 def test_any_number_of_readers_gives_the_same_steps_in_the_same_order(config):
-    from sparring.learn.ray_reading import read_in_parallel
+    from sparring.learn.offline.ray_data import read_in_parallel
 
     record(config, open_game("cartpole", 8), script("cartpole", "balance"), 20)
     query = Query(GameId("cartpole"))
@@ -82,25 +82,25 @@ def test_any_number_of_readers_gives_the_same_steps_in_the_same_order(config):
 
 def test_our_own_algorithm_learns_the_same_however_many_read(config, monkeypatch):
     record(config, open_game("cartpole", 8), script("cartpole", "balance"), 12)
-    agreed = plan(Wish("cartpole", "bc", "store", on="ray://auto", seed=3), config)
+    agreed = plan(TrainRequest("cartpole", "bc", "store", on="ray://auto", seed=3), config)
     assert (agreed.topology, agreed.on) == ("offline", "ray://auto")
     found = []
     for parts in (2, 5):
-        monkeypatch.setattr("sparring.learn.ray_reading.PARTS", (parts, parts))
+        monkeypatch.setattr("sparring.learn.offline.ray_data.PARTS", (parts, parts))
         with open_store(config.store_url) as store:
-            wiring = wire(agreed, SharedReading(store, config.store_url, agreed.on))
+            topology = build(agreed, SharedReading(store, config.store_url, agreed.on))
             for _ in range(5):
-                wiring.turn()
-            assert wiring.sources().steps == {"play": 12 * 500}
-            found.append(wiring.learner.weights())
+                topology.iterate()
+            assert topology.sources().steps == {"play": 12 * 500}
+            found.append(topology.learner.weights())
     for name, value in found[0].items():
         np.testing.assert_array_equal(found[1][name], value)
 
 
 def test_rows_for_rllib_hold_each_step_with_what_followed_it(config):
     from sparring.learn.rllib.actions import actions_of
+    from sparring.learn.rllib.flat_observation import packing_of
     from sparring.learn.rllib.names import OFFERS
-    from sparring.learn.rllib.packing import packing_of
     from sparring.learn.rllib.transitions import Telling, runs_of
 
     spec = spec_of("cartpole")
@@ -125,11 +125,15 @@ def test_rows_for_rllib_hold_each_step_with_what_followed_it(config):
 def test_bc_of_rllib_imitates_a_script(config):
     record(config, open_game("cartpole", 16), script("cartpole", "balance"), 30)
     words = ("lr=0.003", "train_batch_size_per_learner=1024")
-    result = train(Wish("cartpole", "rllib:BC", "store", steps=100_000, settings=words), Orders(), config, silent)
+    result = train(
+        TrainRequest("cartpole", "rllib:BC", "store", steps=100_000, settings=words), TrainOptions(), config, silent
+    )
     assert (result.env_steps, result.plan.topology) == (0, "rllib")
     assert result.position >= 100_000
     assert result.published.evaluation.mean > 300
-    again = train(Wish("cartpole", "rllib:BC", "store", steps=110_000), Orders(resume=result.run), config, silent)
+    again = train(
+        TrainRequest("cartpole", "rllib:BC", "store", steps=110_000), TrainOptions(resume=result.run), config, silent
+    )
     assert again.position >= 110_000
     assert again.published.evaluation.mean > 300
 
@@ -137,7 +141,12 @@ def test_bc_of_rllib_imitates_a_script(config):
 def test_marwil_of_rllib_learns_from_whole_episodes_of_a_game_with_masks(config):
     record(config, open_game("connect-four", 8), script("connect-four", "tactical"), 20)
     words = ("train_batch_size_per_learner=128", "lr=0.001")
-    result = train(Wish("connect-four", "rllib:MARWIL", "store", steps=2_000, settings=words), Orders(), config, silent)
+    result = train(
+        TrainRequest("connect-four", "rllib:MARWIL", "store", steps=2_000, settings=words),
+        TrainOptions(),
+        config,
+        silent,
+    )
     with open_store(config.store_url) as store:
         assert result.published.model
         assert store.stats(GameId("connect-four")).steps > 0
@@ -151,16 +160,16 @@ def test_numbers_are_learned_from_records(config, algo):
         "rllib:IQL": ("hidden_units=[32]", "train_batch_size_per_learner=256", "actor_lr=0.01"),
         "rllib:BC": ("hidden_units=[32]", "train_batch_size_per_learner=256", "lr=0.01"),
     }[algo]
-    agreed = plan(Wish("reach_game:reach", algo, "store", settings=words), config)
+    agreed = plan(TrainRequest("reach_game:reach", algo, "store", settings=words), config)
     with open_store(config.store_url) as store:
-        wiring = wire(agreed, SharedReading(store, config.store_url, "local://"))
+        topology = build(agreed, SharedReading(store, config.store_url, "local://"))
         try:
             for _ in range(100):
-                wiring.turn()
-            forward = Forward(wiring.learner.network, wiring.learner.weights())
-            assert wiring.sources().steps == {"play": 600}
+                topology.iterate()
+            forward = NumpyForward(topology.learner.network, topology.learner.weights())
+            assert topology.sources().steps == {"play": 600}
         finally:
-            wiring.close()
+            topology.close()
     chance = evaluate("reach_game:reach", "random", episodes=50, seed=0).mean
     assert evaluate("reach_game:reach", forward, episodes=50, seed=0).mean > chance / 2
 
@@ -168,11 +177,11 @@ def test_numbers_are_learned_from_records(config, algo):
 def test_an_empty_store_says_how_to_fill_it(config):
     open_store(config.store_url).close()
     with pytest.raises(Missing, match="spar collect cartpole"):
-        train(Wish("cartpole", "rllib:BC", "store"), Orders(), config, silent)
+        train(TrainRequest("cartpole", "rllib:BC", "store"), TrainOptions(), config, silent)
 
 
 def test_a_node_without_the_file_is_named(config, tmp_path):
-    from sparring.learn.ray_reading import read_in_parallel
+    from sparring.learn.offline.ray_data import read_in_parallel
 
     record(config, open_game("cartpole", 2), script("cartpole", "random"), 2)
     with open_store(config.store_url) as store, pytest.raises(StoreFailed, match="every node"):

@@ -14,9 +14,9 @@ import pytest
 
 from sparring.errors import ConfigError, Missing, TrainingStopped
 from sparring.learn.algorithms import ALGORITHMS
-from sparring.learn.plan import Wish, plan
-from sparring.learn.run import Run
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.runs.folder import RunFolder
+from sparring.learn.runs.train import TrainOptions, train
 from sparring.registry import open_registry
 from sparring.wire.champion import verify
 from sparring.wire.model import WEIGHTS
@@ -32,7 +32,7 @@ def trained(
     config, game="cartpole", algo="ppo", *, steps=None, shown=None, settings=None, seed=0, source="sim", **orders
 ):
     resumed = orders.get("resume") is not None
-    wish = Wish(
+    wish = TrainRequest(
         game,
         algo,
         seed=seed,
@@ -42,7 +42,7 @@ def trained(
         settings=() if resumed else QUICK[algo] if settings is None else settings,
     )
     shown = [] if shown is None else shown
-    return train(wish, Orders(**orders), config, shown.append)
+    return train(wish, TrainOptions(**orders), config, shown.append)
 
 
 def weights_of(config, model):
@@ -75,7 +75,7 @@ def test_a_run_writes_what_the_dashboard_reads(config):
     shown = []
     quick = replace(config, train=replace(config.train, log_every_s=0.0, publish_every_s=0.2, checkpoint_every_s=0.1))
     result = trained(quick, steps=3000, shown=shown, argv=("spar", "train"))
-    run = Run.find(quick_runs(quick), "cartpole", "ppo")
+    run = RunFolder.find(quick_runs(quick), "cartpole", "ppo")
     assert run.name == result.run
     about = run.about
     assert (about["game"], about["algo"], about["seed"], about["argv"]) == ("cartpole", "ppo", 0, ["spar", "train"])
@@ -159,7 +159,7 @@ def test_minutes_end_a_run(config):
 def test_a_number_that_is_none_stops_the_run_and_keeps_the_batch(config):
     with pytest.raises(TrainingStopped, match="is no finite number after update"):
         trained(config, steps=50_000, settings=("learning_rate=1e30", "max_gradient_norm=1e30"))
-    run = Run.find(quick_runs(config), "cartpole", "ppo")
+    run = RunFolder.find(quick_runs(config), "cartpole", "ppo")
     status = json.loads((run.folder / "status.json").read_text())
     assert status["state"] == "failed"
     assert "broken_batch" in status["message"]
@@ -172,7 +172,7 @@ def test_a_number_that_is_none_stops_the_run_and_keeps_the_batch(config):
 
 def test_a_damaged_checkpoint_is_refused_and_a_missing_one_too(config):
     result = trained(config, steps=200)
-    run = Run.find(quick_runs(config), "cartpole", "ppo")
+    run = RunFolder.find(quick_runs(config), "cartpole", "ppo")
     state = run.folder / "checkpoint" / "state"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
@@ -188,8 +188,8 @@ CHECKPOINTS = """
 import sys
 from pathlib import Path
 import numpy as np
-from sparring.learn.run import Run
-run = Run(Path(sys.argv[1]))
+from sparring.learn.runs.folder import RunFolder
+run = RunFolder(Path(sys.argv[1]))
 number = run.restore()["number"] if (run.folder / "checkpoint" / "state").exists() else 0
 while True:
     number += 1
@@ -199,7 +199,7 @@ while True:
 
 
 def test_a_checkpoint_survives_kill_9_at_any_moment(config):
-    run = Run.create(quick_runs(config), plan(Wish("cartpole"), config), [])
+    run = RunFolder.create(quick_runs(config), plan(TrainRequest("cartpole"), config), [])
     rng, said = np.random.default_rng(0), 0
     for _ in range(8):
         child = subprocess.Popen(
@@ -233,7 +233,7 @@ def test_a_training_killed_with_kill_9_goes_on_and_one_told_to_stop_stops_in_goo
         child.kill()
         child.wait()
     assert state.stat().st_size > 0
-    before = Run.find(quick_runs(config), "cartpole", "ppo").restore()["wiring"]["play"]["actor"]["env_steps"]
+    before = RunFolder.find(quick_runs(config), "cartpole", "ppo").restore()["topology"]["play"]["actor"]["env_steps"]
     child = subprocess.Popen(
         [*command, "--resume", "--steps", "1000000", "--json"],
         stdout=subprocess.PIPE,
@@ -264,59 +264,63 @@ def wait_for_checkpoint(config, child):
 
 
 WRONG = [
-    (Wish("cartpol"), Missing, "game 'cartpol': there is no such game. Did you mean 'cartpole'?"),
-    (Wish("cartpole", "pppo"), Missing, "--algo: there is no algorithm 'pppo'. Did you mean 'ppo'?"),
+    (TrainRequest("cartpol"), Missing, "game 'cartpol': there is no such game. Did you mean 'cartpole'?"),
+    (TrainRequest("cartpole", "pppo"), Missing, "--algo: there is no algorithm 'pppo'. Did you mean 'ppo'?"),
     (
-        Wish("cartpole", "alphazero"),
+        TrainRequest("cartpole", "alphazero"),
         Missing,
         "--algo: there is no algorithm 'alphazero'. "
         f"Choose one of {', '.join(ALGORITHMS)}, rllib:NAME, or give module:name.",
     ),
-    (Wish("cartpole", "json:loads"), ConfigError, "'json:loads' has no begin, update, exploration"),
-    (Wish("cartpole", "nowhere:Dqn"), Missing, "algorithm 'nowhere:Dqn': there is no module 'nowhere'."),
-    (Wish("cartpole", settings=("clap=1",)), ConfigError, "[ppo]: unknown key 'clap'. Did you mean 'clip'?"),
-    (Wish("cartpole", settings=("clip",)), ConfigError, "--algo-set: 'clip' has no value. Write --algo-set key=value."),
+    (TrainRequest("cartpole", "json:loads"), ConfigError, "'json:loads' has no begin, update, exploration"),
+    (TrainRequest("cartpole", "nowhere:Dqn"), Missing, "algorithm 'nowhere:Dqn': there is no module 'nowhere'."),
+    (TrainRequest("cartpole", settings=("clap=1",)), ConfigError, "[ppo]: unknown key 'clap'. Did you mean 'clip'?"),
     (
-        Wish("cartpole", settings=("clip=wide",)),
+        TrainRequest("cartpole", settings=("clip",)),
+        ConfigError,
+        "--algo-set: 'clip' has no value. Write --algo-set key=value.",
+    ),
+    (
+        TrainRequest("cartpole", settings=("clip=wide",)),
         ConfigError,
         "[ppo]: clip = 'wide' should be float, not str. Mend the value.",
     ),
     (
-        Wish("cartpole", settings=("activation=gelu",)),
+        TrainRequest("cartpole", settings=("activation=gelu",)),
         ConfigError,
         "[ppo]: activation = 'gelu'. Use one of 'relu', 'tanh', 'none'.",
     ),
-    (Wish("cartpole", settings=("hidden_units=[1.5]",)), ConfigError, "Write a list of whole numbers."),
-    (Wish("cartpole", settings=("epochs=0",)), ConfigError, "epochs = 0, discount = 0.98. Count from 1"),
-    (Wish("cartpole", "dqn", settings=("n_steps=0",)), ConfigError, "[dqn]: n_steps = 0"),
-    (Wish("cartpole", source="mox"), ConfigError, "--from: there is no source 'mox'. Did you mean 'mix'?"),
-    (Wish("cartpole", topology="singel"), Missing, "there is no topology 'singel'. Did you mean 'single'?"),
+    (TrainRequest("cartpole", settings=("hidden_units=[1.5]",)), ConfigError, "Write a list of whole numbers."),
+    (TrainRequest("cartpole", settings=("epochs=0",)), ConfigError, "epochs = 0, discount = 0.98. Count from 1"),
+    (TrainRequest("cartpole", "dqn", settings=("n_steps=0",)), ConfigError, "[dqn]: n_steps = 0"),
+    (TrainRequest("cartpole", source="mox"), ConfigError, "--from: there is no source 'mox'. Did you mean 'mix'?"),
+    (TrainRequest("cartpole", topology="singel"), Missing, "there is no topology 'singel'. Did you mean 'single'?"),
     (
-        Wish("cartpole", topology="offline"),
+        TrainRequest("cartpole", topology="offline"),
         ConfigError,
         "--topology: --topology offline does not go with --from sim. Leave it out: single suits.",
     ),
     (
-        Wish("cartpole", source="store"),
+        TrainRequest("cartpole", source="store"),
         ConfigError,
         "--from store: ppo learns only from what it has just played itself, and the store holds what others played. "
         "Use `spar train cartpole --algo dqn --from store`, or `--from mix` with ppo.",
     ),
-    (Wish("cartpole", steps=0), ConfigError, "spar train: --envs 16, --steps 0. Count both from 1."),
-    (Wish("cartpole", envs=0), ConfigError, "spar train: --envs 0, --steps None. Count both from 1."),
-    (Wish("cartpole", seed=-1), ConfigError, "spar train: --seed -1. Count seeds from 0."),
+    (TrainRequest("cartpole", steps=0), ConfigError, "spar train: --envs 16, --steps 0. Count both from 1."),
+    (TrainRequest("cartpole", envs=0), ConfigError, "spar train: --envs 0, --steps None. Count both from 1."),
+    (TrainRequest("cartpole", seed=-1), ConfigError, "spar train: --seed -1. Count seeds from 0."),
     (
-        Wish("cartpole", settings=("learning_rate=-1.0",)),
+        TrainRequest("cartpole", settings=("learning_rate=-1.0",)),
         ConfigError,
         "[ppo]: learning_rate = -1. Let it be 0 or more.",
     ),
     (
-        Wish("cartpole", "sac", settings=("learning_rate=nan",)),
+        TrainRequest("cartpole", "sac", settings=("learning_rate=nan",)),
         ConfigError,
         "[sac]: learning_rate = nan. Let it be 0 or more.",
     ),
     (
-        Wish("cartpole", "dqn", settings=("epsilon_last=2.0",)),
+        TrainRequest("cartpole", "dqn", settings=("epsilon_last=2.0",)),
         ConfigError,
         "[dqn]: epsilon_last = 2. Let it be between 0 and 1.",
     ),
@@ -337,19 +341,19 @@ def test_wrong_ways_to_resume_are_refused(config):
     with pytest.raises(Missing, match="there is no run 'yesterday'"):
         trained(config, resume="yesterday")
     with pytest.raises(ConfigError, match="a resumed run keeps its settings"):
-        train(Wish("cartpole", settings=("clip=0.1",)), Orders(resume=""), config, lambda progress: None)
-    name = Run.find(quick_runs(config), "cartpole", "ppo").name
+        train(TrainRequest("cartpole", settings=("clip=0.1",)), TrainOptions(resume=""), config, lambda progress: None)
+    name = RunFolder.find(quick_runs(config), "cartpole", "ppo").name
     with pytest.raises(Missing, match="it is a run of cartpole"):
-        train(Wish("duel"), Orders(resume=name), config, lambda progress: None)
+        train(TrainRequest("duel"), TrainOptions(resume=name), config, lambda progress: None)
     with pytest.raises(ConfigError, match="--minutes 0"):
         trained(config, minutes=0.0)
 
 
 def test_a_preset_replaces_defaults_but_never_what_the_user_set(config):
-    preset = plan(Wish("cartpole", "dqn"), config)
+    preset = plan(TrainRequest("cartpole", "dqn"), config)
     assert preset.replay.samples_per_insert == 24.0
     mine = replace(config, replay=replace(config.replay, samples_per_insert=5.0), train=replace(config.train, envs=3))
-    assert plan(Wish("cartpole", "dqn"), mine).replay.samples_per_insert == 5.0
-    assert plan(Wish("connect-four"), mine).envs == 3
-    assert plan(Wish("connect-four"), config).envs == 128
-    assert plan(Wish("connect-four", settings=("clip=0.1",)), config).settings.clip == 0.1
+    assert plan(TrainRequest("cartpole", "dqn"), mine).replay.samples_per_insert == 5.0
+    assert plan(TrainRequest("connect-four"), mine).envs == 3
+    assert plan(TrainRequest("connect-four"), config).envs == 128
+    assert plan(TrainRequest("connect-four", settings=("clip=0.1",)), config).settings.clip == 0.1

@@ -9,20 +9,20 @@ import torch
 from reach_game import SPEC as REACH
 from reach_game import reach
 
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.learn.algorithms import open_algorithm, settings_of
+from sparring.learn.algorithms.critics import value_of
 from sparring.learn.algorithms.sac import soft_costs, target_entropy, td_errors
-from sparring.learn.critics import value_of
-from sparring.learn.distributions import Categorical
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.plan import Wish, plan
+from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
-from sparring.learn.topologies import wire
+from sparring.learn.topologies import build
+from sparring.nets.distributions import Categorical
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.store import open_store
 from sparring.wire.tree import pack, unpack
 
@@ -33,9 +33,9 @@ ENDINGS = np.array([RUNNING, TERMINATED, TRUNCATED] * 3, np.uint8)
 
 
 def wired(config, seed=0):
-    wish = Wish("reach_game:reach", "sac", "sim", None, seed, 6_000, 8, QUICK)
+    wish = TrainRequest("reach_game:reach", "sac", "sim", None, seed, 6_000, 8, QUICK)
     keys = {"min_steps": 200, "sampler": "prioritised"}
-    return wire(plan(wish, replace(config, replay=replace(config.replay, **keys))), None)
+    return build(plan(wish, replace(config, replay=replace(config.replay, **keys))), None)
 
 
 def shaken(learner, seed=0):
@@ -79,22 +79,22 @@ def reaches():
 
 
 def test_it_learns_a_game_of_numbers_with_priorities(config):
-    wiring = wired(config)
-    while wiring.position < 6_000:
-        wiring.turn()
-    learner = wiring.learner
-    played = evaluate("reach_game:reach", Forward(learner.network, learner.weights()), episodes=40, seed=1)
+    topology = wired(config)
+    while topology.position < 6_000:
+        topology.iterate()
+    learner = topology.learner
+    played = evaluate("reach_game:reach", NumpyForward(learner.network, learner.weights()), episodes=40, seed=1)
     assert played.mean > -0.15  # chance: about -1.4
 
 
 def test_a_run_goes_on_as_if_nothing_had_happened(config):
     first, second = wired(config), wired(config)
     while first.position < 600:
-        first.turn()
+        first.iterate()
     second.load(unpack(pack(first.save())))
     for _ in range(10):
-        first.turn()
-        second.turn()
+        first.iterate()
+        second.iterate()
     assert pack(first.save()) == pack(second.save())
 
 
@@ -103,10 +103,10 @@ def test_errors_over_discrete_actions_are_those_of_a_slow_loop():
     learner, batch = shaken(ALGORITHM.begin(spec_of("connect-four"), config, 0)), boards()
     errors = [one.detach().numpy() for one in td_errors(learner, batch)]
     seen = [
-        Forward(network.spec, network.weights())(batch.next_observation)["logits"]
+        NumpyForward(network.spec, network.weights())(batch.next_observation)["logits"]
         for network in (learner.policy, *learner.critics.slow)
     ]
-    own = [Forward(one.spec, one.weights())(batch.observation)["logits"] for one in learner.critics.online]
+    own = [NumpyForward(one.spec, one.weights())(batch.observation)["logits"] for one in learner.critics.online]
     for row in range(ROWS):
         legal = np.flatnonzero(batch.next_legal[row])
         chances = np.exp(seen[0][row][legal] - seen[0][row][legal].max())
@@ -206,12 +206,12 @@ def test_it_learns_from_records_of_numbers(source, config):
         random = script("reach_game:reach", "random")
         for chunks in play(reach(8), [random], list(range(300)), np.random.default_rng(1)):
             store.append(chunks)
-        wish = Wish("reach_game:reach", "sac", source, None, 0, 4_000, 8, QUICK)
-        wiring = wire(plan(wish, replace(config, replay=replace(config.replay, min_steps=100))), store)
-        while wiring.learner.updates < 20:
-            turn = wiring.turn()
+        wish = TrainRequest("reach_game:reach", "sac", source, None, 0, 4_000, 8, QUICK)
+        topology = build(plan(wish, replace(config, replay=replace(config.replay, min_steps=100))), store)
+        while topology.learner.updates < 20:
+            turn = topology.iterate()
         assert turn.batch.action.shape == (64, 2)
-        assert wiring.sources().steps["collect"] > 0
-        assert (wiring.env_steps == 0) == (source == "store")
+        assert topology.sources().steps["collect"] > 0
+        assert (topology.env_steps == 0) == (source == "store")
     finally:
         store.close()

@@ -18,8 +18,8 @@ from hosted_runs import learn, turn_until, wired
 
 from servers.running import ConsulAgent
 from sparring.errors import Missing, Refused
-from sparring.learn.crew import opening
-from sparring.learn.crew.scaling import Scaling
+from sparring.learn.actors import open as opening
+from sparring.learn.actors.scale import ActorScaling
 from sparring.learn.topologies import apex
 from sparring.services.keys import create_keys
 
@@ -43,13 +43,13 @@ def of_either_kind(request, monkeypatch):
             monkeypatch.setattr(module, "is_local", lambda url: False)
 
 
-def scaled(wiring, count):
+def scaled(topology, count):
     """Ask for so many as others do, in a thread of their own; turns go on meanwhile."""
-    players = wiring.players
+    players = topology.players
     asked = (lambda: players.host.scale("actor", count)) if hasattr(players, "host") else _of(players, count)
     asking = threading.Thread(target=asked)
     asking.start()
-    turn_until(wiring, lambda: not asking.is_alive() and wiring.flow()["actors"] == count)
+    turn_until(topology, lambda: not asking.is_alive() and topology.flow()["actors"] == count)
     asking.join()
 
 
@@ -58,14 +58,14 @@ def _of(players, count):
 
 
 def test_in_step_a_version_is_played_by_all_there_are(config, of_either_kind):
-    with wired(config, "sync") as wiring:
-        learn(wiring, 3)
+    with wired(config, "sync") as topology:
+        learn(topology, 3)
         for count in (4, 1, 2):
-            scaled(wiring, count)
-            turns = learn(wiring, 3)
+            scaled(topology, count)
+            turns = learn(topology, 3)
             assert turns[-1].batch.reward.shape[1] == 4 * count
             assert turns[-1].metrics["staleness_updates"] == 0
-        state = wiring.save()
+        state = topology.save()
     with wired(config, "sync", actors=3) as again:
         again.load(state)
         assert learn(again, 2)[-1].batch.reward.shape[1] == 4 * 3
@@ -75,49 +75,49 @@ def test_in_step_a_version_is_played_by_all_there_are(config, of_either_kind):
 def test_who_comes_plays_with_new_weights_and_is_learned_from_and_who_leaves_is_not_missed(
     topology, config, of_either_kind
 ):
-    with wired(config, topology) as wiring:
-        learn(wiring, 20)
-        known = wiring.learner.updates
-        scaled(wiring, 4)
+    with wired(config, topology) as topology:
+        learn(topology, 20)
+        known = topology.learner.updates
+        scaled(topology, 4)
         come = set()
 
         def has_come():
-            for actor in range(2, wiring.players.actors):
-                if wiring.players.waiting(actor) and wiring.players.version(actor) >= known:
+            for actor in range(2, topology.players.actors):
+                if topology.players.waiting(actor) and topology.players.version(actor) >= known:
                     come.add(actor)
             return come == {2, 3}
 
-        turn_until(wiring, has_come)
-        before = wiring.env_steps
-        turn_until(wiring, lambda: wiring.env_steps > before + 500)
-        scaled(wiring, 1)
-        learn(wiring, 20)
-        scaled(wiring, 2)  # a number that was there before
-        learn(wiring, 20)
+        turn_until(topology, has_come)
+        before = topology.env_steps
+        turn_until(topology, lambda: topology.env_steps > before + 500)
+        scaled(topology, 1)
+        learn(topology, 20)
+        scaled(topology, 2)  # a number that was there before
+        learn(topology, 20)
 
 
 def test_shards_take_in_what_new_actors_play(config, of_either_kind):
-    with wired(config, "apex", shards=2) as wiring:
-        learn(wiring, 20)
-        scaled(wiring, 5)
-        learn(wiring, 30)
-        scaled(wiring, 2)
-        learn(wiring, 30)
+    with wired(config, "apex", shards=2) as topology:
+        learn(topology, 20)
+        scaled(topology, 5)
+        learn(topology, 30)
+        scaled(topology, 2)
+        learn(topology, 30)
 
 
 def test_what_cannot_be_met_is_refused(config):
-    with wired(config, "central") as wiring:
-        learn(wiring, 1)
+    with wired(config, "central") as topology:
+        learn(topology, 1)
         with pytest.raises(Refused, match="It began with 2 and keeps them"):
-            wiring.served.host.scale("environments", 3)
-    with wired(config, "async") as wiring:
-        learn(wiring, 1)
-        asked = wiring.players._scaling
+            topology.served.host.scale("environments", 3)
+    with wired(config, "async") as topology:
+        learn(topology, 1)
+        asked = topology.players._scaling
         with pytest.raises(Refused, match=r"service actor: 0 instances\. Ask for 1 to 1000\."):
             asked.scale("actor", 0)
         with pytest.raises(Missing, match=r"no service 'replay' was started\. It runs actor\."):
             asked.scale("replay", 2)
-        assert isinstance(asked, Scaling)
+        assert isinstance(asked, ActorScaling)
 
 
 @contextmanager
@@ -196,7 +196,9 @@ def test_a_run_at_work_is_scaled_by_a_command(topology, tmp_path):
             assert scale(count) == {"actor": count}
             wait_for(running, lambda count=count: latest("actors") == count)
             playing = [
-                one for one in psutil.Process(running.pid).children() if "sparring.learn.crew.worker" in one.cmdline()
+                one
+                for one in psutil.Process(running.pid).children()
+                if "sparring.learn.actors.actor_process" in one.cmdline()
             ]
             assert len(playing) == count
             goal = (latest("updates") + 3, latest("env_steps") + 1)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparring.games.catalogue import spec_of
-from sparring.learn.adam import FEW, Adam
-from sparring.learn.networks import Network, default_network
-from sparring.learn.sharing import grant, granted, shares
+from sparring.learn.optim.adam import FEW, Adam
+from sparring.nets.row_threads import grant, granted, shares
+from sparring.nets.torch_network import Network, default_network
 
 PONG = spec_of("atari:Pong")
 SCREEN = "observation/screen"

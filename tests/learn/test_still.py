@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparring.games.catalogue import spec_of
-from sparring.learn import still
-from sparring.learn.networks import Network, default_network
-from sparring.learn.still import Windows, first_layers, moved, reference, seen_by, woven
+from sparring.nets import delta_conv as still
+from sparring.nets.delta_conv import Windows, first_layers, moved, reference, seen_by, woven
+from sparring.nets.torch_network import Network, default_network
 from sparring.wire.network import Conv, Input, Layer
 
 SCREEN = "observation/screen"

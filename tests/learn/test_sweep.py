@@ -11,8 +11,8 @@ import pytest
 
 from sparring.cli import main
 from sparring.errors import ConfigError, Missing, Refused
-from sparring.learn.plan import Wish
-from sparring.learn.sweep import Watcher, sweep
+from sparring.learn.plan import TrainRequest
+from sparring.learn.sweeps.sweep import Watcher, sweep
 
 QUICK = ("rollout_ticks=16", "minibatch_steps=128")
 SPACE = """
@@ -45,7 +45,7 @@ def written(tmp_path, table, space=SPACE, name="s.toml"):
 
 
 def swept(config, path, *, begun=lambda session: None, seed=3, settings=QUICK):
-    wish = Wish("cartpole", seed=seed, envs=8, settings=settings)
+    wish = TrainRequest("cartpole", seed=seed, envs=8, settings=settings)
     return sweep(path, wish, config, Watcher(lambda trial, run, progress: None, lambda told: None, begun))
 
 

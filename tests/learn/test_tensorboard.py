@@ -7,8 +7,8 @@ from pathlib import Path
 
 from test_runs import trained
 
-from sparring.learn.run import Run
-from sparring.learn.tensorboard import EventFile
+from sparring.learn.runs.folder import RunFolder
+from sparring.learn.runs.tensorboard import EventFile
 
 
 def crc32c(content):
@@ -86,7 +86,7 @@ def test_the_checksum_is_castagnolis():
 def test_every_number_of_every_line_of_metrics_is_a_point(config):
     quick = replace(config, train=replace(config.train, log_every_s=0.0))
     name = trained(quick, steps=1500).run
-    run = Run(Path(config.data) / "runs" / name)
+    run = RunFolder(Path(config.data) / "runs" / name)
     read, lines = points(run), told(run)
     assert len(lines) > 5
     assert [step for step, _ in read] == sorted({line["env_steps"] for line in lines})
@@ -99,7 +99,7 @@ def test_every_number_of_every_line_of_metrics_is_a_point(config):
 def test_a_resumed_run_goes_on_without_telling_a_step_twice(config):
     quick = replace(config, train=replace(config.train, log_every_s=0.0, checkpoint_every_s=1e9))
     name = trained(quick, steps=1000).run
-    run = Run(Path(config.data) / "runs" / name)
+    run = RunFolder(Path(config.data) / "runs" / name)
     before = points(run)
     late = told(run)[-1] | {"seconds": 1e6, "env_steps": 10**6}  # what a run killed after its checkpoint has told
     run.measure(late)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from test_runs import trained
 
+from sparring.acting.return_histogram import plot
 from sparring.cli import main
 from sparring.config import load
 from sparring.errors import ConfigError, Missing, StoreFailed, TrainingStopped
-from sparring.learn.histogram import plot
-from sparring.learn.plan import Wish
-from sparring.learn.run import FORMAT, Run
-from sparring.learn.train import Orders, train
+from sparring.learn.plan import TrainRequest
+from sparring.learn.runs.folder import FORMAT, RunFolder
+from sparring.learn.runs.train import TrainOptions, train
 from sparring.wire.tree import pack
 
 
@@ -34,7 +34,7 @@ def runs_of(config):
 
 
 def wished(config, game, algo="ppo", **orders):
-    return lambda: train(Wish(game, algo, steps=100), Orders(**orders), config, lambda progress: None)
+    return lambda: train(TrainRequest(game, algo, steps=100), TrainOptions(**orders), config, lambda progress: None)
 
 
 def rewritten(run, change):
@@ -48,16 +48,16 @@ def test_an_unknown_algorithm_and_key_are_answered_with_the_one_that_was_meant(c
     assert sentence(Missing, wished(config, "cartpole", "dnq")) == (
         "--algo: there is no algorithm 'dnq'. Did you mean 'dqn'?"
     )
-    wrong = Wish("cartpole", settings=("entropy_coeficient=0.1",))
-    assert sentence(ConfigError, lambda: train(wrong, Orders(), config, lambda progress: None)) == (
+    wrong = TrainRequest("cartpole", settings=("entropy_coeficient=0.1",))
+    assert sentence(ConfigError, lambda: train(wrong, TrainOptions(), config, lambda progress: None)) == (
         "[ppo]: unknown key 'entropy_coeficient'. Did you mean 'entropy_coefficient'?"
     )
     assert not runs_of(config).exists()
 
 
 def test_records_and_a_memory_are_refused_before_a_run_begins(config):
-    wrong = Wish("cartpole", source="mix", settings=("memory=gru:32",))
-    assert sentence(ConfigError, lambda: train(wrong, Orders(), config, lambda progress: None)) == (
+    wrong = TrainRequest("cartpole", source="mix", settings=("memory=gru:32",))
+    assert sentence(ConfigError, lambda: train(wrong, TrainOptions(), config, lambda progress: None)) == (
         "[ppo] memory: steps of the store say nothing of what a memory held. Leave out memory, or --from mix."
     )
     assert not runs_of(config).exists()
@@ -80,8 +80,8 @@ def test_there_is_nothing_to_resume(config):
 
 def test_a_checkpoint_of_another_build_is_refused_with_what_it_lacks(config):
     name = trained(config, steps=200).run
-    run = Run(runs_of(config) / name)
-    rewritten(run, lambda state: state["wiring"]["play"].pop("followed"))
+    run = RunFolder(runs_of(config) / name)
+    rewritten(run, lambda state: state["topology"]["play"].pop("followed"))
     assert sentence(TrainingStopped, wished(config, "cartpole", resume=name)) == (
         f"run {name}: the checkpoint was written by another build (there is no 'followed'). "
         "Go on with the build that wrote it, or start a new run."
@@ -90,9 +90,9 @@ def test_a_checkpoint_of_another_build_is_refused_with_what_it_lacks(config):
 
 def test_a_checkpoint_of_another_format_is_refused(config, monkeypatch):
     name = trained(config, steps=200).run
-    run = Run(runs_of(config) / name)
+    run = RunFolder(runs_of(config) / name)
     state = run.restore()
-    monkeypatch.setattr("sparring.learn.run.FORMAT", 0)
+    monkeypatch.setattr("sparring.learn.runs.folder.FORMAT", 0)
     run.checkpoint(state)
     monkeypatch.undo()
     assert sentence(TrainingStopped, wished(config, "cartpole", resume=name)) == (
@@ -139,7 +139,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on_once_there_is_room(small_disk):
     config = load(None, (f"data={small_disk / 'data'}", "registry.gate_episodes=2"))
     name = trained(config, steps=200).run
-    run = Run(runs_of(config) / name)
+    run = RunFolder(runs_of(config) / name)
     before = run.restore()
     filler = small_disk / "filler"
     free = os.statvfs(small_disk)

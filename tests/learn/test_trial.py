@@ -3,12 +3,12 @@
 import numpy as np
 from msgspec.structs import replace as with_fields
 
+from sparring.acting.gate_games import games_of_the_gate, trial
 from sparring.config import RegistryConfig
 from sparring.games.catalogue import spec_of
-from sparring.learn.modelfile import make_model
-from sparring.learn.networks import Network, default_network
-from sparring.learn.trial import games_of_the_gate, trial
-from sparring.registry.gate import passes
+from sparring.nets.model_files import make_model
+from sparring.nets.torch_network import Network, default_network
+from sparring.registry.champions.gate import passes
 from sparring.wire.model import Lineage
 
 

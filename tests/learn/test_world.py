@@ -8,16 +8,16 @@ from chain_game import PLACES, chain
 from chain_game import SPEC as CHAIN
 from test_off_policy import SMALL, small_records
 
+from sparring.acting.evaluate import evaluate
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.evaluate import evaluate
-from sparring.learn.forward import Forward
-from sparring.learn.off_policy.estimators import tried
-from sparring.learn.off_policy.fitting import FitConfig
-from sparring.learn.off_policy.judge import judge
-from sparring.learn.off_policy.records import of_episodes
-from sparring.learn.off_policy.worlds import WorldConfig, world_of
+from sparring.learn.offline.estimators import tried
+from sparring.learn.offline.evaluation import evaluate_offline
+from sparring.learn.offline.fitted_values import FitConfig
+from sparring.learn.offline.records import of_episodes
+from sparring.learn.offline.worlds import WorldConfig, world_of
+from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.network import Head, Input, NetworkSpec
 
 SHORT = WorldConfig(learners=2, updates=800, batch_steps=128, hidden_units=(32, 32))
@@ -28,7 +28,7 @@ def linear(game, weights):
     """A model whose logits are a matrix times what it sees."""
     leaf = game.seats[0].observation[0]
     spec = NetworkSpec((Input(leaf.name, leaf.shape),), (Head("logits", len(weights)),))
-    return Forward(
+    return NumpyForward(
         spec, {"logits/weight": np.asarray(weights, np.float32), "logits/bias": np.zeros(len(weights), np.float32)}
     )
 
@@ -66,10 +66,10 @@ def test_a_world_of_a_chain_knows_both_its_ends():
     left = linear(CHAIN, [[1.0] * PLACES, [0.0] * PLACES])
     assert world.played(records, right, CHAIN, 1.0, rng).mean() == pytest.approx(0.7, abs=0.1)
     assert world.played(records, left, CHAIN, 1.0, rng).mean() == pytest.approx(-2.0, abs=0.1)
-    said = judge(records, right, CHAIN, discount=1.0, seed=4, fit=FIT, world=world)
+    said = evaluate_offline(records, right, CHAIN, discount=1.0, seed=4, fit=FIT, world=world)
     assert said.advised == "world"
     assert said.of("world").value == pytest.approx(0.7, abs=0.1)
-    assert said == judge(records, right, CHAIN, discount=1.0, seed=4, fit=FIT, world=world)
+    assert said == evaluate_offline(records, right, CHAIN, discount=1.0, seed=4, fit=FIT, world=world)
 
 
 def test_where_no_number_was_ever_as_large_the_game_pays_the_least_it_can(falls):
@@ -85,7 +85,7 @@ def test_a_game_of_chance_is_left_to_the_doubly_robust_estimate():
     records = small_records(400)
     world = world_of(records, SMALL, 3, replace(SHORT, updates=300))
     assert not world.trusted
-    said = judge(records, linear(SMALL, np.eye(2, 6)), SMALL, discount=0.9, seed=4, fit=FIT, world=world)
+    said = evaluate_offline(records, linear(SMALL, np.eye(2, 6)), SMALL, discount=0.9, seed=4, fit=FIT, world=world)
     assert said.advised == "dr"
 
 

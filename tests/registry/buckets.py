@@ -1,6 +1,6 @@
 """What lies in the tests' bucket, past the registry."""
 
-from sparring.registry.bucket import Address
+from sparring.registry.s3.bucket import Address
 
 BUCKET = "registry"
 

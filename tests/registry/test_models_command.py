@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from sparring.acting.evaluate import evaluate
 from sparring.cli import main
 from sparring.games.catalogue import spec_of
-from sparring.learn.evaluate import evaluate
-from sparring.learn.modelfile import make_model
-from sparring.learn.networks import Network, default_network
+from sparring.nets.model_files import make_model
+from sparring.nets.torch_network import Network, default_network
 from sparring.registry.file import FileRegistry
 from sparring.wire.champion import verify
 from sparring.wire.ids import GameId

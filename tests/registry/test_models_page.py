@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sparring.games.catalogue import spec_of
-from sparring.learn.modelfile import make_model
-from sparring.learn.networks import Network, default_network
+from sparring.nets.model_files import make_model
+from sparring.nets.torch_network import Network, default_network
 from sparring.registry.file import FileRegistry
 from sparring.wire.model import Lineage
 

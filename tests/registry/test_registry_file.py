@@ -15,11 +15,11 @@ from small_models import NETWORK, small_model
 
 from sparring.errors import ConfigError, Missing, ModelDamaged, SparringError, StoreFailed
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
-from sparring.learn.modelfile import make_model
-from sparring.learn.networks import Network
+from sparring.nets.model_files import make_model
+from sparring.nets.torch_network import Network
+from sparring.registry.champions.log import before
 from sparring.registry.file import FileRegistry
 from sparring.registry.protocol import Evidence
-from sparring.registry.reigns import before
 from sparring.wire.champion import canonical, verify
 from sparring.wire.ids import GameId
 from sparring.wire.model import ONNX, WEIGHTS, Lineage

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparring.registry.gate import Verdict, passes
+from sparring.registry.champions.gate import Verdict, passes
 from sparring.registry.protocol import Evidence
 from sparring.wire.ids import ModelId
 

@@ -18,10 +18,10 @@ from toll import toll
 
 from sparring.errors import ConfigError, Missing, ModelDamaged
 from sparring.registry import open_registry
-from sparring.registry.bucket import Address, Bucket
 from sparring.registry.file import FileRegistry
 from sparring.registry.protocol import Evidence
-from sparring.registry.s3 import S3Registry
+from sparring.registry.s3.bucket import Address, Bucket
+from sparring.registry.s3.registry import S3Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import GameId
 from sparring.wire.model import ONNX, WEIGHTS

@@ -29,7 +29,7 @@ MOST_REQUESTS = 60
 # One process imports once and forks for each try: importing takes ten times as long as publishing.
 NURSERY = """
 import os, sys
-import sparring.registry.bucket as bucket
+import sparring.registry.s3.bucket as bucket
 from test_registry_s3_kills import EVIDENCE, NEW
 from sparring.registry import open_registry
 bucket.ALONE_BYTES = bucket.PART_BYTES = 5 << 20  # the smallest parts that S3 takes: more places to die at

@@ -14,7 +14,7 @@ from toll import toll
 from sparring.cli import main
 from sparring.errors import ConfigError, SparringError, Unreachable
 from sparring.registry import open_registry
-from sparring.registry.bucket import Address
+from sparring.registry.s3.bucket import Address
 
 WITHIN_S = 10.0
 EMPTY = b"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated></ListBucketResult>"

@@ -12,8 +12,8 @@ import sparring
 from serving import serving
 from sparring.cli import main
 from sparring.games.catalogue import spec_of
-from sparring.learn.modelfile import make_model
-from sparring.learn.networks import Network, default_network
+from sparring.nets.model_files import make_model
+from sparring.nets.torch_network import Network, default_network
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.ids import GameId

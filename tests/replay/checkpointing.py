@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sparring.durable import replace_file
 from sparring.games.protocol import RUNNING, TRUNCATED
 from sparring.games.spec import SeatSpec, discrete, vector
-from sparring.registry.durable import replace_file
 from sparring.replay.sampler import Prioritised
 from sparring.replay.steps import Steps
 from sparring.replay.table import Table

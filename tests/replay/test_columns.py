@@ -8,10 +8,10 @@ from test_table import SEAT, Episodes, steps_of
 
 from sparring.config import ReplayConfig
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.replay.opening import open_table
+from sparring.replay.build import open_table
 from sparring.replay.sampler import Prioritised
+from sparring.replay.sequences import Window
 from sparring.replay.table import Table
-from sparring.replay.walks import Window
 from sparring.wire.tree import pack, unpack
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparring.errors import ConfigError
-from sparring.replay.gate import RatioGate, open_gate
+from sparring.replay.rate_limiter import RateLimiter, open_rate_limiter
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -17,7 +17,7 @@ def test_settings_that_pass_never_block_both_sides(seed):
     ratio = float(np.exp(rng.uniform(-3, 5)))
     insert, batch = int(rng.integers(1, 300)), int(rng.integers(1, 600))
     slack = (ratio * insert + batch) / 2 * float(rng.choice([1.0, 1.0, rng.uniform(1, 10)]))
-    gate = open_gate(ratio, int(rng.integers(1, 2000)), slack, insert_steps=insert, batch_steps=batch)
+    gate = open_rate_limiter(ratio, int(rng.integers(1, 2000)), slack, insert_steps=insert, batch_steps=batch)
     for _ in range(2000):
         may_insert, may_sample = gate.may_insert(insert), gate.may_sample(batch)
         assert may_insert or may_sample
@@ -31,23 +31,23 @@ def test_settings_that_pass_never_block_both_sides(seed):
 
 def test_a_slack_that_blocks_both_sides_is_refused_with_the_least_that_does_not():
     with pytest.raises(ConfigError) as error:
-        open_gate(8.0, 1000, 100.0, insert_steps=32, batch_steps=256)
+        open_rate_limiter(8.0, 1000, 100.0, insert_steps=32, batch_steps=256)
     assert str(error.value) == (
         "[replay]: slack_samples = 100 can block both sides for ever with inserts of 32 and batches of 256. "
         "Set it to 256 or more."
     )
-    stuck = RatioGate(8.0, 1000, 100.0, inserted=1000)
+    stuck = RateLimiter(8.0, 1000, 100.0, inserted=1000)
     assert not stuck.may_insert(32)
     assert not stuck.may_sample(256)
 
 
 def test_a_ratio_of_nothing_is_refused():
     with pytest.raises(ConfigError, match=re.escape("[replay]: samples_per_insert = 0.0 and min_steps = 1000.")):
-        open_gate(0.0, 1000, 1e9, insert_steps=1, batch_steps=1)
+        open_rate_limiter(0.0, 1000, 1e9, insert_steps=1, batch_steps=1)
 
 
 def test_nothing_is_sampled_before_the_least_number_of_steps():
-    gate = open_gate(4.0, 100, 1000.0, insert_steps=10, batch_steps=64)
+    gate = open_rate_limiter(4.0, 100, 1000.0, insert_steps=10, batch_steps=64)
     gate.insert(90)
     assert not gate.may_sample(64)
     gate.insert(10)
@@ -56,5 +56,7 @@ def test_nothing_is_sampled_before_the_least_number_of_steps():
 
 
 def test_the_module_shows_itself():
-    shown = subprocess.run([sys.executable, "-m", "sparring.replay.gate"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "sparring.replay.rate_limiter"], capture_output=True, text=True, check=True
+    )
     assert shown.stdout.count("insert") >= 12

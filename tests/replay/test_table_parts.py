@@ -9,13 +9,13 @@ from test_table import SEAT, Episodes, steps_of
 from sparring.config import ReplayConfig
 from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
-from sparring.replay.opening import capacity, check_sources, open_table, source_shares
+from sparring.replay.build import capacity, check_sources, open_table, source_shares
 from sparring.replay.remover import LowestPriority
 from sparring.replay.rows import row_layout
 from sparring.replay.sampler import Prioritised
-from sparring.replay.shares import beyond
+from sparring.replay.sequences import Window
 from sparring.replay.table import Table
-from sparring.replay.walks import Window
+from sparring.replay.uploader_cap import beyond
 
 PRIORITISED = ReplayConfig(sampler="prioritised", remover="lowest-priority", capacity_steps=200)
 

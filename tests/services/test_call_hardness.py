@@ -19,10 +19,10 @@ from worker_services import Worker
 
 from sparring.errors import SparringError, WireError
 from sparring.services import frames
-from sparring.services.arena import ARENA_BYTES, LARGE_BYTES, Arena, Mapped
 from sparring.services.frames import CALL, Codec, Head
-from sparring.services.local import Local
+from sparring.services.local_discovery import Local
 from sparring.services.server import Server
+from sparring.services.shared_memory import ARENA_BYTES, LARGE_BYTES, Arena, Mapped
 from sparring.services.solver import Lost, Solver
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from sparring.services.local import Local
+from sparring.services.local_discovery import Local
 from sparring.services.solver import Solver
 solver = Solver(Local(Path(sys.argv[1])))
 held = [solver.retrieve("Worker", "echo", np.full(1 << 20, n, np.uint8)) for n in range(40)]

@@ -15,12 +15,12 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import Missing, Refused, Unreachable, WireError
-from sparring.services import waiting as waiting_for
-from sparring.services.census import census
+from sparring.services import request_queue as waiting_for
 from sparring.services.discovery import Local
 from sparring.services.register import Verb, register
 from sparring.services.server import Busy, Server
 from sparring.services.solver import CallFailed, Late, Lost, Solver
+from sparring.services.status import service_status
 
 HERE = Path(__file__).parent
 
@@ -286,7 +286,7 @@ def test_calls_that_begin_together_are_spread(start, solver, tmp_path):
 
 
 def test_a_quick_verb_stays_so_after_one_slow_call_and_not_after_two_or_a_long_one():
-    line = waiting_for.Line(Verb("act"), None, alone=True)
+    line = waiting_for.RequestQueue(Verb("act"), None, alone=True)
     for case, quick in (((1e-4,) * 3, False), ((1e-4,), True), ((1e-3, 1e-4, 1e-3), True), ((1e-4,), True)):
         for seconds in case:
             line.took(seconds)
@@ -302,7 +302,7 @@ def waiting(solver):
     """How many calls are at each instance, once there are four."""
     until = time.monotonic() + 30
     while True:
-        counts = {one.instance.id: one.outstanding or 0 for one in census(solver._discovery)}
+        counts = {one.instance.id: one.outstanding or 0 for one in service_status(solver._discovery)}
         if sum(counts.values()) == 4 or time.monotonic() > until:
             return counts
         time.sleep(0.02)

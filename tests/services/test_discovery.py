@@ -50,7 +50,7 @@ def test_a_folder_of_another_user_is_not_used(folder):
 DIES = """
 import os, sys
 from pathlib import Path
-from sparring.services.local import Local
+from sparring.services.local_discovery import Local
 from sparring.services.protocol import Instance
 local = Local(Path(sys.argv[1]))
 local.announce(Instance(service="s", id="one", address=f"ipc://{sys.argv[1]}/s.one.old.sock"))

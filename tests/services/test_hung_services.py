@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from worker_services import Worker
 
-from sparring.services import asynchronous
-from sparring.services.local import Local
+from sparring.services import async_client as asynchronous
+from sparring.services.local_discovery import Local
 from sparring.services.server import Server
 from sparring.services.solver import Late, Lost, Solver
 

@@ -19,9 +19,9 @@ from worker_services import Worker
 
 from sparring.errors import ConfigError, Missing
 from sparring.services import frames
-from sparring.services.consul import Consul, open_consul
+from sparring.services.consul_discovery import Consul, open_consul
 from sparring.services.frames import CALL, Head, codec
-from sparring.services.keys import Keys, create_keys
+from sparring.services.keys import CurveKeys, create_keys
 from sparring.services.protocol import Instance
 from sparring.services.server import Server
 from sparring.services.solver import Late, Solver
@@ -55,7 +55,7 @@ def serving(folder):
     ports = {}
     discovery._ports = Ports(ports)
     with Server(Worker("w"), discovery, id="w"):
-        yield ports["tcp"], Keys(folder / "k").public
+        yield ports["tcp"], CurveKeys(folder / "k").public
     discovery.close()
 
 
@@ -112,7 +112,7 @@ def test_a_stranger_gets_no_answer(folder):
             bare.send_multipart(said)
             assert not bare.poll(500)
         # The machine of the stranger is trusted from now on, without a restart.
-        (folder / "k" / "trusted").write_text(Keys(folder / "stranger").public + " of the stranger\n")
+        (folder / "k" / "trusted").write_text(CurveKeys(folder / "stranger").public + " of the stranger\n")
         with Solver(caller(folder, folder / "stranger", address, key)) as solver:
             assert solver.within(5).retrieve(Worker, "echo", 1) == [[1], {}]
 
@@ -136,13 +136,13 @@ def test_keys_are_private_and_what_is_none_is_refused(folder):
     assert create_keys(folder / "k").public == keys.public  # a pair is never replaced
     path.chmod(0o644)
     with pytest.raises(ConfigError, match=f"others can read the secret key. Run chmod 600 {path}"):
-        Keys(folder / "k")
+        CurveKeys(folder / "k")
     path.chmod(0o600)
     path.write_text("nonsense")
     with pytest.raises(ConfigError, match="it holds no pair of keys"):
-        Keys(folder / "k")
+        CurveKeys(folder / "k")
     with pytest.raises(Missing, match="spar services keys create"):
-        Keys(folder / "none")
+        CurveKeys(folder / "none")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def tapped(port):
 
 FAR = """
 import sys, json
-from sparring.services.consul import open_consul
+from sparring.services.consul_discovery import open_consul
 from sparring.services.server import Server
 sys.path.insert(0, sys.argv[2])
 from worker_services import Worker
@@ -240,7 +240,7 @@ def test_calls_cross_from_one_network_to_another(folder):
         child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         address = json.loads(child.stdout.readline())
         assert address.startswith("tcp://10.213.7.2:")
-        with Solver(caller(folder, folder / "k", address, Keys(folder / "k").public)) as solver:
+        with Solver(caller(folder, folder / "k", address, CurveKeys(folder / "k").public)) as solver:
             assert solver.within(10).retrieve(Worker, "whoami") == "far"
     finally:
         if child is not None:

@@ -13,7 +13,7 @@ from sparring.errors import WireError
 from sparring.services import frames
 from sparring.services.discovery import Instance
 from sparring.services.frames import ANSWER, CALL, ERROR, VERSION, Codec, Head, apart, are_several, together
-from sparring.services.local import Local
+from sparring.services.local_discovery import Local
 from sparring.services.server import Server
 from sparring.services.solver import Solver
 

@@ -4,13 +4,13 @@ import numpy as np
 from derived import chunks_of
 from sparring.config import Config
 from sparring.games.catalogue import Catalogue
-from sparring.sink.judging import Judge, Refusal
+from sparring.sink.chunk_judge import ChunkJudge, Refusal
 from sparring.stream.protocol import Placed, Position
 from sparring.wire.chunk import Chunk, encode
 from sparring.wire.ids import opened_at_ms
 
 AT_MS = 1_750_000_001_234
-JUDGE = Judge(Catalogue.from_config(Config()).games())
+JUDGE = ChunkJudge(Catalogue.from_config(Config()).games())
 
 
 def placed(data: bytes, uploader: str = "stream:plays") -> Placed:
@@ -84,7 +84,7 @@ def test_an_episode_from_another_time_is_put_aside() -> None:
     opened_ms = opened_at_ms(chunks_of(1, 1, 1)[0].header.episode)
     data = changed()
     late = Placed("shard-0", Position("17"), opened_ms + 40 * 86_400_000, "stream:plays", data)
-    judge = Judge(Catalogue.from_config(Config()).games(), keep_days=30)
+    judge = ChunkJudge(Catalogue.from_config(Config()).games(), keep_days=30)
     found = judge(late)
     assert isinstance(found, Refusal)
     assert found.field == "episode"

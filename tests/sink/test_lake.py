@@ -11,7 +11,7 @@ from servers.aws_servers import S3
 from sink.flow import episodes
 from sparring.errors import ConfigError
 from sparring.sink.lake import Lake
-from sparring.store import parquet
+from sparring.store.exchange import parquet
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("local_credentials")]
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import StoreFailed
-from sparring.sink.following import Place, readable, remembered
-from sparring.sink.positions import Hold, Positions
+from sparring.sink.checkpoint import Hold, Positions
+from sparring.sink.shard_positions import ShardPosition, readable, remembered
 from sparring.stream.protocol import Position, Shard
 
 URL = "kinesis://plays?region=eu-west-1"
@@ -13,12 +13,12 @@ URL = "kinesis://plays?region=eu-west-1"
 def test_places_and_a_begun_batch_outlive_the_sink(tmp_path: Path) -> None:
     with Hold(tmp_path, URL) as hold:
         first = Positions(hold)
-        first.finish({"a": Place(Position("5"), ended=True), "b": Place(Position("7"))})
+        first.finish({"a": ShardPosition(Position("5"), ended=True), "b": ShardPosition(Position("7"))})
         first.begin({"b": Position("9"), "c": Position("2")})
     with Hold(tmp_path, URL) as hold:
         second = Positions(hold)
-    assert second.places["a"] == Place(Position("5"), ended=True)
-    assert second.places["b"] == Place(Position("7"))
+    assert second.places["a"] == ShardPosition(Position("5"), ended=True)
+    assert second.places["b"] == ShardPosition(Position("7"))
     assert second.begun == {"b": "9", "c": "2"}
     second.finish(second.places)
     assert Positions(hold).begun == {}
@@ -47,6 +47,6 @@ def test_a_damaged_file_is_said_with_what_to_do(tmp_path: Path) -> None:
 def test_children_wait_for_their_parents_and_parents_that_are_gone_for_nobody() -> None:
     shards = [Shard("a", closed=True), Shard("b"), Shard("c", ("a",)), Shard("d", ("a", "b"))]
     assert [one.id for one in readable(shards, {})] == ["a", "b"]
-    done = {"a": Place(Position("1"), ended=True), "gone": Place(ended=True)}
+    done = {"a": ShardPosition(Position("1"), ended=True), "gone": ShardPosition(ended=True)}
     assert [one.id for one in readable(shards, done)] == ["b", "c"]
     assert set(remembered(shards, done)) == {"a"}

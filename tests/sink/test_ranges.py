@@ -7,9 +7,9 @@ import pytest
 from derived import chunks_of
 from servers.aws_servers import Kinesis
 from sink.flow import SEED, episodes, new_stream
-from sparring.sink.ranges import START, Offset, between, pages, places_of, planned
+from sparring.sink.spark.offsets import START, Offset, between, pages, places_of, planned
 from sparring.stream import open_stream
-from sparring.stream.care import Care
+from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.stream.protocol import Stream
 from sparring.wire.chunk import Key, decode
 
@@ -48,7 +48,7 @@ def test_batches_follow_each_other_without_gap_or_overlap(kinesalite_server: Kin
 
 def test_a_reshard_is_followed_from_parents_to_children(kinesalite_server: Kinesis) -> None:
     url = new_stream(kinesalite_server, 2)
-    with open_stream(url) as stream, Care(url, lambda text: None) as care:
+    with open_stream(url) as stream, StreamAdmin(url, lambda text: None) as care:
         sent, keys, at = [], [], START
         for number, shards in enumerate((2, 4, 3)):
             if number:

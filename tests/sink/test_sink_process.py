@@ -19,13 +19,13 @@ from sink.flow import SEED, episodes, judged, new_stream, once, put, put_raw, si
 from sparring.config import Config
 from sparring.errors import StoreFailed
 from sparring.games.catalogue import Catalogue
-from sparring.sink.drain import Drain
-from sparring.sink.judging import Judge
-from sparring.sink.keeping import Keeper
-from sparring.sink.positions import Hold, Positions
+from sparring.sink.batch_writer import BatchWriter
+from sparring.sink.checkpoint import Hold, Positions
+from sparring.sink.chunk_judge import ChunkJudge
+from sparring.sink.process import ProcessSink
 from sparring.store import open_store
 from sparring.stream import open_stream
-from sparring.stream.care import Care
+from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.wire.chunk import Chunk, encode
 from sparring.wire.ids import GameId
 
@@ -107,9 +107,11 @@ def test_a_sink_that_died_between_rows_and_place_counts_nothing_twice(
 
 
 def _drain(data: Path, url: str, positions: type[Positions]) -> None:
-    judge = Judge(Catalogue.from_config(Config()).games())
+    judge = ChunkJudge(Catalogue.from_config(Config()).games())
     with Hold(data / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(data)) as store:
-        drain = Drain(stream, Keeper(judge, store, store, lambda: 0, time.sleep), store, positions(hold), None)
+        drain = ProcessSink(
+            stream, BatchWriter(judge, store, store, lambda: 0, time.sleep), store, positions(hold), None
+        )
         drain.run(
             trigger_s=0.2,
             once=True,
@@ -148,7 +150,7 @@ def test_a_reshard_under_load_loses_nothing_and_keeps_order(tmp_path: Path, kine
     with sink(tmp_path, url, "--set", "sink.trigger_s=0.1") as process:
         writer.start()
         try:
-            with Care(url, lambda text: None) as care:
+            with StreamAdmin(url, lambda text: None) as care:
                 time.sleep(1.0)
                 care.reshard(4)
                 time.sleep(1.5)
@@ -201,11 +203,11 @@ def test_a_store_that_fails_for_a_while_is_waited_for(tmp_path: Path, kinesalite
     sent = chunks_of(SEED, 1, 1)
     put(url, sent)
     complaints: list[str] = []
-    judge = Judge(Catalogue.from_config(Config()).games())
+    judge = ChunkJudge(Catalogue.from_config(Config()).games())
     with Hold(tmp_path / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(tmp_path)) as real:
         store = Failing(real)
-        keeper = Keeper(judge, store, real, lambda: 0, time.sleep)  # type: ignore[arg-type]
-        Drain(stream, keeper, real, Positions(hold), None).run(
+        keeper = BatchWriter(judge, store, real, lambda: 0, time.sleep)  # type: ignore[arg-type]
+        ProcessSink(stream, keeper, real, Positions(hold), None).run(
             trigger_s=0.1,
             once=True,
             stop=lambda wait_s: time.sleep(min(wait_s, 0.05)) or False,

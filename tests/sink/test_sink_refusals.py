@@ -19,11 +19,11 @@ from sparring.config import Config
 from sparring.errors import StoreRefused
 from sparring.games.catalogue import Catalogue
 from sparring.games.spec import parse
-from sparring.sink.judging import Judge
-from sparring.sink.keeping import AGAIN_AFTER_S, Keeper
+from sparring.sink.batch_writer import AGAIN_AFTER_S, BatchWriter
+from sparring.sink.chunk_judge import ChunkJudge
 from sparring.store import open_store
 from sparring.store.protocol import Query
-from sparring.store.sqlite import SqliteStore
+from sparring.store.sqlite.store import SqliteStore
 from sparring.stream.protocol import Placed, Position
 from sparring.wire.chunk import Chunk, Header, encode
 from sparring.wire.ids import GameId
@@ -113,8 +113,8 @@ def test_what_a_real_cassandra_refuses_is_put_aside_with_its_reason_and_all_else
 
 
 def _spark_does_the_same(store_url: str, chunks: Sequence[Chunk]) -> None:
-    from sparring.sink import spark_work
-    from sparring.sink.spark_source import record_batch
+    from sparring.sink.spark import executor as spark_work
+    from sparring.sink.spark.source import record_batch
 
     games = (*Catalogue.from_config(Config()).games(), parse(WIDE))
     settings = msgspec.json.encode(spark_work.Settings("", store_url, "", 0.0, games))
@@ -164,8 +164,8 @@ class Batch:
 
     def __init__(self, store: SqliteStore, then: Callable[[int], bool | None] = lambda pauses: None) -> None:
         self.store, self.waited, self._then = store, list[float](), then
-        judge = Judge(Catalogue.from_config(Config()).games())
-        self.keeper = Keeper(judge, store, store, lambda: 0, self._pause)
+        judge = ChunkJudge(Catalogue.from_config(Config()).games())
+        self.keeper = BatchWriter(judge, store, store, lambda: 0, self._pause)
 
     def limit(self, size_bytes: int) -> None:
         self.store._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, size_bytes)

@@ -28,7 +28,7 @@ from sink.flow import Feed, episodes, judged, new_stream, once, put, put_raw, sp
 from sink.lives import MOMENTS, Checkpoint, Life, alive, await_moment, by_spar, by_submit, settings
 from sparring.store import open_store
 from sparring.store.protocol import LedgerStore
-from sparring.stream.care import Care
+from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import GameId
 
@@ -111,7 +111,7 @@ class Trial:
     store: LedgerStore
     checkpoint: Checkpoint
     node: Process | None
-    care: Care
+    care: StreamAdmin
     rng: random.Random
 
     def live(self, kill: int, life: Life) -> bool:
@@ -158,7 +158,7 @@ def test_drivers_killed_and_a_reshard_under_load_lose_nothing_and_store_nothing_
     with (
         a_store(tmp_path, request) as (store_url, node),
         open_store(store_url) as store,
-        Care(url, lambda text: None) as care,
+        StreamAdmin(url, lambda text: None) as care,
         Feed(url, sent, piece=len(sent) // (40 * (KILLS + 1)), every_s=0.5) as feed,
     ):
         trial, left = Trial(feed, store, Checkpoint(tmp_path), node, care, random.Random(11)), []

@@ -15,13 +15,14 @@ from sink.flow import episodes, judged, new_stream, put, store_of
 from sparring.config import Config
 from sparring.errors import SparringError, Unreachable
 from sparring.games.catalogue import Catalogue
-from sparring.sink import spark_source, spark_work
-from sparring.sink.keeping import count
-from sparring.sink.spark_query import failure
-from sparring.sink.spark_source import ShardReader
-from sparring.sink.spark_work import Settings, keep_partition, merged
+from sparring.sink.batch_writer import count
+from sparring.sink.spark import executor as spark_work
+from sparring.sink.spark import source as spark_source
+from sparring.sink.spark.executor import Settings, keep_partition, merged
+from sparring.sink.spark.query import failure
+from sparring.sink.spark.source import ShardReader
 from sparring.store import open_store
-from sparring.stream.care import Care
+from sparring.stream.kinesis.admin import StreamAdmin
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("local_credentials")]
 
@@ -62,7 +63,7 @@ def test_a_batch_left_half_done_is_done_again_by_the_next_driver_and_counted_onc
         first.batch(start, end, "0", parts=1)
         second = Driver(url, tmp_path, "second")
         second.batch(start, end, "0")
-        with Care(url, lambda text: None) as care:
+        with StreamAdmin(url, lambda text: None) as care:
             care.reshard(3)
         more = [chunk for episode in episodes(4, 10, first=10) for chunk in episode]
         put(url, more)

@@ -2,8 +2,9 @@
 
 import time
 
-from sparring.store.cassandra import address, migrating
-from sparring.store.cassandra.session import Ring
+from sparring.store.cassandra import migration as migrating
+from sparring.store.cassandra import url as address
+from sparring.store.cassandra.session import CassandraSession
 
 
 def migrated(url: str, **settings: int) -> str:
@@ -15,7 +16,7 @@ def migrated(url: str, **settings: int) -> str:
 
 def emptied(url: str) -> None:
     """No row of an earlier test is left."""
-    ring = Ring(address.read(url))
+    ring = CassandraSession(address.read(url))
     try:
         tables = ring.cluster.metadata.keyspaces[ring.address.keyspace].tables
         # All of them: a table that looks empty may be full of deletions, some of them a day ahead.

@@ -8,7 +8,7 @@ import pytest
 from sparring.cli import main
 from sparring.errors import ConfigError, SparringError, Unreachable
 from sparring.store import open_store
-from sparring.store.cassandra import address
+from sparring.store.cassandra import url as address
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ from derived import EPOCH_MS, GAME, chunks_of, differences, episode_of, player_o
 from servers.cassandra_ring import Cassandra
 from sparring.errors import StoreFailed
 from sparring.store import open_store
-from sparring.store.cassandra import CassandraStore, address, migrating
-from sparring.store.cassandra.places import DAY_MS, Layout, Place, in_part
+from sparring.store.cassandra import CassandraStore
+from sparring.store.cassandra import migration as migrating
+from sparring.store.cassandra import url as address
+from sparring.store.cassandra.partitions import DAY_MS, Layout, Place, in_part
 from sparring.store.protocol import MinuteCount, Quarantined, Query
 from sparring.store.rows import mark
 from sparring.wire.chunk import Chunk

@@ -18,7 +18,7 @@ from sparring.cli import main
 from sparring.cli.archive import MANIFEST, pack, unpack
 from sparring.errors import Refused
 from sparring.games.catalogue import open_game
-from sparring.games.recorder import play
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.gateway.identity import Secrets
 from sparring.store import open_store
@@ -95,8 +95,8 @@ def test_erase_names_the_models_that_may_have_learned_from_the_player_and_their_
     capsys: pytest.CaptureFixture[str], data: Path
 ) -> None:
     from sparring.games.catalogue import spec_of
-    from sparring.learn.modelfile import make_model
-    from sparring.learn.networks import Network, default_network
+    from sparring.nets.model_files import make_model
+    from sparring.nets.torch_network import Network, default_network
     from sparring.registry import open_registry
     from sparring.wire.model import Lineage
 

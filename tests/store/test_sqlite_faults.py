@@ -17,7 +17,7 @@ from derived import GAME, chunks_of, differences, episode_of, player_of
 from sparring.errors import SparringError, StoreFailed
 from sparring.store import open_store
 from sparring.store.protocol import MinuteCount, Query
-from sparring.store.sqlite import SqliteStore
+from sparring.store.sqlite.store import SqliteStore
 
 WRITER = [sys.executable, str(Path(__file__).parent / "writer.py")]
 
@@ -248,7 +248,7 @@ def test_an_erase_that_was_killed_before_scrubbing_is_finished_on_the_next_open(
 
 
 def test_a_large_file_is_scrubbed_by_the_next_trim(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparring.store.erasure.SCRUB_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("sparring.store.sqlite.erasure.SCRUB_AT_ONCE_BYTES", 0)
     filled(file)
     with open_store(url_of(file)) as store:
         store.erase(GAME, player_of(1))

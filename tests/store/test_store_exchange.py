@@ -13,10 +13,12 @@ import pytest
 from derived import GAME, chunks_of
 from sparring.errors import Missing, Refused
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.checks import check
-from sparring.games.recorder import play
+from sparring.games.chunk_checks import check
+from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.store import minari_sets, open_store, parquet
+from sparring.store import open_store
+from sparring.store.exchange import minari as minari_sets
+from sparring.store.exchange import parquet
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import GameId

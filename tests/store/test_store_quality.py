@@ -12,7 +12,7 @@ from derived import GAME, chunks_of, player_of
 from sparring.store import open_store
 from sparring.store.protocol import Query, Store
 from sparring.store.quality import Quality, quality
-from sparring.store.tallies import Heavy, Moments, Spread
+from sparring.store.sketches import Heavy, Moments, Spread
 from sparring.wire.chunk import Array, Chunk
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from derived import chunks_of, differences
 from sparring.errors import StoreFailed, Unreachable
-from sparring.store.protocol import Kept
+from sparring.store.protocol import AppendResult
 from sparring.stream import open_stream
-from sparring.stream.calls import Patience
+from sparring.stream.kinesis.client import Patience
+from sparring.stream.kinesis.reader import order
 from sparring.stream.protocol import BEGINNING, Placed, Stream
-from sparring.stream.reading import order
 from sparring.wire.chunk import Chunk, decode
 from stream.unkind import LoseAnswer, Refuse, RefuseRecords, name_of, unkind
 
@@ -48,7 +48,7 @@ def assert_all_there_in_order(found: list[Placed], sent: list[Chunk]) -> None:
 def test_what_is_appended_is_read_from_every_shard(new_stream):
     sent = played()
     with open_stream(new_stream(3)) as stream:
-        assert stream.append(sent) == [Kept("taken")] * len(sent)
+        assert stream.append(sent) == [AppendResult("taken")] * len(sent)
         assert stream.append([]) == []
         found = whole(stream)
     assert len(found) == 3

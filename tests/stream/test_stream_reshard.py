@@ -10,9 +10,9 @@ import pytest
 from derived import chunks_of, differences
 from sparring.cli import main
 from sparring.stream import open_stream
-from sparring.stream.care import Care
+from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.stream.protocol import BEGINNING, Position, Stream
-from sparring.stream.shards import readable
+from sparring.stream.shard_order import readable
 from sparring.wire.chunk import decode
 from stream.made import make
 
@@ -75,7 +75,7 @@ def test_two_shards_become_four_and_then_three_under_load(kinesalite_server, loc
 
     senders = [threading.Thread(target=guarded, args=(client,)) for client in range(SENDERS)]
     told: list[str] = []
-    with open_stream(url) as stream, Care(url, told.append) as care:
+    with open_stream(url) as stream, StreamAdmin(url, told.append) as care:
         follower = Follower(stream)
         try:
             for sender in senders:
@@ -107,7 +107,7 @@ def test_two_shards_become_four_and_then_three_under_load(kinesalite_server, loc
 
 def test_a_closed_shard_ends_and_its_children_name_it(kinesalite_server, local_credentials):
     url = make(kinesalite_server, 1)
-    with open_stream(url) as stream, Care(url, lambda line: None) as care:
+    with open_stream(url) as stream, StreamAdmin(url, lambda line: None) as care:
         (before,) = stream.shards()
         stream.append(chunks_of(5, 1, 0))
         assert not stream.page(before, BEGINNING).ended

@@ -14,7 +14,7 @@ import pytest
 from servers.process import free_ports
 from sparring.errors import ConfigError, Missing, NotYours, SparringError, Unreachable
 from sparring.stream import open_stream
-from sparring.stream.address import Address, read_address
+from sparring.stream.kinesis.url import Address, read_address
 from stream.unkind import Refuse, name_of, unkind
 
 SOON_S = 10.0

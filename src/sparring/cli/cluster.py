@@ -126,7 +126,8 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
     from sparring import __version__
     from sparring.errors import Missing
-    from sparring.hosts.cluster import document, launcher, policy
+    from sparring.hosts.cluster import launcher, policy
+    from sparring.hosts.cluster import ray_yaml as document
 
     plan = _plan(args)
     policies = {"head": policy.head_policy(plan), "user": policy.user_policy(plan)}
@@ -156,7 +157,8 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _up(cluster: "ClusterFile", output: Output) -> dict[str, Any]:
-    from sparring.hosts.cluster import ground, launcher
+    from sparring.hosts.cluster import launcher
+    from sparring.hosts.cluster import prerequisites as ground
     from sparring.hosts.cluster.plan import ClusterPlan, network
 
     policy = launcher.policy_of(cluster)
@@ -224,7 +226,8 @@ def _regions(args: argparse.Namespace) -> list[str]:
 
 
 def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, Any]:
-    from sparring.hosts.cluster import leftovers, removal
+    from sparring.hosts.cluster import cleanup as removal
+    from sparring.hosts.cluster import leftovers
 
     found = leftovers.find(regions, datetime.datetime.now(datetime.UTC), cluster)
     where = ", ".join(regions) if len(regions) < 4 else f"{len(regions)} regions"

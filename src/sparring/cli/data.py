@@ -111,7 +111,7 @@ def _quality(args: argparse.Namespace, output: Output, store: "Store") -> dict[s
 def _export(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
     query = _query(args)
     if args.minari:
-        from sparring.store import minari_sets
+        from sparring.store.exchange import minari as minari_sets
 
         name = args.dataset or f"sparring/{query.game.replace(':', '-').lower()}-v0"
         done = minari_sets.write(
@@ -127,7 +127,7 @@ def _export(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
         return {"dataset": name, "folder": str(args.minari), **asdict(done)}
     if args.to is None:
         raise ConfigError("no file", where="spar data export", do="Add --to FILE.parquet, or --minari DIR")
-    from sparring.store import parquet
+    from sparring.store.exchange import parquet
 
     wrote = parquet.write(store, query, args.to, progress=lambda steps: output.progress(f"{steps} steps"))
     output.say(f"{wrote.steps} steps in {wrote.chunks} chunks, {wrote.bytes / 1e6:.1f} MB: {args.to}")
@@ -140,13 +140,13 @@ def _import(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
     if len(args.what) != 1:
         raise ConfigError("import takes one FILE, or a GAME with --minari", where="spar data", do="Name it")
     if args.minari:
-        from sparring.store import minari_sets
+        from sparring.store.exchange import minari as minari_sets
 
         if not args.dataset:
             raise ConfigError("no dataset", where="spar data import", do="Add --dataset NAME")
         chunks = minari_sets.read(args.minari, args.dataset, _spec(args, GameId(args.what[0])), seat=args.seat)
     else:
-        from sparring.store import parquet
+        from sparring.store.exchange import parquet
 
         chunks = parquet.read(Path(args.what[0]))
     counts = _append_all(store, chunks, Catalogue.from_config(args.config), output)
@@ -158,7 +158,7 @@ def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, outpu
     """Append in groups. A chunk of a game that the catalogue knows must keep to its spec, as at the gateway."""
     import msgspec
 
-    from sparring.games.checks import check
+    from sparring.games.chunk_checks import check
     from sparring.wire.chunk import Chunk
 
     counts: dict[str, int] = {}

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
-from sparring.cli.stopping import stopping
+from sparring.cli.stop_signal import stopping
 
 if TYPE_CHECKING:
-    from sparring.cli.children import Children, Command
+    from sparring.cli.child_processes import Children, Command
 
 FIRST = "cartpole"
 NICE = 10  # training gives way to the game on the screen
@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import webbrowser
 
-    from sparring.cli.children import Children
+    from sparring.cli.child_processes import Children
 
     data = Path(args.config.data)
     port = _free_port() if args.port == 0 else args.port or args.config.gateway.port

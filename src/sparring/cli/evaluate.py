@@ -42,12 +42,12 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
     import torch
 
+    from sparring.acting.player_names import named
     from sparring.games.catalogue import Catalogue, spec_of
-    from sparring.learn.forward import Forward
-    from sparring.learn.modelfile import read_weights
-    from sparring.learn.named import named
-    from sparring.learn.off_policy.judge import judge
-    from sparring.learn.off_policy.records import read_records
+    from sparring.learn.offline.evaluation import evaluate_offline
+    from sparring.learn.offline.records import read_records
+    from sparring.nets.model_files import read_weights
+    from sparring.nets.numpy_forward import NumpyForward
     from sparring.registry import open_registry
     from sparring.store import open_store
 
@@ -64,8 +64,8 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         records = read_records(store, spec)
     output.say(f"{ours.game}: {_short(ours.name)} by {records.episodes} recorded episodes of {records.steps} steps")
     torch.set_num_threads(1)  # small matrices lose time on every other thread
-    said = judge(
-        records, Forward(model.card.network, read_weights(model)), spec, discount=args.discount, seed=args.seed
+    said = evaluate_offline(
+        records, NumpyForward(model.card.network, read_weights(model)), spec, discount=args.discount, seed=args.seed
     )
     output.table(
         ["estimate", "return", "low", "high", "effective", "note"],
@@ -85,9 +85,9 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.learn.evaluate import evaluate
-    from sparring.learn.histogram import check_format, lines, plot, summary
-    from sparring.learn.named import named
+    from sparring.acting.evaluate import evaluate
+    from sparring.acting.player_names import named
+    from sparring.acting.return_histogram import check_format, lines, plot, summary
     from sparring.registry import open_registry
 
     if args.plot is not None:

@@ -124,7 +124,7 @@ def _first_chunk(path: Path) -> Any:
 
 
 def _check(path: Path) -> int:
-    from sparring.games.checks import check
+    from sparring.games.chunk_checks import check
 
     spec, chunk = _first_chunk(path)
     check(chunk, spec)

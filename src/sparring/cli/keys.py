@@ -24,10 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.gateway.audit import Audit
-    from sparring.gateway.keys import Keys
+    from sparring.gateway.keys import ApiKeys
 
     data = Path(args.config.data)
-    keys, audit, now_ms = Keys(data), Audit(data / "audit.jsonl"), int(time.time() * 1000)
+    keys, audit, now_ms = ApiKeys(data), Audit(data / "audit.jsonl"), int(time.time() * 1000)
     if args.action == "list":
         return _listed(keys.all(), output)
     if not args.name:

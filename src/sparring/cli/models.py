@@ -19,8 +19,8 @@ from sparring.cli.output import Output
 from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, SparringError
 
 if TYPE_CHECKING:
+    from sparring.registry.champions.log import ChampionEntry
     from sparring.registry.protocol import Evidence, Listed, Registry
-    from sparring.registry.reigns import Reign
     from sparring.wire.ids import GameId, ModelId
     from sparring.wire.model import Model
 
@@ -172,7 +172,7 @@ def _promote(registry: "Registry", args: argparse.Namespace, output: Output) -> 
 
 
 def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry.reigns import before
+    from sparring.registry.champions.log import before
     from sparring.wire.champion import verify
 
     if args.what is None:
@@ -227,7 +227,7 @@ def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> di
     url, wanted = args.config.registry.url, args.action == "share"
     if not url.startswith("s3://"):
         raise Refused("only a bucket can be shared", where=f"registry.url = {url}", do="`spar serve` shares a folder")
-    from sparring.registry.s3 import S3Registry
+    from sparring.registry.s3.registry import S3Registry
 
     assert isinstance(registry, S3Registry)
     output.say(registry.share(wanted))
@@ -236,9 +236,9 @@ def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> di
 
 def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, output: Output) -> "tuple[Evidence, str]":
     """The gate's games and its answer; Refused where the model is worse."""
+    from sparring.acting.gate_games import games_of_the_gate, trial
     from sparring.games.catalogue import spec_of
-    from sparring.learn.trial import games_of_the_gate, trial
-    from sparring.registry.gate import passes
+    from sparring.registry.champions.gate import passes
     from sparring.wire.champion import verify
 
     signed = registry.champion(model.card.game, model.card.version)
@@ -260,13 +260,13 @@ def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, outpu
     return evidence, verdict.reason
 
 
-def _newest_lane(registry: "Registry", game: "GameId") -> "list[Reign]":
+def _newest_lane(registry: "Registry", game: "GameId") -> "list[ChampionEntry]":
     """The history in which the game's last promotion or rollback stands; renewals do not count."""
     lanes = [registry.history(game, version) for version in registry.versions(game)]
     return max(lanes, key=_last_decision, default=[])
 
 
-def _last_decision(lane: "list[Reign]") -> int:
+def _last_decision(lane: "list[ChampionEntry]") -> int:
     return max((reign.champion.counter for reign in lane if reign.record.kind != "renewal"), default=0)
 
 
@@ -288,7 +288,7 @@ def _taken(registry: "Registry", model: "Model", where: str, output: Output) -> 
 
 
 def _agreement(model: "Model") -> float:
-    from sparring.learn.modelfile import check_agreement, read_weights
+    from sparring.nets.model_files import check_agreement, read_weights
     from sparring.wire.model import ONNX
 
     if ONNX not in model.files:

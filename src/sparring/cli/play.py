@@ -139,7 +139,7 @@ class _Seat:
 def _in_terminal(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import numpy as np
 
-    from sparring.cli import board
+    from sparring.cli import connect_four_board as board
     from sparring.games.catalogue import open_game
 
     game = open_game("connect-four")

@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Show and run the episode again; the --json object, with exit code 1 where it differs."""
     from sparring.games.catalogue import open_game
-    from sparring.games.resimulate import replay
+    from sparring.games.resimulation import replay
     from sparring.store import open_store
 
     file = Path(args.config.store_url.removeprefix("sqlite:///"))

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.gateway.serve import Serving, serve
+    from sparring.gateway.server import GatewayServer, serve
 
     given = {
         "host": args.host,
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     logging.basicConfig(level=args.log.upper(), format="%(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
-    def ready(serving: Serving) -> None:
+    def ready(serving: GatewayServer) -> None:
         if output.json:
             said = {key: getattr(serving, key) for key in ("url", "trust", "mode", "fingerprint", "stream")}
             print(msgspec.json.encode({**said, "pid": os.getpid()}).decode(), flush=True)

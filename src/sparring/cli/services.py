@@ -46,12 +46,12 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _list(url: str, output: Output) -> dict[str, Any]:
-    from sparring.services.census import census
+    from sparring.services.status import service_status
 
     rows: list[dict[str, Any]] = []
     hosts: set[str] = set()
     for discovery in _opened(url):
-        for counted in census(discovery):
+        for counted in service_status(discovery):
             one = counted.instance
             if one.service == "host":
                 if _mark(one) in hosts:
@@ -97,7 +97,7 @@ def _ago(since_s: float) -> str:
 
 
 def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.services.census import ask
+    from sparring.services.status import ask
 
     counts = dict(_wanted(text) for text in args.what)
     if not counts:
@@ -118,7 +118,7 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
 
 def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
     """Those there are, and what each runs."""
-    from sparring.services.census import ask
+    from sparring.services.status import ask
 
     found: list[_Host] = []
     for discovery in discoveries:
@@ -166,7 +166,7 @@ def _opened(url: str) -> "list[Discovery]":
 
 
 def _keys(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.services.keys import Keys, create_keys
+    from sparring.services.keys import CurveKeys, create_keys
 
     said = args.config.services.keys
     folder = args.folder or (Path(said) if said else Path(args.config.data) / "services-keys")
@@ -177,7 +177,7 @@ def _keys(args: argparse.Namespace, output: Output) -> dict[str, Any]:
             where="spar services keys",
             do="Write create or show",
         )
-    keys = create_keys(folder) if args.what == ["create"] else Keys(folder)
+    keys = create_keys(folder) if args.what == ["create"] else CurveKeys(folder)
     output.say(f"{folder}\npublic key {keys.public}")
     if args.what == ["create"]:
         output.say(f'\nCopy the folder to every machine of the cluster, and set there: [services] keys = "{folder}"')

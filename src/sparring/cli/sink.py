@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
-from sparring.cli.stopping import stopping
+from sparring.cli.stop_signal import stopping
 from sparring.errors import ConfigError, SparringError
 
 if TYPE_CHECKING:
     from sparring.config import Config
-    from sparring.sink.drain import Progress
     from sparring.sink.lake import Lake
+    from sparring.sink.process import Progress
 
 TELL_EVERY_S = 1.0
 
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 def _drain(config: "Config", once: bool, stopped: threading.Event, output: Output) -> dict[str, Any]:
     from sparring.games.catalogue import Catalogue
-    from sparring.sink.drain import Drain
-    from sparring.sink.judging import Judge
-    from sparring.sink.keeping import Keeper
-    from sparring.sink.positions import Hold, Positions
+    from sparring.sink.batch_writer import BatchWriter
+    from sparring.sink.checkpoint import Hold, Positions
+    from sparring.sink.chunk_judge import ChunkJudge
+    from sparring.sink.process import ProcessSink
     from sparring.store import open_store
     from sparring.stream import open_stream
 
@@ -61,11 +61,11 @@ def _drain(config: "Config", once: bool, stopped: threading.Event, output: Outpu
         stream = stack.enter_context(open_stream(config.stream.url))
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
         lake = stack.enter_context(_lake(config.sink.lake_url)) if config.sink.lake_url else None
-        judge = Judge(Catalogue.from_config(config).games(), config.store.keep_days)
-        keeper = Keeper(judge, store, store, lambda: int(time.time() * 1000), stopped.wait)
+        judge = ChunkJudge(Catalogue.from_config(config).games(), config.store.keep_days)
+        keeper = BatchWriter(judge, store, store, lambda: int(time.time() * 1000), stopped.wait)
         output.say(f"reading {config.stream.url.partition('?')[0]} into {config.store_url.partition('?')[0]}")
         teller = _Teller(output)
-        done = Drain(stream, keeper, store, positions, lake).run(
+        done = ProcessSink(stream, keeper, store, positions, lake).run(
             trigger_s=config.sink.trigger_s,
             once=once,
             stop=stopped.wait,

@@ -16,7 +16,7 @@ from sparring.errors import ConfigError, SparringError, Unreachable
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sparring.sink.spark_query import Done
+    from sparring.sink.spark.query import Done
 
 LOOK_EVERY_S = 0.2
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # after a server did not answer
@@ -24,9 +24,9 @@ SUBMITTED = "submitted"  # instead of an address: the one that spark-submit was 
 
 
 def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
+    from sparring.sink.checkpoint import Hold
     from sparring.sink.lake import Lake
-    from sparring.sink.positions import Hold
-    from sparring.sink.spark_query import Done, session, start
+    from sparring.sink.spark.query import Done, session, start
     from sparring.store import open_store
     from sparring.stream import open_stream
 
@@ -67,7 +67,7 @@ class _Look:
         self._query, self._done, self._tell, self._last = query, done, tell, -1
 
     def __call__(self) -> None:
-        from sparring.sink.spark_query import finished
+        from sparring.sink.spark.query import finished
 
         last, self._last = self._last, finished(self._query, self._done, self._last)
         if self._last > last:
@@ -78,7 +78,7 @@ def _ended(
     query: "StreamingQuery", once: bool, stop: Callable[[float], bool], look: Callable[[], None]
 ) -> SparringError | None:
     """Stops the query when it is to stop or has nothing left; None then. What may pass is answered, the rest raised."""
-    from sparring.sink.spark_query import failure
+    from sparring.sink.spark.query import failure
 
     with ThreadPoolExecutor(1, thread_name_prefix="query") as waiting:
         # The call cannot be interrupted, and ends with the query.

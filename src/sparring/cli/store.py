@@ -52,7 +52,8 @@ def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import address, migrating
+    from sparring.store.cassandra import migration as migrating
+    from sparring.store.cassandra import url as address
 
     began_s = time.monotonic()
     where = address.read(args.config.store_url)
@@ -67,7 +68,9 @@ def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _describe(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import address, migrating, open_url
+    from sparring.store.cassandra import migration as migrating
+    from sparring.store.cassandra import open_url
+    from sparring.store.cassandra import url as address
 
     with open_url(args.config.store_url) as store:
         ring, where = store.ring, address.read(args.config.store_url)

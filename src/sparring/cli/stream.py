@@ -13,7 +13,7 @@ from sparring.cli.output import Output
 from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sparring.stream.care import Care, ShardState
+    from sparring.stream.kinesis.admin import ShardState, StreamAdmin
     from sparring.stream.protocol import Position
 
 ACTIONS = ("create", "describe", "reshard", "delete")
@@ -54,10 +54,10 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
                 return {"stream": care.address.name, "deleted": True}
 
 
-def _care(url: str, setting: str, output: Output) -> "Care":
-    from sparring.stream.care import Care
+def _care(url: str, setting: str, output: Output) -> "StreamAdmin":
+    from sparring.stream.kinesis.admin import StreamAdmin
 
-    return Care(url, output.progress, setting=setting)
+    return StreamAdmin(url, output.progress, setting=setting)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -75,7 +75,7 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def _create(care: "Care", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _create(care: "StreamAdmin", args: argparse.Namespace, output: Output) -> dict[str, Any]:
     made = care.create(args.shards or 1, args.retention_hours)
     found = care.describe()
     open_shards = sum(not shard.closed for shard in found.shards)
@@ -96,13 +96,13 @@ def _create(care: "Care", args: argparse.Namespace, output: Output) -> dict[str,
 
 def _places(args: argparse.Namespace, url: str) -> "dict[str, Position]":
     """Where the `spar sink` of this data folder is in the stream; nothing where there was none."""
-    from sparring.sink.positions import Hold, Positions
+    from sparring.sink.checkpoint import Hold, Positions
 
     places = Positions(Hold(Path(args.config.data) / "sink", url)).places
     return {shard: place.position for shard, place in places.items()}
 
 
-def _describe(care: "Care", places: "dict[str, Position]", output: Output) -> dict[str, Any]:
+def _describe(care: "StreamAdmin", places: "dict[str, Position]", output: Output) -> dict[str, Any]:
     found = care.describe(places)
     open_shards = [shard for shard in found.shards if not shard.closed]
     output.say(

@@ -11,28 +11,28 @@ from sparring.cli.output import Output
 from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sparring.learn.plan import Wish
-    from sparring.learn.session import Progress, Session
-    from sparring.learn.sweep import Swept, Told
+    from sparring.learn.plan import TrainRequest
+    from sparring.learn.runs.session import Progress, Session
+    from sparring.learn.sweeps.sweep import SweepResult, TrialReport
 
 
 def run_sweep(
     args: argparse.Namespace,
-    wish: "Wish",
+    wish: "TrainRequest",
     output: Output,
     line: "Callable[[Progress], str]",
     begun: "Callable[[Session], None]",
 ) -> dict[str, Any]:
     """Run the sweep and show what came of it; the object of --json."""
-    from sparring.learn.sweep import Watcher, sweep
-    from sparring.learn.sweep_plot import plot
+    from sparring.learn.sweeps.plot import plot
+    from sparring.learn.sweeps.sweep import Watcher, sweep
 
     _check(args)
 
     def show(trial: int, run: int, progress: "Progress") -> None:
         output.progress(f"trial {trial} run {run}  {line(progress)}")
 
-    def told(one: "Told") -> None:
+    def told(one: "TrialReport") -> None:
         output.say(f"trial {one.number}: {_outcome(one)}  {_settings(one)}")
 
     swept = sweep(args.sweep, wish, args.config, Watcher(show, told, begun), tuple(sys.argv))
@@ -71,7 +71,7 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def _table(swept: "Swept", output: Output) -> None:
+def _table(swept: "SweepResult", output: Output) -> None:
     keys = [one.key for one in swept.file.space]
     rows = [
         [one.number, _outcome(one), *(_short(one.settings.get(key, "")) for key in keys), _mark(swept, one)]
@@ -80,15 +80,15 @@ def _table(swept: "Swept", output: Output) -> None:
     output.table(["trial", swept.file.sweep.objective, *keys, ""], rows)
 
 
-def _mark(swept: "Swept", one: "Told") -> str:
+def _mark(swept: "SweepResult", one: "TrialReport") -> str:
     return "best" if one == swept.best else ""
 
 
-def _outcome(one: "Told") -> str:
+def _outcome(one: "TrialReport") -> str:
     return one.state if one.value is None else f"{one.value:.5g}"
 
 
-def _settings(one: "Told") -> str:
+def _settings(one: "TrialReport") -> str:
     return "  ".join(f"{key}={_short(text)}" for key, text in one.settings.items())
 
 

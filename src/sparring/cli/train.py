@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparring.cli.keeping import keep_alive, kept_alive
+from sparring.cli.learner_supervisor import keep_alive, kept_alive
 from sparring.cli.output import Output
 
 if TYPE_CHECKING:
-    from sparring.learn.session import Progress, Session
+    from sparring.learn.runs.session import Progress, Session
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +64,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.learn.plan import Wish
-    from sparring.learn.train import Orders, train
+    from sparring.learn.plan import TrainRequest
+    from sparring.learn.runs.train import TrainOptions, train
 
-    wish = Wish(
+    wish = TrainRequest(
         game=args.game,
         algo=args.algo or ("iql" if args.source == "store" else "ppo"),
         source=args.source,
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         return run_sweep(args, wish, output, _line, _stops_on_signals)
     if kept_alive(args):
         return keep_alive(args, output)
-    orders = Orders(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
+    orders = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     trained = train(wish, orders, args.config, lambda progress: output.progress(_line(progress)), _stops_on_signals)
     published = trained.published
     made = f"model {published.model[:12]} (weights {published.weights[:12]})"

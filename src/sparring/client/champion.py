@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.client.locks import locked, write_whole
+from sparring.client.file_lock import locked, write_whole
 from sparring.errors import ModelDamaged
 from sparring.games.spec import GameSpec
 from sparring.wire.champion import Champion, Signed, verify

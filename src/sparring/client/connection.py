@@ -17,22 +17,22 @@ import msgspec
 import numpy as np
 
 from sparring.client.episode import Episode, Opened
+from sparring.client.file_lock import locked, write_whole
+from sparring.client.game_spec import spec_for
 from sparring.client.gateway import Gateway
-from sparring.client.lane import About, Budget, Lane
 from sparring.client.layout import Layout, refused
-from sparring.client.locks import locked, write_whole
-from sparring.client.many import Group
 from sparring.client.models import Models
 from sparring.client.recorder import Recorder
 from sparring.client.runner import CHANCE, Decision, Runner, by_chance
+from sparring.client.sender import Sender
 from sparring.client.server_act import ServerAct
 from sparring.client.settings import Settings, SettingsKeys, read_settings
-from sparring.client.specs import spec_for
 from sparring.client.spool import Spool
 from sparring.client.statistics import Counters, Statistics
-from sparring.client.straight import Straight, is_stream
-from sparring.client.upload import Sender
-from sparring.client.way import Way
+from sparring.client.step_buffer import About, Budget, StepBuffer
+from sparring.client.stream_transport import StreamTransport, is_stream
+from sparring.client.transport import Transport
+from sparring.client.vector_recorder import VectorRecorder
 from sparring.errors import ConfigError, Refused, Unreachable
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.wire.chunk import Array, Source
@@ -63,7 +63,7 @@ class Connection:
         token, ca = settings.token, settings.ca
         self._gateway = _way(url, game, player, settings)
         self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, VectorRecorder] = {}
         self._open: dict[int, Episode] = {}
         self._rng = np.random.default_rng(settings.seed)
         self._budget = Budget(settings.memory_bytes)
@@ -113,7 +113,7 @@ class Connection:
             player = None if self._player is None else PlayerId(self._player)
             version, spec = self.spec.version, self._hash
             about = About(self.spec.id, version, spec, opened.id, seat, player, source, opened.sample_rate, seed)
-            lane = Lane(about, layout, self._budget, self._recorder.wake)
+            lane = StepBuffer(about, layout, self._budget, self._recorder.wake)
             self._recorder.watch(lane)
         made = Episode(self, layout, lane, runner, opened)
         self._open[id(made)] = made
@@ -130,7 +130,9 @@ class Connection:
     ) -> None:
         """Many steps of n games at once, each column [steps, n, …]; see docs/client.md and `many.Group.record`."""
         self.layout(seat)
-        self._groups.setdefault(group, Group(self, group)).record(columns, seat=seat, actor=actor, source=source)
+        self._groups.setdefault(group, VectorRecorder(self, group)).record(
+            columns, seat=seat, actor=actor, source=source
+        )
 
     def decide(
         self,
@@ -151,13 +153,13 @@ class Connection:
                 self._tell_chance(str(error))
                 return by_chance(seat, legal, self._rng)
         if runner is None:
-            by_stream = isinstance(self._gateway, Straight) and self._settings.gateway is None
+            by_stream = isinstance(self._gateway, StreamTransport) and self._settings.gateway is None
             none = "models do not come by a stream, and gateway= is not given"
             self._tell_chance(none if by_stream else f"there is no champion of {self.spec.id} {self.spec.version} yet")
             return by_chance(seat, legal, self._rng)
         return runner.decide(seat, observation, legal, self._rng, strength, held)
 
-    def ended(self, episode: Episode, lane: Lane | None) -> None:
+    def ended(self, episode: Episode, lane: StepBuffer | None) -> None:
         """Called by an episode when it is over."""
         self._open.pop(id(episode), None)
         if lane is not None and lane.dropped_steps:
@@ -273,9 +275,9 @@ class Connection:
             log.warning("%s: act() draws a legal action by chance, recorded as %s", why, CHANCE)
 
 
-def _way(url: str, game: str, player: str | None, settings: Settings) -> Way:
+def _way(url: str, game: str, player: str | None, settings: Settings) -> Transport:
     if is_stream(url):
-        return Straight(url, game, player, settings)
+        return StreamTransport(url, game, player, settings)
     if settings.gateway is not None:
         raise ConfigError("gateway= goes with a stream", where="sparring.connect", do="Give its address first")
     return Gateway(url, game, settings.token, settings.timeout_s, settings.ca)

@@ -6,15 +6,15 @@ without an end the last one falls away and the one before it must carry the endi
 
 import numpy as np
 
-from sparring.client.lane import Block, Lane
 from sparring.client.layout import FINITE_AT_ONCE, refused
+from sparring.client.step_buffer import Block, StepBuffer
 from sparring.errors import ChunkRefused
 from sparring.wire.chunk import MAX_ENCODED_BYTES, Array, Chunk, Header, encode
 
 HELD_BACK = 2
 
 
-def cut(lane: Lane, *, due: bool) -> list[Chunk]:
+def cut(lane: StepBuffer, *, due: bool) -> list[Chunk]:
     """What of `lane` can become chunks now: full blocks, all of it once it is over, and all of it when `due`."""
     over = lane.over  # read before the blocks: whatever was written before it was set is then seen
     blocks = lane.blocks[:]
@@ -56,14 +56,14 @@ def encoded(chunk: Chunk) -> bytes:
     return whole
 
 
-def _limit(lane: Lane, last: Block, over: bool) -> int:
+def _limit(lane: StepBuffer, last: Block, over: bool) -> int:
     total = last.first_step + last.count
     if not over:
         return total - HELD_BACK
     return total - 1 if lane.left else total
 
 
-def _chunk(lane: Lane, block: Block, end: int, closing: bool) -> Chunk:
+def _chunk(lane: StepBuffer, block: Block, end: int, closing: bool) -> Chunk:
     rows = slice(block.cut, end)
     columns: dict[str, Array] = {
         slot.name: leaf[rows] for slot, leaf in zip(lane.layout.slots, block.leaves, strict=True)
@@ -97,7 +97,7 @@ def _chunk(lane: Lane, block: Block, end: int, closing: bool) -> Chunk:
     return Chunk(header, columns)
 
 
-def _last_seen(lane: Lane) -> dict[str, Array]:
+def _last_seen(lane: StepBuffer) -> dict[str, Array]:
     block = next(block for block in reversed(lane.blocks) if block.count)
     row = block.count - 1
     return {f"final_{slot.name}": leaf[row] for slot, leaf in zip(lane.layout.slots, block.leaves, strict=True)}

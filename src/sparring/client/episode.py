@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from sparring.client.lane import By, Lane, Rows
 from sparring.client.layout import Layout
 from sparring.client.runner import Decision, Runner
+from sparring.client.step_buffer import By, Rows, StepBuffer
 from sparring.errors import Refused
-from sparring.games.stacking import FrameStacks
+from sparring.games.frame_stack import FrameStacks
 from sparring.wire.chunk import Array
 from sparring.wire.ids import EpisodeId
 
@@ -24,7 +24,7 @@ class Episode:
     """
 
     def __init__(
-        self, connection: "Connection", layout: Layout, lane: Lane | None, runner: Runner | None, opened: "Opened"
+        self, connection: "Connection", layout: Layout, lane: StepBuffer | None, runner: Runner | None, opened: "Opened"
     ) -> None:
         self.id, self.sample_rate, self.seat = opened.id, opened.sample_rate, opened.seat
         self.steps = 0  # decisions given to record()

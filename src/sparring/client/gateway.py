@@ -8,8 +8,8 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from sparring.client.answers import Answer, read_body, understand
 from sparring.client.download import Download
+from sparring.client.upload_answer import Answer, read_body, understand
 from sparring.errors import ConfigError, Missing, Unreachable
 from sparring.wire.champion import Signed
 from sparring.wire.chunk import pack

@@ -20,7 +20,7 @@ FINITE_AT_ONCE = 4096  # entries of a float leaf; more are checked in the backgr
 BLOCK_BYTES = (
     448 << 10
 )  # of a block's steps, at most: with a final observation it still fits MAX_ENCODED_BYTES, uncompressed
-TOLERANCE = 1e-6  # of reward bounds and log-probabilities, as in games/checks.py
+TOLERANCE = 1e-6  # of reward bounds and log-probabilities, as in games/chunk_checks.py
 
 
 class Slot:

@@ -9,10 +9,10 @@ import msgspec
 from numpy.random import Generator
 
 from sparring.client.champion import Memory, belongs
-from sparring.client.locks import write_whole
+from sparring.client.file_lock import write_whole
 from sparring.client.runner import Runner
 from sparring.client.statistics import Counters
-from sparring.client.way import Way
+from sparring.client.transport import Transport
 from sparring.errors import Missing, ModelDamaged, SparringError, StoreFailed
 from sparring.games.spec import GameSpec
 from sparring.wire.champion import Champion, for_client
@@ -26,7 +26,7 @@ class Models:
     """Owns its thread. `runner(seat)` is what a new episode of that seat acts with, to its end."""
 
     def __init__(
-        self, gateway: Way, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters
+        self, gateway: Transport, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters
     ) -> None:
         self._gateway, self._folder, self._game = gateway, folder, game
         self._client, self._trust, self._counters = client, trust, counters

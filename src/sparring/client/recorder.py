@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from sparring.client.cutter import cut, encoded
-from sparring.client.lane import Lane
 from sparring.client.spool import Spool
 from sparring.client.statistics import Counters
+from sparring.client.step_buffer import StepBuffer
 from sparring.errors import ChunkRefused
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import EpisodeId
@@ -23,15 +23,15 @@ class Recorder:
 
     def __init__(self, spool: Spool, counters: Counters, flush_every_s: float, spooled: Callable[[], None]) -> None:
         self._spool, self._counters, self._every_s, self._spooled = spool, counters, flush_every_s, spooled
-        self._lanes: dict[int, tuple[Lane, float]] = {}  # with the time of its last cut
-        self._fresh: list[Lane] = []
+        self._lanes: dict[int, tuple[StepBuffer, float]] = {}  # with the time of its last cut
+        self._fresh: list[StepBuffer] = []
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._asked, self._answered = 0, 0  # flushes
         self._settled = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="sparring-recorder", daemon=True)
         self._thread.start()
 
-    def watch(self, lane: Lane) -> None:
+    def watch(self, lane: StepBuffer) -> None:
         """Take the lane's steps from now on."""
         self._fresh.append(lane)
 
@@ -116,7 +116,7 @@ class Recorder:
                 if self._stopping.wait(SPOOL_AGAIN_S):
                     return False
 
-    def _finish(self, lane: Lane) -> None:
+    def _finish(self, lane: StepBuffer) -> None:
         episode = lane.about.episode
         if not any(other.about.episode == episode for other, _ in self._lanes.values()):
             self._spool.closed(episode)

@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from sparring.errors import ModelDamaged
 from sparring.games.spec import SeatSpec
-from sparring.learn.policies import choose
+from sparring.nets.policies import choose
 from sparring.wire.chunk import Array
 from sparring.wire.ids import ModelId
 from sparring.wire.model import ONNX, Model

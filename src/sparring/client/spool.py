@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from sparring.client import records
-from sparring.client.locks import try_lock
+from sparring.client import spool_format as records
+from sparring.client.file_lock import try_lock
 from sparring.client.statistics import Counters
 from sparring.errors import StoreFailed
 from sparring.wire.ids import EpisodeId

@@ -13,8 +13,8 @@ from sparring.dashboard.runs import Runs
 from sparring.errors import Missing, ModelDamaged
 from sparring.games.catalogue import Catalogue
 from sparring.games.spec import GameSpec
+from sparring.registry.champions.log import ChampionEntry
 from sparring.registry.protocol import Evidence, Listed, Registry
-from sparring.registry.reigns import Reign
 from sparring.store.protocol import GameStats, LedgerStore, Minute
 from sparring.wire.champion import Champion
 from sparring.wire.ids import GameId, ModelId
@@ -199,6 +199,6 @@ def _merit(row: ModelSeen) -> float:
     return row.evidence.mean if row.evidence is not None else -math.inf
 
 
-def _promotion(reign: Reign) -> Promotion:
+def _promotion(reign: ChampionEntry) -> Promotion:
     said = reign.champion
     return Promotion(said.game, said.model, said.counter, said.issued_at_ms, reign.record.kind, reign.record.evidence)

@@ -8,9 +8,9 @@ from pathlib import Path
 from sparring.config import Config
 from sparring.errors import ConfigError, Missing
 from sparring.games import cartpole, connect_four, duel
-from sparring.games.beside import look_beside
 from sparring.games.protocol import Game
 from sparring.games.spec import GameSpec, checked, read
+from sparring.user_code import look_beside
 from sparring.wire.ids import GameId
 
 _BUILT_IN: dict[str, tuple[GameSpec, Callable[[int], Game]]] = {

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from sparring.errors import ChunkRefused, SparringError
-from sparring.games.checks import check
+from sparring.games.chunk_checks import check
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Game, View
-from sparring.games.recorder import play
-from sparring.games.resimulate import replay
+from sparring.games.resimulation import replay
+from sparring.games.scripted_play import play
 from sparring.games.scripts import Script, script_for
 from sparring.games.spec import GameSpec, Leaf, checked
 from sparring.wire.chunk import Array, decode, encode

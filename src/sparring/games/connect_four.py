@@ -7,7 +7,7 @@ no line runs on into the next (John Tromp's layout).
 
 import numpy as np
 
-from sparring.games import snapshot
+from sparring.games import state_bytes as snapshot
 from sparring.games.moves import discrete_moves
 from sparring.games.protocol import RUNNING, TERMINATED, Actions, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete

@@ -7,7 +7,8 @@ downwards, both from the middle of the field; seat 0 plays on the left.
 
 import numpy as np
 
-from sparring.games import chance, snapshot
+from sparring.games import splitmix as chance
+from sparring.games import state_bytes as snapshot
 from sparring.games.moves import discrete_moves
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector

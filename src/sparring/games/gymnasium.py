@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import Missing, Refused
-from sparring.games import gym_vectors, spaces
-from sparring.games.beside import look_beside
+from sparring.games import gym_spaces as spaces
+from sparring.games import gym_vector as gym_vectors
 from sparring.games.moves import discrete_moves
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Game, View
 from sparring.games.spec import GameSpec, SeatSpec, checked
+from sparring.user_code import look_beside
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games import chance
+from sparring.games import splitmix as chance
 from sparring.games.protocol import RUNNING, TERMINATED, Columns, Game
-from sparring.games.single import Many, Seen
 from sparring.games.spec import GameSpec, SeatSpec, checked, discrete, vector
+from sparring.games.vectorize import Seen, VectorGame
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -26,7 +26,7 @@ def open_game(name: str, n: int) -> Game:
     """n games of that name, or Missing."""
     library, game = _load(name)
     spec = _spec(library, game, name)
-    return Many(lambda: _Table(library, game, spec), n)
+    return VectorGame(lambda: _Table(library, game, spec), n)
 
 
 class _Table:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import Missing
-from sparring.games import spaces
+from sparring.games import gym_spaces as spaces
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
-from sparring.games.single import Many, Seen
 from sparring.games.spec import GameSpec, SeatSpec, checked
+from sparring.games.vectorize import Seen, VectorGame
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -28,7 +28,7 @@ def open_game(name: str, n: int) -> Game:
     """n games of that name, or Missing."""
     library, env_id = _found(name)
     parallel = env_id in library.parallel_registry
-    return Many(lambda: _Table(_make(library, env_id, parallel, name), parallel, name), n)
+    return VectorGame(lambda: _Table(_make(library, env_id, parallel, name), parallel, name), n)
 
 
 class _Seat:

@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import ChunkRefused
-from sparring.gateway.body import read_call
-from sparring.gateway.inference import Asked
-from sparring.gateway.parts import Parts
-from sparring.gateway.refusals import json_response
-from sparring.gateway.views import legal_of, observation_of, seat_of, state_of
+from sparring.gateway.http_errors import json_response
+from sparring.gateway.inference import InferenceRequest
+from sparring.gateway.request_body import read_call
+from sparring.gateway.request_views import legal_of, observation_of, seat_of, state_of
+from sparring.gateway.state import GatewayState
 from sparring.wire.ids import ModelId
 
 
@@ -28,7 +28,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: str | None = None
 
 
-async def post_act(request: Request, parts: Parts) -> Response:
+async def post_act(request: Request, parts: GatewayState) -> Response:
     """`model` null in the answer says that chance chose, since there is no champion yet; `state` null that the model
     remembers nothing."""
     call = await read_call(request, Call, parts.config.gateway.body_deadline_s)
@@ -39,7 +39,7 @@ async def post_act(request: Request, parts: Parts) -> Response:
             "strength is a share", where="act", do="Send 0 to 1", field="strength", value=call.strength, limit=[0, 1]
         )
     observation = observation_of(seat, call.observation, spec.frame_stack)
-    asked = Asked(observation, legal_of(seat, call.legal), call.strength, state_of(call.state))
+    asked = InferenceRequest(observation, legal_of(seat, call.legal), call.strength, state_of(call.state))
     chosen = await parts.inference.decide(spec, call.seat, asked, call.model)
     parts.metrics.count("spar_acts_total", f'by="{"chance" if chosen.model is None else "model"}"')
     return json_response(

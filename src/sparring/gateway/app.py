@@ -8,27 +8,27 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp
 
 from sparring.dashboard.app import routes as page_routes
-from sparring.gateway.door import Door, Guard
 from sparring.gateway.endpoints import ENDPOINTS, SOCKET, Endpoint
 from sparring.gateway.identity import PUBLIC
-from sparring.gateway.parts import Parts
+from sparring.gateway.middleware import CallerCheck, Middleware
 from sparring.gateway.play import Play
+from sparring.gateway.state import GatewayState
 
 
-def build(parts: Parts) -> ASGIApp:
+def build(parts: GatewayState) -> ASGIApp:
     """The whole gateway as an ASGI application. Who made the parts closes them."""
     socket = WebSocketRoute(SOCKET.replace("{game}", "{game:path}"), Play(parts))
     routes: list[BaseRoute] = [socket, *(_route(one, parts) for one in ENDPOINTS), *_pages(parts)]
-    return Door(Router(routes, redirect_slashes=False), parts)
+    return Middleware(Router(routes, redirect_slashes=False), parts)
 
 
-def _route(endpoint: Endpoint, parts: Parts) -> Route:
+def _route(endpoint: Endpoint, parts: GatewayState) -> Route:
     route = Route(endpoint.pattern, _bound(endpoint, parts), methods=[endpoint.method])
-    route.app = Guard(route.app, parts, endpoint.scope, endpoint.answers.__name__)
+    route.app = CallerCheck(route.app, parts, endpoint.scope, endpoint.answers.__name__)
     return route
 
 
-def _bound(endpoint: Endpoint, parts: Parts) -> Callable[[Request], Awaitable[Response]]:
+def _bound(endpoint: Endpoint, parts: GatewayState) -> Callable[[Request], Awaitable[Response]]:
     answers = endpoint.answers
 
     async def handle(request: Request) -> Response:
@@ -37,10 +37,10 @@ def _bound(endpoint: Endpoint, parts: Parts) -> Callable[[Request], Awaitable[Re
     return handle
 
 
-def _pages(parts: Parts) -> list[Route]:
+def _pages(parts: GatewayState) -> list[Route]:
     """The pages are anybody's, what they show is not."""
     routes = page_routes(parts.config, parts.store, parts.registry, parts.catalogue)
     for route in routes:
         scope = "read" if route.path.startswith("/api/") else PUBLIC
-        route.app = Guard(route.app, parts, scope, "pages")
+        route.app = CallerCheck(route.app, parts, scope, "pages")
     return routes

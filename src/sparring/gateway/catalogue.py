@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import Missing
-from sparring.gateway.parts import Parts
-from sparring.gateway.refusals import BadRequest, json_response
+from sparring.gateway.http_errors import BadRequest, json_response
+from sparring.gateway.state import GatewayState
 from sparring.wire.ids import ModelId
 from sparring.wire.model import ONNX, WEIGHTS
 
@@ -18,7 +18,7 @@ FILES = {"card.json": "application/json", WEIGHTS: "application/octet-stream", O
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
-async def list_games(request: Request, parts: Parts) -> Response:
+async def list_games(request: Request, parts: GatewayState) -> Response:
     """Every version of every game."""
     rows = [
         {"id": spec.id, "version": spec.version, "hash": spec.hash, "turns": spec.turns, "seats": len(spec.seats)}
@@ -27,13 +27,13 @@ async def list_games(request: Request, parts: Parts) -> Response:
     return json_response({"games": rows, "sample_rate": parts.sample_rate()})
 
 
-async def get_game(request: Request, parts: Parts) -> Response:
+async def get_game(request: Request, parts: GatewayState) -> Response:
     """A game's spec."""
     spec = parts.spec(request.path_params["game"], request.query_params.get("version"))
     return json_response({"spec": spec, "hash": spec.hash, "sample_rate": parts.sample_rate()})
 
 
-async def get_champion(request: Request, parts: Parts) -> Response:
+async def get_champion(request: Request, parts: GatewayState) -> Response:
     """The signed manifest; 304 where the caller has it."""
     spec = parts.spec(request.path_params["game"], request.query_params.get("version"))
     seat = _seat(request.query_params.get("seat"), len(spec.seats))
@@ -48,7 +48,7 @@ async def get_champion(request: Request, parts: Parts) -> Response:
     return Response(body, 200, headers, "application/json")
 
 
-async def get_model_file(request: Request, parts: Parts) -> Response:
+async def get_model_file(request: Request, parts: GatewayState) -> Response:
     """A file of a model: those exact bytes, which never change under this address. With direct=1 the answer may be
     where to get them instead: the registry's own server."""
     model, name = request.path_params["model"], request.path_params["file"]

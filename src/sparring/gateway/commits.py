@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sparring.errors import SparringError
+from sparring.gateway.http_errors import ServerBusy
 from sparring.gateway.intake import Intake
-from sparring.gateway.refusals import Busy
-from sparring.store.protocol import Kept
+from sparring.store.protocol import AppendResult
 from sparring.wire.chunk import Chunk
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     chunks: Sequence[Chunk]
-    answer: "asyncio.Future[list[Kept]]"
+    answer: "asyncio.Future[list[AppendResult]]"
     since_s: float = field(default_factory=time.monotonic)
 
 
@@ -50,14 +50,14 @@ class Commits:
         self._writer = threading.Thread(target=self._write, name="commits", daemon=False)
         self._writer.start()
 
-    async def submit(self, chunks: Sequence[Chunk]) -> list[Kept]:
-        """The verdict on each chunk, once it is durable; Busy or StoreFailed otherwise."""
+    async def submit(self, chunks: Sequence[Chunk]) -> list[AppendResult]:
+        """The verdict on each chunk, once it is durable; ServerBusy or StoreFailed otherwise."""
         waiting = _Waiting(chunks, asyncio.get_running_loop().create_future())
         with self._wake:
             if self._closed:
-                raise Busy("the server is stopping", where="gateway", do="Send it again later")
+                raise ServerBusy("the server is stopping", where="gateway", do="Send it again later")
             if self._chunks + len(chunks) > self._capacity and self._chunks:
-                raise Busy(
+                raise ServerBusy(
                     f"{self._chunks} chunks wait to be written",
                     where="gateway",
                     do="Send it again later",
@@ -90,7 +90,7 @@ class Commits:
         while group := self._next():
             chunks = [chunk for waiting in group for chunk in waiting.chunks]
             try:
-                kept: list[Kept] | SparringError = self._intake.append(chunks)
+                kept: list[AppendResult] | SparringError = self._intake.append(chunks)
                 self.commits += 1
                 self.committed_chunks += len(chunks)
             except SparringError as error:
@@ -98,7 +98,7 @@ class Commits:
                 kept = error
             except BaseException:  # a bug: the callers must not wait for ever, and the process must show it
                 log.exception("the writer failed")
-                kept = Busy("the writer failed", where="gateway", do="Send it again later")
+                kept = ServerBusy("the writer failed", where="gateway", do="Send it again later")
             try:
                 group[0].answer.get_loop().call_soon_threadsafe(_tell, group, kept)
             except RuntimeError:  # the loop is closed: nobody is left to be told
@@ -118,7 +118,7 @@ class Commits:
             return group
 
 
-def _tell(group: list[_Waiting], kept: list[Kept] | SparringError) -> None:
+def _tell(group: list[_Waiting], kept: list[AppendResult] | SparringError) -> None:
     at = 0
     for waiting in group:
         if waiting.answer.done():  # its caller was cancelled

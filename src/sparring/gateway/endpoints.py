@@ -11,11 +11,11 @@ from sparring.gateway.catalogue import get_champion, get_game, get_model_file, l
 from sparring.gateway.health import get_health, get_metrics, get_readiness
 from sparring.gateway.identity import PUBLIC, SELF
 from sparring.gateway.openapi import get_openapi
-from sparring.gateway.parts import Parts
 from sparring.gateway.players import delete_me, get_me, post_token
+from sparring.gateway.state import GatewayState
 from sparring.gateway.uploads import BINARY, JSON, post_chunks
 
-Handler = Callable[[Request, Parts], Awaitable[Response]]
+Handler = Callable[[Request, GatewayState], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import SparringError
-from sparring.gateway.parts import Parts
-from sparring.gateway.refusals import json_response
+from sparring.gateway.http_errors import json_response
+from sparring.gateway.state import GatewayState
 
 BEGUN_S = time.monotonic()
 
 
-async def get_health(request: Request, parts: Parts) -> Response:
+async def get_health(request: Request, parts: GatewayState) -> Response:
     """The loop runs."""
     return json_response({"status": "ok", "into": _into(parts)})
 
 
-async def get_readiness(request: Request, parts: Parts) -> Response:
+async def get_readiness(request: Request, parts: GatewayState) -> Response:
     """What is uploaded can be kept: an append of nothing takes the store's write lock; a stream is asked."""
     flow = parts.commits.flow()
     try:
@@ -34,11 +34,11 @@ async def get_readiness(request: Request, parts: Parts) -> Response:
     return json_response({"status": "ok", "into": _into(parts)})
 
 
-def _into(parts: Parts) -> str:
+def _into(parts: GatewayState) -> str:
     return "store" if parts.stream is None else "stream"
 
 
-async def get_metrics(request: Request, parts: Parts) -> Response:
+async def get_metrics(request: Request, parts: GatewayState) -> Response:
     """Prometheus' text."""
     flow, now_s = parts.commits.flow(), time.monotonic()
     text = parts.metrics.text(

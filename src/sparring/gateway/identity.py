@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sparring.errors import NotYours
 from sparring.gateway import tokens
-from sparring.gateway.keys import Keys
-from sparring.gateway.limits import Rates
-from sparring.gateway.refusals import BadRequest, TooMany, Unknown
+from sparring.gateway.http_errors import BadRequest, TooMany, Unknown
+from sparring.gateway.keys import ApiKeys
+from sparring.gateway.rate_limits import Rates
 from sparring.gateway.secrets import Secrets
 from sparring.gateway.tokens import Claim
 from sparring.wire.ids import GameId, PlayerId
@@ -46,7 +46,7 @@ class Identity:
     """Recognises callers. `local` says that the socket is bound to loopback."""
 
     def __init__(self, data: Path, *, local: bool) -> None:
-        self.secrets, self.keys, self._local = Secrets(data), Keys(data), local
+        self.secrets, self.keys, self._local = Secrets(data), ApiKeys(data), local
         self._token_secret = self.secrets.derive("player-token")
         self._wrong = Rates(WRONG_PER_S, WRONG_AT_ONCE)
 

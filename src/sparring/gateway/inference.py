@@ -18,8 +18,8 @@ from numpy.random import Generator
 
 from sparring.errors import ChunkRefused, ModelDamaged, Refused, SparringError
 from sparring.games.spec import GameSpec, SeatSpec
-from sparring.gateway.refusals import Busy
-from sparring.learn.policies import choose
+from sparring.gateway.http_errors import ServerBusy
+from sparring.nets.policies import choose
 from sparring.registry.protocol import Registry
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
@@ -35,7 +35,7 @@ CHANCE = "script:random"  # who acts where there is no champion yet
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InferenceRequest:
     """One seat's view, without a batch axis; `state` is what a recurrent model's decision before gave."""
 
     observation: Mapping[str, Array]
@@ -63,7 +63,7 @@ class Decision:
         return CHANCE if self.model is None else f"model:{self.model}"
 
 
-class Inference:
+class InferenceServer:
     """The models of one registry. Called on the event loop; `close` ends its threads."""
 
     def __init__(self, registry: Registry) -> None:
@@ -73,7 +73,9 @@ class Inference:
         self._models: OrderedDict[ModelId, _Batcher] = OrderedDict()
         self._rng = np.random.default_rng()
 
-    async def decide(self, spec: GameSpec, seat: int, asked: Asked, model: ModelId | None = None) -> Decision:
+    async def decide(
+        self, spec: GameSpec, seat: int, asked: InferenceRequest, model: ModelId | None = None
+    ) -> Decision:
         """The action of `model`, by default the champion's; by chance (model None) where there is no champion."""
         chosen = model or await self._champion(spec, seat)
         if chosen is None:
@@ -145,7 +147,7 @@ class _Session:
         scores = "logits" if "logits" in names else "mean"
         self._outputs = [scores, *(name for name in ("value", "state_out") if name in names)]
 
-    def run(self, batch: list[tuple[SeatSpec, Asked]], rng: Generator) -> list[Decision]:
+    def run(self, batch: list[tuple[SeatSpec, InferenceRequest]], rng: Generator) -> list[Decision]:
         """Rows of one seat kind each; the batch is one run."""
         feeds: dict[str, Array] = {}
         for name, dtype in self._inputs.items():
@@ -177,12 +179,14 @@ class _Batcher:
         self._session, self._threads = session, threads
         self.card_spec, self.state_numbers = session.spec, session.state_numbers
         self._rng = np.random.default_rng()
-        self._waiting: deque[tuple[SeatSpec, Asked, asyncio.Future[Decision]]] = deque()
+        self._waiting: deque[tuple[SeatSpec, InferenceRequest, asyncio.Future[Decision]]] = deque()
         self._running: asyncio.Task[None] | None = None
 
-    async def decide(self, seat: SeatSpec, asked: Asked) -> Decision:
+    async def decide(self, seat: SeatSpec, asked: InferenceRequest) -> Decision:
         if len(self._waiting) >= MAX_WAITING:
-            raise Busy("too many callers wait for this model", where="act", do="Ask again later", limit=MAX_WAITING)
+            raise ServerBusy(
+                "too many callers wait for this model", where="act", do="Ask again later", limit=MAX_WAITING
+            )
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting.append((seat, asked, answer))
         if self._running is None:
@@ -223,14 +227,14 @@ def by_chance(seat: SeatSpec, legal: Array | None, rng: Generator) -> Decision:
     """A uniform legal action; a box within its bounds, or ±1 where it has none."""
     action = seat.action
     if action.choices:
-        chosen, logp = _chosen(seat, np.zeros((1, action.masks), np.float32), Asked({}, legal, 0.0), rng)
+        chosen, logp = _chosen(seat, np.zeros((1, action.masks), np.float32), InferenceRequest({}, legal, 0.0), rng)
         return Decision(chosen, logp, None, None)
     low, high = (-1.0 if action.low is None else action.low), (1.0 if action.high is None else action.high)
     drawn = (low + (high - low) * rng.random(action.shape)).astype(action.dtype)
     return Decision(drawn.tolist(), None, None, None)
 
 
-def _chosen(seat: SeatSpec, scores: Array, asked: Asked, rng: Generator) -> tuple[Any, float | None]:
+def _chosen(seat: SeatSpec, scores: Array, asked: InferenceRequest, rng: Generator) -> tuple[Any, float | None]:
     """One row's action as plain numbers, and its log-probability."""
     action = seat.action
     if not action.choices:  # a mean: the density of a choice without chance is no number
@@ -244,7 +248,9 @@ def _chosen(seat: SeatSpec, scores: Array, asked: Asked, rng: Generator) -> tupl
     return choice.action[0].tolist(), float(choice.logp[0])
 
 
-def _fail(batch: list[tuple[SeatSpec, Asked, "asyncio.Future[Decision]"]], error: Exception, model: ModelId) -> None:
+def _fail(
+    batch: list[tuple[SeatSpec, InferenceRequest, "asyncio.Future[Decision]"]], error: Exception, model: ModelId
+) -> None:
     said = error if isinstance(error, SparringError) else None
     for _, _, answer in batch:
         if not answer.done():

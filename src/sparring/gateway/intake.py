@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sparring.errors import SparringError, StoreFailed
-from sparring.store.protocol import Appended, Kept, Store
+from sparring.store.protocol import Appended, AppendResult, Store
 from sparring.stream.protocol import Stream
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import GameId, PlayerId
@@ -48,7 +48,7 @@ class ThroughStream:
             raise
         except SparringError as error:
             raise StoreFailed(error.wrong, where=error.where, do=error.do) from error
-        return [Kept("gone", "the player was erased", "player") if absent else next(taken) for absent in gone]
+        return [AppendResult("gone", "the player was erased", "player") if absent else next(taken) for absent in gone]
 
     def erased(self, game: GameId, player: PlayerId) -> None:
         """That player was erased just now: nothing more of them is taken. Called from any thread."""

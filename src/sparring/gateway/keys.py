@@ -42,7 +42,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[ApiKey, ...] = ()
 
 
-class Keys:
+class ApiKeys:
     """The keys of one data folder. `find` is for the gateway, the other verbs for `spar keys`."""
 
     def __init__(self, data: Path) -> None:

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring import __version__
-from sparring.gateway.parts import Parts
-from sparring.gateway.refusals import json_response
+from sparring.gateway.http_errors import json_response
+from sparring.gateway.state import GatewayState
 
 _SAID = {
     "type": "object",
@@ -43,7 +43,7 @@ _RESULT = {
 }
 
 
-async def get_openapi(request: Request, parts: Parts) -> Response:
+async def get_openapi(request: Request, parts: GatewayState) -> Response:
     """The description of everything under this address."""
     return json_response(describe())
 

@@ -12,14 +12,14 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from sparring.errors import ChunkRefused, NotYours, SparringError, WireError
 from sparring.games.spec import GameSpec
-from sparring.gateway.door import Guard
+from sparring.gateway.http_errors import ServerBusy, TooMany, answer, described
 from sparring.gateway.identity import Caller
-from sparring.gateway.inference import Asked, Decision
-from sparring.gateway.parts import Parts, request_id
-from sparring.gateway.recording import SeatRecorder
-from sparring.gateway.refusals import Busy, TooMany, answer, described
+from sparring.gateway.inference import Decision, InferenceRequest
+from sparring.gateway.middleware import CallerCheck
+from sparring.gateway.request_views import legal_of, observation_of, seat_of
+from sparring.gateway.seat_recorder import SeatRecorder
+from sparring.gateway.state import GatewayState, request_id
 from sparring.gateway.uploads import keep, prepared
-from sparring.gateway.views import legal_of, observation_of, seat_of
 from sparring.wire.chunk import Array, Chunk
 from sparring.wire.ids import EpisodeId, asked_for, is_episode
 from sparring.wire.messages import (
@@ -47,9 +47,9 @@ BROKEN = 1002  # the close code of a conversation that cannot go on
 class Play:
     """The endpoint, as an ASGI application."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GatewayState) -> None:
         self._parts = parts
-        self._guard = Guard(self._refuse_nothing, parts, "act", "play")
+        self._guard = CallerCheck(self._refuse_nothing, parts, "act", "play")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = WebSocket(scope, receive, send)
@@ -57,7 +57,9 @@ class Play:
             caller = self._guard.admitted(scope)
             spec = self._parts.spec(scope["path_params"]["game"])
             if self._parts.metrics.sockets >= MAX_SOCKETS:
-                raise Busy(f"{MAX_SOCKETS} sockets are open", where="play", do="Try again later", limit=MAX_SOCKETS)
+                raise ServerBusy(
+                    f"{MAX_SOCKETS} sockets are open", where="play", do="Try again later", limit=MAX_SOCKETS
+                )
         except SparringError as error:
             await socket.send_denial_response(answer(error, request_id(HTTPConnection(scope))))
             return
@@ -121,7 +123,7 @@ class _Seat:
 class Conversation:
     """One socket's state: frames in, one answer each. Knows no socket."""
 
-    def __init__(self, parts: Parts, caller: Caller, spec: GameSpec) -> None:
+    def __init__(self, parts: GatewayState, caller: Caller, spec: GameSpec) -> None:
         self._parts, self._caller, self._spec = parts, caller, spec
         self._greeted = False
         self._open: dict[tuple[EpisodeId, int], _Seat] = {}
@@ -198,7 +200,7 @@ class Conversation:
         observation, legal = observation_of(spec, seen.observation), legal_of(spec, seen.legal)
         seat.recorder.earned(seen.reward, seen.tick)
         state, model = (None, None) if seat.held is None else (seat.held.after, seat.held.model)
-        asked = Asked(seat.stacked(observation), legal, seat.recorder.start.strength, state)
+        asked = InferenceRequest(seat.stacked(observation), legal, seat.recorder.start.strength, state)
         chosen = await self._parts.inference.decide(self._spec, seen.seat, asked, model)
         seat.held = chosen if chosen.after is not None else None
         self._parts.metrics.count("spar_acts_total", f'by="{"chance" if chosen.model is None else "model"}"')

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import ChunkRefused, Gone
-from sparring.gateway.body import read_call
+from sparring.gateway.http_errors import json_response
 from sparring.gateway.identity import Caller
-from sparring.gateway.parts import Parts, caller_of
-from sparring.gateway.refusals import json_response
+from sparring.gateway.request_body import read_call
 from sparring.gateway.secrets import MAX_NAME_CHARACTERS
+from sparring.gateway.state import GatewayState, caller_of
 from sparring.gateway.uploads import BINARY
 from sparring.store.protocol import Query
 from sparring.wire.chunk import encode, pack
@@ -28,7 +28,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lifetime_s: float | None = None
 
 
-async def post_token(request: Request, parts: Parts) -> Response:
+async def post_token(request: Request, parts: GatewayState) -> Response:
     """A token for one player, asked for by the studio's server. The name is not kept."""
     game = parts.spec(request.path_params["game"]).id
     wanted = await read_call(request, Wanted, parts.config.gateway.body_deadline_s)
@@ -62,7 +62,7 @@ async def post_token(request: Request, parts: Parts) -> Response:
     )
 
 
-async def get_me(request: Request, parts: Parts) -> Response:
+async def get_me(request: Request, parts: GatewayState) -> Response:
     """What is kept of the caller: a summary in JSON, or with `Accept: application/x-spar-chunks` every chunk."""
     game, player = _self(request, parts)
     await _check_there(game, player, parts)
@@ -73,7 +73,7 @@ async def get_me(request: Request, parts: Parts) -> Response:
     return json_response(summary, headers={"Cache-Control": "no-store"})
 
 
-async def delete_me(request: Request, parts: Parts) -> Response:
+async def delete_me(request: Request, parts: GatewayState) -> Response:
     """Remove the caller's seats for good; says which models may have seen them."""
     game, player = _self(request, parts)
     erased = await asyncio.to_thread(parts.store.erase, game, player)
@@ -87,19 +87,19 @@ async def delete_me(request: Request, parts: Parts) -> Response:
     )
 
 
-def _self(request: Request, parts: Parts) -> tuple[GameId, PlayerId]:
+def _self(request: Request, parts: GatewayState) -> tuple[GameId, PlayerId]:
     caller: Caller = caller_of(request)
     assert caller.player is not None  # the scope "self" comes with both
     assert caller.game is not None
     return parts.spec(caller.game).id, caller.player
 
 
-async def _check_there(game: GameId, player: PlayerId, parts: Parts) -> None:
+async def _check_there(game: GameId, player: PlayerId, parts: GatewayState) -> None:
     if await asyncio.to_thread(parts.store.erased, game, player):
         raise Gone("this player was erased", where="players", do="Nothing is kept of them", field="player")
 
 
-def _summary(game: GameId, player: PlayerId, parts: Parts) -> dict[str, Any]:
+def _summary(game: GameId, player: PlayerId, parts: GatewayState) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for record in parts.store.episodes(Query(game, players=(player,))):
         for seat in record.seats:
@@ -120,7 +120,7 @@ def _summary(game: GameId, player: PlayerId, parts: Parts) -> dict[str, Any]:
     return {"game": game, "player": player, "episodes": rows, "steps": sum(row["steps"] for row in rows)}
 
 
-def _export(game: GameId, player: PlayerId, parts: Parts) -> bytes:
+def _export(game: GameId, player: PlayerId, parts: GatewayState) -> bytes:
     encoded, size = [], 0
     for chunk in parts.store.read(Query(game, players=(player,))):
         encoded.append(encode(chunk))
@@ -136,7 +136,7 @@ def _export(game: GameId, player: PlayerId, parts: Parts) -> bytes:
     return pack(encoded)
 
 
-def _saw(game: GameId, first_received_ms: int | None, parts: Parts) -> list[ModelId]:
+def _saw(game: GameId, first_received_ms: int | None, parts: GatewayState) -> list[ModelId]:
     """Models that read the store after the first of the rows came: any of them may have learned from it."""
     if first_received_ms is None:
         return []

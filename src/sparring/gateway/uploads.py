@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import ChunkRefused, Conflict, Gone, NotYours, Refused, SparringError
-from sparring.games.checks import check
-from sparring.gateway.body import read_body, read_json, shaped
-from sparring.gateway.columns import columns
+from sparring.games.chunk_checks import check
+from sparring.gateway.http_errors import BadRequest, TooLarge, TooMany, answer, described, json_response
 from sparring.gateway.identity import Caller
-from sparring.gateway.parts import Parts, caller_of, request_id
-from sparring.gateway.refusals import BadRequest, TooLarge, TooMany, answer, described, json_response
+from sparring.gateway.json_columns import columns
+from sparring.gateway.request_body import read_body, read_json, shaped
 from sparring.gateway.secrets import MAX_NAME_CHARACTERS
-from sparring.store.protocol import Kept
+from sparring.gateway.state import GatewayState, caller_of, request_id
+from sparring.store.protocol import AppendResult
 from sparring.wire.chunk import MAX_ENCODED_BYTES, MAX_HEADER_BYTES, Chunk, Header, decode, encode, unpack
 from sparring.wire.ids import PlayerId, misdated
 
@@ -42,7 +42,7 @@ class JsonUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunks: list[JsonChunk]
 
 
-async def post_chunks(request: Request, parts: Parts) -> Response:
+async def post_chunks(request: Request, parts: GatewayState) -> Response:
     """Every chunk is judged alone; the status is that of the first refusal, and the others are kept all the same."""
     caller, game = caller_of(request), request.path_params["game"]
     parts.spec(game)  # Missing before a body is read
@@ -59,7 +59,7 @@ async def post_chunks(request: Request, parts: Parts) -> Response:
     return json_response({"results": results, "sample_rate": parts.sample_rate(), "time_ms": parts.now_ms()})
 
 
-def judge_all(body: bytes, kind: str, game: str, caller: Caller, parts: Parts) -> list[Judged]:
+def judge_all(body: bytes, kind: str, game: str, caller: Caller, parts: GatewayState) -> list[Judged]:
     """Each chunk of an upload as it may be stored, or what is wrong with it. Raises for the upload as a whole."""
     received: list[Any]
     if kind == BINARY:
@@ -77,7 +77,7 @@ def judge_all(body: bytes, kind: str, game: str, caller: Caller, parts: Parts) -
     return [_judge(one, game, caller, parts) for one in received]
 
 
-def _judge(received: memoryview | JsonChunk, game: str, caller: Caller, parts: Parts) -> Judged:
+def _judge(received: memoryview | JsonChunk, game: str, caller: Caller, parts: GatewayState) -> Judged:
     try:
         chunk = _from_json(received, game, parts) if isinstance(received, JsonChunk) else decode(received)
         return prepared(chunk, game, caller, parts)
@@ -85,7 +85,7 @@ def _judge(received: memoryview | JsonChunk, game: str, caller: Caller, parts: P
         return error
 
 
-def prepared(chunk: Chunk, game: str, caller: Caller, parts: Parts) -> Chunk:
+def prepared(chunk: Chunk, game: str, caller: Caller, parts: GatewayState) -> Chunk:
     """The chunk with what the gateway sets, once it passes every check that it can be put to alone."""
     head = chunk.header
     spec = parts.catalogue.spec(game, head.version)
@@ -111,7 +111,7 @@ def prepared(chunk: Chunk, game: str, caller: Caller, parts: Parts) -> Chunk:
     return _within_size(ready)
 
 
-def _well_dated(chunk: Chunk, parts: Parts) -> None:
+def _well_dated(chunk: Chunk, parts: GatewayState) -> None:
     """An episode's time decides where it is kept and for how long: one that cannot be is refused."""
     episode, keep_days = chunk.header.episode, parts.config.store.keep_days
     if wrong := misdated(episode, chunk.header.received_at_ms, int(keep_days * 86_400_000)):
@@ -142,7 +142,7 @@ def _within_size(chunk: Chunk) -> Chunk:
     return chunk if chunk.body else decode(encoded)
 
 
-def _player(head: Header, game: str, caller: Caller, parts: Parts) -> PlayerId | None:
+def _player(head: Header, game: str, caller: Caller, parts: GatewayState) -> PlayerId | None:
     """The pseudonym that is stored. A player's token speaks for that player alone."""
     name = head.player
     if name is not None and not 1 <= len(name) <= MAX_NAME_CHARACTERS:
@@ -162,7 +162,7 @@ def _player(head: Header, game: str, caller: Caller, parts: Parts) -> PlayerId |
     return caller.player
 
 
-def _from_json(one: JsonChunk, game: str, parts: Parts) -> Chunk:
+def _from_json(one: JsonChunk, game: str, parts: GatewayState) -> Chunk:
     head = one.header
     if head.columns or head.codec != "zstd":
         raise BadRequest(
@@ -174,7 +174,7 @@ def _from_json(one: JsonChunk, game: str, parts: Parts) -> Chunk:
     return Chunk(head, columns(one.columns, spec.seats[head.seat]))
 
 
-async def keep(judged: list[Judged], parts: Parts) -> tuple[list[dict[str, Any]], SparringError | None]:
+async def keep(judged: list[Judged], parts: GatewayState) -> tuple[list[dict[str, Any]], SparringError | None]:
     """Commit what passed; a result for each, in order, and the first refusal."""
     now_s = parts.clock()
     for at, one in enumerate(judged):
@@ -205,7 +205,7 @@ async def keep(judged: list[Judged], parts: Parts) -> tuple[list[dict[str, Any]]
     return results, first
 
 
-def _noted(chunk: Chunk, kept: Kept, parts: Parts) -> SparringError | None:
+def _noted(chunk: Chunk, kept: AppendResult, parts: GatewayState) -> SparringError | None:
     """Count what was kept; the refusal that the store's verdict amounts to, if it is one."""
     head = chunk.header
     if kept.verdict in ("new", "taken"):  # whether a stream had it before is for the sink to find
@@ -221,12 +221,12 @@ def _noted(chunk: Chunk, kept: Kept, parts: Parts) -> SparringError | None:
     )
 
 
-def _give_back(chunk: Chunk, parts: Parts) -> None:
+def _give_back(chunk: Chunk, parts: GatewayState) -> None:
     if chunk.header.player is not None:
         parts.quotas.give_back((chunk.header.game, chunk.header.player), chunk.header.steps)
 
 
-def _refused(error: SparringError, kept: Kept | None) -> dict[str, Any]:
+def _refused(error: SparringError, kept: AppendResult | None) -> dict[str, Any]:
     _, said = described(error)
     refused = "quota" if isinstance(error, TooMany) else "refused"
     verdict = refused if kept is None else kept.verdict

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from sparring.errors import Refused
-from sparring.hosts.private import Private
+from sparring.hosts.private_folder import PrivateFolder
 from sparring.services.discovery import Discovery, Local, default_folder, open_discovery
 from sparring.services.register import register
 from sparring.services.server import Server
@@ -70,7 +70,7 @@ def is_local(seen: str) -> bool:
     return urlsplit(seen).scheme in ("", "local", "ray")
 
 
-def private_folder(seen: str) -> Private:
+def private_folder(seen: str) -> PrivateFolder:
     """A host's own folder, where `spar services` with that discovery looks for hosts of this machine."""
     path = urlsplit(seen).path if seen.startswith("local:") else ""
-    return Private(Local(Path(path)).folder if path.strip("/") else default_folder())
+    return PrivateFolder(Local(Path(path)).folder if path.strip("/") else default_folder())

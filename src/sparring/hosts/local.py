@@ -5,18 +5,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparring.hosts.call_queue import CallQueue, PendingCall
 from sparring.hosts.control import Offer, private_folder
-from sparring.hosts.line import Asked, Line
-from sparring.hosts.naming import path_of
-from sparring.hosts.post import STOP_S, Member, Post
 from sparring.hosts.protocol import Event, Pending
-from sparring.hosts.revival import Revival
+from sparring.hosts.restart_policy import RestartPolicy
 from sparring.hosts.roster import Roster, Rostered, Started
-from sparring.hosts.worker import Told
+from sparring.hosts.service_path import path_of
+from sparring.hosts.supervisor import STOP_S, Member, Supervisor
+from sparring.hosts.worker import WorkerSpec
 from sparring.services import frames
-from sparring.services.arena import Arena
 from sparring.services.frames import ANSWER, CALL, TASK, Codec, Head
-from sparring.services.kept import Keeping, Kept
+from sparring.services.shared_memory import Arena
+from sparring.services.shared_value import SharedValue, SharedValues
 
 DEADLINE_S = 30.0
 
@@ -24,7 +24,7 @@ DEADLINE_S = 30.0
 class LocalHandle:
     """One instance on this machine."""
 
-    def __init__(self, member: Member, post: Post) -> None:
+    def __init__(self, member: Member, post: Supervisor) -> None:
         self.member, self._post = member, post
 
     @property
@@ -40,14 +40,14 @@ class LocalHandle:
         """Where what it prints is kept."""
         return self.member.log
 
-    def ask(self, verb: str, *args: Any, **named: Any) -> Asked:
+    def ask(self, verb: str, *args: Any, **named: Any) -> PendingCall:
         return self._posted(CALL, verb, args, named)
 
     def tell(self, verb: str, *args: Any, **named: Any) -> None:
         self._posted(TASK, verb, args, named).result()
 
-    def _posted(self, kind: int, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> Asked:
-        asked = Asked(kind, self.member.name, verb, self._post.news, DEADLINE_S)
+    def _posted(self, kind: int, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> PendingCall:
+        asked = PendingCall(kind, self.member.name, verb, self._post.news, DEADLINE_S)
         self.member.line.post(asked, args, named)
         self._post.wake()
         return asked
@@ -63,13 +63,13 @@ class LocalHost(Rostered[LocalHandle]):
         self._logs = logs or self._folder.path / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self.discovery = discovery or f"local://{self._folder.path}"
-        self._keeping = Keeping(self._folder.path / "kept")
+        self._keeping = SharedValues(self._folder.path / "kept")
         self._arena = Arena()
-        self._post = Post(self._keeping)
+        self._post = Supervisor(self._keeping)
         self._roster: Roster[LocalHandle] = Roster(self._added, self._stop)
         self._control = Offer(self._roster, self._folder.path, seen)
 
-    def share(self, value: Any) -> Kept:
+    def share(self, value: Any) -> SharedValue:
         return self._keeping.keep(value)
 
     def wait(self, pending: Sequence[Pending], seconds: float) -> list[Pending]:
@@ -97,7 +97,7 @@ class LocalHost(Rostered[LocalHandle]):
 
     def _one(self, started: Started[LocalHandle], index: int, given: dict[str, Any]) -> LocalHandle:
         said = Codec().encode(Head(frames.VERSION, ANSWER, 0, "", 0.0, given))
-        told = Told(
+        told = WorkerSpec(
             service=path_of(started.service),
             name=started.name,
             id="",
@@ -107,8 +107,8 @@ class LocalHost(Rostered[LocalHandle]):
             given=[bytes(part) for part in said],
             ready=-1,
         )
-        line = Line(f"{started.name}/{index}", self._arena, self._post.context)
+        line = CallQueue(f"{started.name}/{index}", self._arena, self._post.context)
         log = self._logs / f"{started.name}.{index}.log"
-        member = Member(told, line, Revival(started.needs.restarts), log, next_s=time.monotonic())
+        member = Member(told, line, RestartPolicy(started.needs.restarts), log, next_s=time.monotonic())
         self._post.add(member)
         return LocalHandle(member, self._post)

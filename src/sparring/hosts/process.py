@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.hosts.worker import LENGTH, Told
+from sparring.hosts.worker import LENGTH, WorkerSpec
 
 WORKER = "sparring.hosts.worker"
 MAX_LOG_BYTES, KEPT_LOG_BYTES = 4 << 20, 256 << 10  # one that grew too long is cut to its end
@@ -20,7 +20,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 class Process:
     """A life of an instance. `ready` is readable once it can be called, `ended` once it is over (None: look)."""
 
-    def __init__(self, told: Told, log: Path) -> None:
+    def __init__(self, told: WorkerSpec, log: Path) -> None:
         """Start it; `told.ready` is filled in here."""
         self._log = log
         ready, theirs = os.pipe()
@@ -121,7 +121,7 @@ def cut(log: Path) -> None:
                 file.write(end)
 
 
-def _environment(told: Told) -> dict[str, str]:
+def _environment(told: WorkerSpec) -> dict[str, str]:
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "SPARRING_DISCOVERY": told.discovery}
     return {**{name: one for name, one in ONE_THREAD.items() if name not in os.environ}, **own}

@@ -7,8 +7,8 @@ from threading import Lock
 from typing import Any, Generic, Self, TypeVar
 
 from sparring.errors import ConfigError, Missing, Refused
-from sparring.hosts.naming import checked_name, given_each, path_of
 from sparring.hosts.protocol import Given, Handle, Resources
+from sparring.hosts.service_path import checked_name, given_each, path_of
 
 One = TypeVar("One", bound=Handle)
 

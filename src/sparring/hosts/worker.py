@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import msgspec
 
-from sparring.hosts.naming import class_at, constructed
-from sparring.services import kept as kept  # a shared value may stand in what comes
+from sparring.hosts.service_path import class_at, constructed
+from sparring.services import shared_value as shared_value  # a shared value may stand in what comes
 from sparring.services.discovery import open_discovery
 from sparring.services.frames import Codec
 from sparring.services.register import verbs_of
@@ -25,7 +25,7 @@ GRACE_S = 2.5  # for an orderly end, after it was asked for
 ORPHAN_S = 2.0  # the same, after the host has gone
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What this process is to be."""
 
     service: str  # "module:Class"
@@ -48,7 +48,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     """Serve until the host says, or is, enough."""
-    told = msgspec.msgpack.decode(_message(), type=Told)
+    told = msgspec.msgpack.decode(_message(), type=WorkerSpec)
     over = threading.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: over.set())

@@ -10,9 +10,9 @@ from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import Catalogue, spec_of
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms import ALIASES, open_algorithm, settings_of
-from sparring.learn.own_policy import open_policy
 from sparring.learn.presets import Preset, preset_for
 from sparring.learn.protocol import Algorithm, policy_for
+from sparring.nets.user_policy import open_policy
 from sparring.replay.feeder import check_share
 
 Source = Literal["sim", "store", "mix"]
@@ -83,7 +83,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TrainRequest:
     """What a user asked for; None and empty: whatever suits."""
 
     game: str
@@ -99,7 +99,7 @@ class Wish:
     learners: int | None = None
 
 
-def plan(wish: Wish, config: Config) -> Plan:
+def plan(wish: TrainRequest, config: Config) -> Plan:
     """The plan for a wish: the user's words, then the preset, then the defaults."""
     algorithm = open_algorithm(wish.algo)
     source = _source(wish.source)
@@ -146,7 +146,7 @@ def plan(wish: Wish, config: Config) -> Plan:
     )
 
 
-def _check_counts(wish: Wish, envs: int) -> None:
+def _check_counts(wish: TrainRequest, envs: int) -> None:
     if envs < 1 or (wish.steps is not None and wish.steps < 1):
         raise ConfigError(f"--envs {envs}, --steps {wish.steps}", where="spar train", do="Count both from 1")
     if wish.actors is not None and wish.actors < 1:
@@ -216,7 +216,7 @@ def _source(text: str) -> Source:
     raise ConfigError(f"there is no source {text!r}", where="--from", do=do)
 
 
-def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
+def _topology(wish: TrainRequest, algorithm: Algorithm, source: Source) -> str:
     from sparring.learn.topologies import TOPOLOGIES
 
     wanted = "offline" if source == "store" and algorithm.feeds != "rllib" else _suiting(wish, algorithm)
@@ -243,7 +243,7 @@ def _topology(wish: Wish, algorithm: Algorithm, source: Source) -> str:
     return name
 
 
-def _learners(wish: Wish, config: Config) -> int:
+def _learners(wish: TrainRequest, config: Config) -> int:
     learners = config.train.learners if wish.learners is None else wish.learners
     if learners < 1:
         raise ConfigError(f"--learners {learners}", where="spar train", do="Count them from 1")
@@ -260,7 +260,7 @@ def _ringed(topology: str | None, learners: int) -> str | None:
     return "ring"
 
 
-def _suiting(wish: Wish, algorithm: Algorithm) -> str:
+def _suiting(wish: TrainRequest, algorithm: Algorithm) -> str:
     """By the name that was asked for, then by the algorithm's; processes of their own need what POSIX has."""
     if algorithm.feeds == "rllib":
         return "rllib"
@@ -270,7 +270,7 @@ def _suiting(wish: Wish, algorithm: Algorithm) -> str:
     return suits
 
 
-def _away(wish: Wish) -> bool:
+def _away(wish: TrainRequest) -> bool:
     return wish.on is not None and not wish.on.startswith("local:")
 
 

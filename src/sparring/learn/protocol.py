@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sparring.acting.actor import Episodes
 from sparring.games.spec import GameSpec, Leaf
 from sparring.replay.batch import Batch as Batch
 from sparring.wire.chunk import Array
-from sparring.wire.network import NetworkSpec
-
-Weights = dict[str, Array]  # parameter name → float32
+from sparring.wire.network import NetworkSpec, Weights
+from sparring.wire.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Algorithm(Protocol):
     name: str
     feeds: str  # "transitions" or "sequences" of a replay table, "records" of the store alone, fresh "trajectories"
     policy: str  # where actions are discrete; `policy_for` says it for any
-    settings: type  # the frozen dataclass that `config` is one of; what feeds it is in learn/feeding.py
+    settings: type  # the frozen dataclass that `config` is one of; what feeds it is in learn/algorithms/feeds.py
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         """A fresh learner for a seat of `game`; ConfigError where its spaces do not suit the algorithm."""
@@ -64,3 +64,54 @@ class Algorithm(Protocol):
 def policy_for(algorithm: Algorithm, action: Leaf) -> str:
     """How the outputs of its networks choose such actions: a box has one Gaussian, whatever the algorithm."""
     return algorithm.policy if action.choices else "gaussian"
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What one turn came to. No update: the table is still filling."""
+
+    update: Update | None
+    batch: Batch | None
+    episodes: Episodes | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was learned from, for a model's lineage."""
+
+    steps: Mapping[str, int]  # by source
+    store_until_ms: int | None  # None: the store was not read
+
+
+class Topology(Protocol):
+    """A topology at work."""
+
+    @property
+    def learner(self) -> Learner: ...
+    @property
+    def env_steps(self) -> int: ...  # ticks of all games together; 0 where nobody plays
+    @property
+    def position(self) -> int: ...  # how far the run is, in the steps that its plan counts
+    @property
+    def episodes(self) -> int: ...
+
+    def iterate(self) -> Iteration:
+        """Play and learn a little: at most one update."""
+        ...
+
+    def sources(self) -> Sources:
+        """What was learned from so far."""
+        ...
+
+    def close(self) -> None:
+        """Stop whatever was started; nothing is asked of it afterwards."""
+        ...
+
+    def save(self) -> Tree:
+        """Everything needed to go on as if nothing had happened."""
+        ...
+
+    def load(self, state: Tree) -> None:
+        """Back to what `save` gave."""
+        ...

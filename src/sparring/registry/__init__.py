@@ -9,7 +9,7 @@ from sparring.errors import ConfigError, Missing
 if TYPE_CHECKING:
     from sparring.registry.protocol import Registry
 
-BACKENDS = {"file": "sparring.registry.file:FileRegistry", "s3": "sparring.registry.s3:S3Registry"}
+BACKENDS = {"file": "sparring.registry.file:FileRegistry", "s3": "sparring.registry.s3.registry:S3Registry"}
 NEEDS = {"s3": "aws"}  # the extra of a backend that needs one
 
 

@@ -18,6 +18,7 @@ from types import TracebackType
 
 import msgspec
 
+from sparring.durable import kept, publish_folder, read_inside, replace_file, sweep
 from sparring.errors import Missing, ModelDamaged, SparringError
 from sparring.registry.cards import (
     CARD,
@@ -34,12 +35,11 @@ from sparring.registry.cards import (
     place,
     read_card,
 )
-from sparring.registry.crowning import Crowning
-from sparring.registry.durable import kept, publish_folder, read_inside, replace_file, sweep
+from sparring.registry.champions.log import ChampionLog
+from sparring.registry.champions.promotion import ChampionPromotion
+from sparring.registry.champions.rules import DAY_S, ChampionRules
 from sparring.registry.protocol import Evidence, Listed
-from sparring.registry.reigns import Reigns
-from sparring.registry.signing import FolderKey
-from sparring.registry.succession import DAY_S, Succession
+from sparring.registry.signing_key import FolderKey
 from sparring.wire.champion import canonical
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import Card, Model, check
@@ -49,7 +49,7 @@ _Mark = tuple[int, int, int]  # a file's inode, time and size: another mark is a
 log = logging.getLogger(__name__)
 
 
-class FileRegistry(Crowning):
+class FileRegistry(ChampionPromotion):
     """See `registry/protocol.py`. `clock` gives Unix seconds."""
 
     def __init__(
@@ -64,9 +64,9 @@ class FileRegistry(Crowning):
         with kept(root):
             root.mkdir(parents=True, exist_ok=True)
             sweep(root, DAY_S, clock())
-        reigns = Reigns(root / "champions")
+        reigns = ChampionLog(root / "champions")
         self._signer = FolderKey(root, reigns.any)
-        self._succession = Succession(
+        self._succession = ChampionRules(
             reigns, self._signer, champion_days=champion_days, rollout_share=rollout_share, clock=clock
         )
         self._cards: dict[ModelId, Card] = {}  # verified; an id never means another card

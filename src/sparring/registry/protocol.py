@@ -11,7 +11,7 @@ from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import Card, Model
 
 if TYPE_CHECKING:
-    from sparring.registry.reigns import Reign
+    from sparring.registry.champions.log import ChampionEntry
 
 
 def _always(value: object) -> Any:
@@ -108,7 +108,7 @@ class Registry(Protocol):
         """The game's versions that have, or had, a champion."""
         ...
 
-    def history(self, game: GameId, version: str, seat: int | None = None) -> "list[Reign]":
+    def history(self, game: GameId, version: str, seat: int | None = None) -> "list[ChampionEntry]":
         """Every signing for exactly that version and seat, oldest first, with its evidence."""
         ...
 

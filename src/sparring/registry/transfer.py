@@ -6,9 +6,9 @@ from pathlib import Path
 
 import httpx
 
+from sparring.durable import read_inside
 from sparring.errors import Missing, ModelDamaged, NotYours, SparringError, Unreachable
 from sparring.registry.cards import CARD, MAX_CARD_BYTES, read_card
-from sparring.registry.durable import read_inside
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model, check
 

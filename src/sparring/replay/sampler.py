@@ -133,7 +133,7 @@ class Prioritised:
     def __init__(
         self, capacity: int, priority_exponent: float, importance_exponent: float, importance_samples: int = 0
     ) -> None:
-        from sparring.replay.points import points  # compile: whoever does not ask for them need not wait
+        from sparring.replay.random_points import points  # compile: whoever does not ask for them need not wait
         from sparring.replay.sumtree import SumTree
 
         self._tree, self._points = SumTree(capacity), points

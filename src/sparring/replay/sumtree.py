@@ -7,8 +7,8 @@ however long a run lasts.
 
 import numpy as np
 
-from sparring.replay.compiled import compiled
-from sparring.replay.powers import raised
+from sparring.jit import compiled
+from sparring.replay.fast_power import raised
 from sparring.replay.rows import large
 from sparring.wire.chunk import Array
 

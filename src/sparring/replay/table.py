@@ -25,15 +25,15 @@ from sparring.replay.batch import Batch
 from sparring.replay.remover import Fifo, Remover
 from sparring.replay.rows import NONE, Rows, row_layout
 from sparring.replay.sampler import Drawn, Prioritised, Sampler, Uniform
-from sparring.replay.shares import capped
+from sparring.replay.sequences import Window, frames, windows
 from sparring.replay.snapshot import Snapshot
 from sparring.replay.steps import Steps
-from sparring.replay.walks import Window, frames, windows
+from sparring.replay.uploader_cap import capped
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
 
 if TYPE_CHECKING:
-    from sparring.replay.taking import Taking
+    from sparring.replay.gather import Taking
 
 _NEXT = "next/"  # before the name of a column: as it was after the transition
 PENDING = 64  # inserts that wait for whoever holds the lock; the next one waits itself
@@ -361,7 +361,7 @@ class Table:
 
     def _takes(self) -> "Taking":
         if self._taking is None:
-            from sparring.replay.taking import END, NOW, THEN, Taking, Wanted
+            from sparring.replay.gather import END, NOW, THEN, Taking, Wanted
 
             def wanted(name: str, moment: int) -> Wanted:
                 kind = self._rows.layout[name]
@@ -394,7 +394,7 @@ class Table:
 @cache
 def _linking() -> ModuleType:
     """Compiled when it is first asked for: whoever inserts nothing need not wait."""
-    return importlib.import_module("sparring.replay.linking")
+    return importlib.import_module("sparring.replay.insert_rows")
 
 
 _NO_ROWS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.float32)

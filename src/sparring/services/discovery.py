@@ -11,15 +11,15 @@ import os
 from urllib.parse import urlsplit
 
 from sparring.errors import ConfigError
-from sparring.services.local import Local, default_folder
-from sparring.services.protocol import Announced, Discovery, Door, Instance
+from sparring.services.local_discovery import Local, default_folder
+from sparring.services.protocol import Announced, Discovery, Instance, ServerSocket
 
-__all__ = ["Announced", "Discovery", "Door", "Instance", "Local", "default_folder", "open_discovery"]
+__all__ = ["Announced", "Discovery", "Instance", "Local", "ServerSocket", "default_folder", "open_discovery"]
 
 BACKENDS = {
-    "local": "sparring.services.local:open_local",
-    "consul": "sparring.services.consul:open_consul",
-    "ray": "sparring.hosts.ray_discovery:open_ray",
+    "local": "sparring.services.local_discovery:open_local",
+    "consul": "sparring.services.consul_discovery:open_consul",
+    "ray": "sparring.hosts.ray.discovery:open_ray",
 }
 VARIABLE = "SPARRING_DISCOVERY"
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from sparring.errors import WireError
-from sparring.services.arena import LARGE_BYTES, Arena, Mapped
+from sparring.services.shared_memory import LARGE_BYTES, Arena, Mapped
 from sparring.wire.chunk import DTYPES
 
 VERSION = 2

@@ -24,7 +24,7 @@ KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # 32 bytes as Z8
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a caller may come in
 
 
-class Keys:
+class CurveKeys:
     """The keys in a folder. `trusted` is read again when it changes: a removed key no longer opens."""
 
     def __init__(self, folder: Path) -> None:
@@ -47,9 +47,9 @@ class Keys:
         """Whether it is our own public key, or one that we were told to trust."""
         return key == self.public.encode() or key in self._others()
 
-    def serve(self, socket: "zmq.Socket[bytes]") -> "Guard":
+    def serve(self, socket: "zmq.Socket[bytes]") -> "CurveAuthenticator":
         """Let only trusted callers in where the socket is bound from now on."""
-        guard = Guard(socket.context, self)
+        guard = CurveAuthenticator(socket.context, self)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, b"sparring")
@@ -78,7 +78,7 @@ class Keys:
         return self._read[1]
 
 
-def create_keys(folder: Path) -> Keys:
+def create_keys(folder: Path) -> CurveKeys:
     """A new pair in `folder`, unless there is one."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     public, secret = zmq.curve_keypair()
@@ -89,13 +89,13 @@ def create_keys(folder: Path) -> Keys:
     with suppress(FileExistsError):  # somebody was faster, or it is there
         os.link(fresh, folder / "key")
     fresh.unlink()
-    return Keys(folder)
+    return CurveKeys(folder)
 
 
-class Guard:
+class CurveAuthenticator:
     """Answers ZeroMQ's question whether a caller may come in. One for each context that has sockets with keys."""
 
-    def __init__(self, context: "zmq.Context[Any]", keys: Keys) -> None:
+    def __init__(self, context: "zmq.Context[Any]", keys: CurveKeys) -> None:
         self._context, self._keys = context, keys
         self._asked = context.socket(zmq.REP)
         self._asked.setsockopt(zmq.LINGER, 0)

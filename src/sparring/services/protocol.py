@@ -25,7 +25,7 @@ class Announced(Protocol):
     def close(self) -> None: ...
 
 
-class Door(Protocol):
+class ServerSocket(Protocol):
     """Where an instance listens. Close it before its context, after its socket."""
 
     @property
@@ -39,7 +39,7 @@ class Door(Protocol):
 class Discovery(Protocol):
     """Threads may call it."""
 
-    def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Door:
+    def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> ServerSocket:
         """Bind an instance's socket where its callers will come."""
         ...
 

@@ -20,11 +20,13 @@ import zmq
 
 from sparring.errors import Refused, WireError
 from sparring.services import frames
-from sparring.services.arena import Arena
-from sparring.services.batching import joined, parted, shape_of
+from sparring.services.call_batch import joined, parted, shape_of
+from sparring.services.client_sockets import AT_ONCE, EVENTS, MORE, READABLE, plain_send
 from sparring.services.discovery import Discovery, Instance
-from sparring.services.failure import Busy as Busy
-from sparring.services.failure import Leaving, story_of, told_of
+from sparring.services.errors import Overloaded as Overloaded
+from sparring.services.errors import ShuttingDown, story_of, told_of
+from sparring.services.fd_passing import NAME_BYTES, Peer, Reception
+from sparring.services.fd_passing import beside as beside
 from sparring.services.frames import (
     ACCEPTED,
     ANSWER,
@@ -39,12 +41,10 @@ from sparring.services.frames import (
     number_of,
     together,
 )
-from sparring.services.handover import NAME_BYTES, Peer, Reception
-from sparring.services.handover import beside as beside
-from sparring.services.lines import AT_ONCE, EVENTS, MORE, READABLE, plain_send
 from sparring.services.register import HOW_BUSY, service_name, verbs_of
-from sparring.services.routes import FRESH_S
-from sparring.services.waiting import QUICK_CALLS, QUICK_S, Asked, Line
+from sparring.services.request_queue import QUICK_CALLS, QUICK_S, Request, RequestQueue
+from sparring.services.router import FRESH_S
+from sparring.services.shared_memory import Arena
 
 TOGETHER_S = 0.0002  # an answer waits no longer for that of another call that came with it, and for its end
 MAX_ANSWERS = 8192  # to one caller that does not read them; more are dropped
@@ -59,13 +59,13 @@ class Server:
         self._discovery = discovery
         self.name, self.id = name or service_name(instance), id or os.urandom(4).hex()
         self._lines = {
-            name: Line(verb, getattr(instance, name), verb.response and verb.batch == 1)
+            name: RequestQueue(verb, getattr(instance, name), verb.response and verb.batch == 1)
             for name, verb in verbs_of(instance).items()
         }
         if not self._lines:
             raise WireError("it has no verb", where=self.name, do="Decorate a method with @register()")
         self._context = zmq.Context()
-        self._work: deque[tuple[Line, list[Asked]]] = deque()  # bounded by each verb's queue
+        self._work: deque[tuple[RequestQueue, list[Request]]] = deque()  # bounded by each verb's queue
         self._something = threading.Condition()
         self._working = False
         self._due: float | None = None  # when the first of what is gathered must be worked on
@@ -185,7 +185,7 @@ class Server:
         except WireError as error:
             number = number_of(said[0])
             if number is not None:
-                self._fail(codec, Asked(caller, number, 0.0, (), {}), error)
+                self._fail(codec, Request(caller, number, 0.0, (), {}), error)
                 self._tell()
             return
         answered = self._begin(codec, caller, head, mapped is not None)
@@ -223,22 +223,22 @@ class Server:
         try:
             args, named = head.body
         except (TypeError, ValueError) as error:
-            self._fail(codec, Asked(caller, head.id, 0.0, (), {}), error)
+            self._fail(codec, Request(caller, head.id, 0.0, (), {}), error)
             return None
         if line is None or not line.at_once or head.kind != CALL or self._work or self._working or self._leaving:
-            self._enter(codec, line, head, Asked(caller, head.id, begun + head.seconds, args, named))
+            self._enter(codec, line, head, Request(caller, head.id, begun + head.seconds, args, named))
             return None
         try:
             answer = Head(frames.VERSION, ANSWER, head.id, "", 0.0, line.method(*args, **named))
             answered = codec.encode(answer, self._arena if beside else None, caller[:NAME_BYTES])
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is told to who asked)
-            self._fail(codec, Asked(caller, head.id, 0.0, args, named), error)
+            self._fail(codec, Request(caller, head.id, 0.0, args, named), error)
             return None
         if (seconds := time.monotonic() - begun) >= QUICK_S or line.doubted:
             line.took(seconds)
         return answered
 
-    def _enter(self, codec: Codec, line: Line | None, head: Head, asked: Asked) -> None:
+    def _enter(self, codec: Codec, line: RequestQueue | None, head: Head, asked: Request) -> None:
         """What is not done at once waits in its line, or is refused."""
         if head.verb == HOW_BUSY and head.kind == CALL:
             waiting = sum(line.all_waiting for line in self._lines.values()) + self._working
@@ -251,7 +251,7 @@ class Server:
             self._fail(codec, asked, self._left())
         elif line.all_waiting >= line.verb.queue:
             do = "Wait for a place" if line.verb.full == "wait" else "Ask again later"
-            busy = Busy(f"{line.all_waiting} wait for {head.verb}", where=self.name, do=do, limit=line.verb.full)
+            busy = Overloaded(f"{line.all_waiting} wait for {head.verb}", where=self.name, do=do, limit=line.verb.full)
             self._fail(codec, asked, busy)
         elif not line.verb.response or head.kind == TASK:
             self._answer(codec, asked, ACCEPTED, None)
@@ -262,10 +262,10 @@ class Server:
         else:
             self._hand_over(line, [asked])
 
-    def _left(self) -> Leaving:
-        return Leaving(f"{self.id} is about to end", where=self.name, do="Ask another one")
+    def _left(self) -> ShuttingDown:
+        return ShuttingDown(f"{self.id} is about to end", where=self.name, do="Ask another one")
 
-    def _gather(self, codec: Codec, line: Line, asked: Asked) -> None:
+    def _gather(self, codec: Codec, line: RequestQueue, asked: Request) -> None:
         if not line.gathered:
             line.due = time.monotonic() + line.verb.wait_ms / 1000
             self._due = line.due if self._due is None else min(self._due, line.due)
@@ -280,9 +280,9 @@ class Server:
                 self._release(codec, line)
         self._tell()
 
-    def _release(self, codec: Codec, line: Line) -> None:
+    def _release(self, codec: Codec, line: RequestQueue) -> None:
         """What was gathered goes to work; callers whose arrays cannot be stacked go in groups."""
-        groups: dict[Any, list[Asked]] = {}
+        groups: dict[Any, list[Request]] = {}
         for asked in line.gathered:
             groups.setdefault(shape_of((asked.args, asked.named)), []).append(asked)
         line.gathered = []
@@ -293,7 +293,7 @@ class Server:
             else:
                 self._hand_over(line, group)
 
-    def _hand_over(self, line: Line, group: list[Asked]) -> None:
+    def _hand_over(self, line: RequestQueue, group: list[Request]) -> None:
         with self._something:
             line.waiting += len(group)
             self._work.append((line, group))
@@ -348,7 +348,7 @@ class Server:
 
     # Either.
 
-    def _do(self, codec: Codec, line: Line, group: list[Asked]) -> None:
+    def _do(self, codec: Codec, line: RequestQueue, group: list[Request]) -> None:
         """Work, and put the answers out."""
         begun = time.monotonic()
         group = [asked for asked in group if asked.until > begun or not asked.caller]
@@ -368,7 +368,7 @@ class Server:
         for asked, result in zip(group, results, strict=True):
             self._answer(codec, asked, ANSWER, result)
 
-    def _answer(self, codec: Codec, asked: Asked, kind: int, body: Any) -> None:
+    def _answer(self, codec: Codec, asked: Request, kind: int, body: Any) -> None:
         if asked.caller:
             name = asked.caller[:NAME_BYTES]
             arena = self._arena if name in self._peers else None
@@ -379,7 +379,7 @@ class Server:
                 return
             self._out.append((asked.caller, said))
 
-    def _fail(self, codec: Codec, asked: Asked, error: BaseException) -> None:
+    def _fail(self, codec: Codec, asked: Request, error: BaseException) -> None:
         if not asked.caller:
             self.failures.append(story_of(error))
             return

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from sparring.errors import SparringError, Unreachable, WireError
-from sparring.services.asynchronous import LoopLines
+from sparring.services.async_client import AsyncConnections
+from sparring.services.client_sockets import ClientContext, Connections
 from sparring.services.discovery import Discovery, open_discovery
-from sparring.services.failure import Busy, Leaving, error_of, pause_s
-from sparring.services.failure import CallFailed as CallFailed
-from sparring.services.failure import Late as Late
-from sparring.services.failure import Lost as Lost
+from sparring.services.errors import CallFailed as CallFailed
+from sparring.services.errors import CallLost as CallLost
+from sparring.services.errors import CallTimeout as CallTimeout
+from sparring.services.errors import Overloaded, ShuttingDown, error_of, pause_s
 from sparring.services.frames import CALL, ERROR, TASK
-from sparring.services.lines import House, Lines
 from sparring.services.register import service_name
-from sparring.services.routes import Routes, Target
+from sparring.services.router import Router, Target
 
 if TYPE_CHECKING:
     from sparring.services.protocol import Publishes
-    from sparring.services.reading import Reader
+    from sparring.services.topic_reader import TopicReader
 
 ABSENT_S = 0.02  # between two looks for a service that has no instance
 
@@ -85,12 +85,12 @@ class Solver:
         opened: Publishes = Publisher(topic, self._discovery) if own is None else own(topic)
         return opened
 
-    def subscribe(self, topic: str, wait_s: float = 0.0) -> "Reader":
+    def subscribe(self, topic: str, wait_s: float = 0.0) -> "TopicReader":
         """The latest value of a topic, for one thread: as there is (async), or with `wait_s` waited for (sync)."""
         from sparring.services.topics import Subscription
 
         own = getattr(self._discovery, "subscription", None)
-        opened: Reader = Subscription(topic, self._discovery, wait_s) if own is None else own(topic, wait_s)
+        opened: TopicReader = Subscription(topic, self._discovery, wait_s) if own is None else own(topic, wait_s)
         return opened
 
     def proxy(self, service: object) -> "Proxy":
@@ -175,7 +175,7 @@ class Solver:
                     error = failed
                 finally:
                     shared.routes.done(target)
-                if isinstance(error, Lost):
+                if isinstance(error, CallLost):
                     shared.of_loop().drop(target)
                 if (pause := shared.goes_on(error, target, verb, refused, attempt, until)) > 0:
                     await asyncio.sleep(pause)
@@ -187,19 +187,19 @@ class _Shared:
     """What solvers of different terms have in common."""
 
     def __init__(self, discovery: Discovery) -> None:
-        self.routes = Routes(discovery, random.Random())
-        self.house = House(discovery)
-        self.lines = Lines(self.house)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLines] = WeakKeyDictionary()
-        self._last: tuple[asyncio.AbstractEventLoop | None, LoopLines] = (None, LoopLines(self.house))
+        self.routes = Router(discovery, random.Random())
+        self.house = ClientContext(discovery)
+        self.lines = Connections(self.house)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnections] = WeakKeyDictionary()
+        self._last: tuple[asyncio.AbstractEventLoop | None, AsyncConnections] = (None, AsyncConnections(self.house))
 
-    def of_loop(self) -> LoopLines:
+    def of_loop(self) -> AsyncConnections:
         """The running event loop's sockets."""
         loop = asyncio.get_running_loop()
         last, lines = self._last
         if last is not loop:
             found = self._loops.get(loop)
-            lines = self._loops[loop] = LoopLines(self.house) if found is None else found
+            lines = self._loops[loop] = AsyncConnections(self.house) if found is None else found
             self._last = (loop, lines)
         return lines
 
@@ -207,15 +207,15 @@ class _Shared:
         self, error: SparringError, target: Target, verb: str, refused: list[str], attempt: int, until: float
     ) -> float:
         """After how many seconds a failed call is made again; the error itself where it is not."""
-        if isinstance(error, Busy):
+        if isinstance(error, Overloaded):
             return pause_s(error, attempt, time.monotonic(), until)
-        if isinstance(error, Lost):
+        if isinstance(error, CallLost):
             self.house.dead(target)
-        elif not isinstance(error, Leaving):
+        elif not isinstance(error, ShuttingDown):
             raise error
         self.routes.look_again(target.instance.service)
         refused.append(target.instance.id)
-        if isinstance(error, Lost) and verb not in target.instance.idempotent:
+        if isinstance(error, CallLost) and verb not in target.instance.idempotent:
             raise error
         return 0.0
 

@@ -13,16 +13,16 @@ import time
 from pathlib import Path
 
 from sparring.services.discovery import Discovery, Instance
-from sparring.services.mirror import Mirror, mirror, near_of
-from sparring.services.publishing import ASK, MIRROR, TOLD, Publisher, service_of
-from sparring.services.reading import Reader
-from sparring.services.written import mapped, read
+from sparring.services.publisher import ASK, MIRROR, TOLD, Publisher, service_of
+from sparring.services.shared_memory_codec import mapped, read
+from sparring.services.topic_mirror import Mirror, mirror, near_of
+from sparring.services.topic_reader import TopicReader
 
 __all__ = ["Publisher", "Subscription"]
 LOOK_S = 0.5  # how often a subscriber looks whether another publisher has come
 
 
-class Subscription(Reader):
+class Subscription(TopicReader):
     """Arrays are views of the memory that all readers of the machine share, and cannot be written."""
 
     def __init__(self, topic: str, discovery: Discovery, wait_s: float = 0.0) -> None:

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from sparring.registry.bucket import Address, Bucket
-from sparring.store.parquet import encode
+from sparring.registry.s3.bucket import Address, Bucket
+from sparring.store.exchange.parquet import encode
 from sparring.wire.chunk import Chunk
 
 

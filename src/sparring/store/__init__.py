@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sparring.store.protocol import LedgerStore
 
 BACKENDS = {  # scheme → module with `open_url(url, **settings) -> Store`
-    "sqlite": "sparring.store.sqlite",
+    "sqlite": "sparring.store.sqlite.store",
     "cassandra": "sparring.store.cassandra",
 }
 

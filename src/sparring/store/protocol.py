@@ -14,7 +14,7 @@ Verdict = Literal["new", "had", "conflict", "forbidden", "gone", "taken"]  # tak
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class AppendResult:
     """What became of one chunk. `reason` is a sentence for every verdict that is not a success."""
 
     verdict: Verdict
@@ -24,7 +24,7 @@ class Kept:
     limit: str = ""
 
 
-Appended = list[Kept]  # one for each chunk, in the order given
+Appended = list[AppendResult]  # one for each chunk, in the order given
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sparring.store.protocol import Query, Store
-from sparring.store.tallies import Heavy, Moments, Spread
+from sparring.store.sketches import Heavy, Moments, Spread
 from sparring.wire.chunk import Array, Chunk
 
 MOST_ACTIONS = 4_096  # distinct actions counted one by one

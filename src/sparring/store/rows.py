@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sparring.store.protocol import Kept
+from sparring.store.protocol import AppendResult
 from sparring.wire.chunk import Chunk, encode_parts
 from sparring.wire.ids import GameId, PlayerId
 
@@ -118,31 +118,33 @@ class Neighbour(NamedTuple):
     content: bytes
 
 
-def judge(row: Row, before: Neighbour | None, after: Neighbour | None) -> Kept:
+def judge(row: Row, before: Neighbour | None, after: Neighbour | None) -> AppendResult:
     """Whether the chunk may stand between its neighbours. Whose seat it is comes first: a stranger learns no more."""
     near = before or after
     if near is not None and near.uploader != row.uploader:
         reason = f"seat {row.seat} of episode {row.episode} was opened by another uploader"
-        return Kept("forbidden", reason, "uploader", row.uploader, "the uploader that opened the seat")
+        return AppendResult("forbidden", reason, "uploader", row.uploader, "the uploader that opened the seat")
     end = row.first_step + row.steps
     if before is not None:
         last = before.first_step + before.steps
         if before.first_step == row.first_step:
             if before.content == row.content:
-                return Kept("had")
+                return AppendResult("had")
             reason = f"another chunk is stored at step {row.first_step}; the first stays"
-            return Kept("conflict", reason, "first_step", str(row.first_step), "the same content as before")
+            return AppendResult("conflict", reason, "first_step", str(row.first_step), "the same content as before")
         if last > row.first_step:
             reason = f"steps {row.first_step} to {last - 1} are stored already"
-            return Kept("conflict", reason, "first_step", str(row.first_step), f"{last} or more")
+            return AppendResult("conflict", reason, "first_step", str(row.first_step), f"{last} or more")
         if before.ending != "running":
             reason = f"the seat ended at step {last - 1}"
-            return Kept("conflict", reason, "first_step", str(row.first_step), f"below {last}")
+            return AppendResult("conflict", reason, "first_step", str(row.first_step), f"below {last}")
     if after is not None:
         if after.first_step < end:
             reason = f"step {after.first_step} is stored already"
-            return Kept("conflict", reason, "steps", str(row.steps), f"up to {after.first_step - row.first_step}")
+            return AppendResult(
+                "conflict", reason, "steps", str(row.steps), f"up to {after.first_step - row.first_step}"
+            )
         if row.ending != "running":
             reason = f"the seat goes on: step {after.first_step} is stored already"
-            return Kept("conflict", reason, "ending", row.ending, "running")
-    return Kept("new")
+            return AppendResult("conflict", reason, "ending", row.ending, "running")
+    return AppendResult("new")

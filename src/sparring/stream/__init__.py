@@ -8,7 +8,7 @@ from sparring.errors import ConfigError, Missing
 if TYPE_CHECKING:
     from sparring.stream.protocol import Stream
 
-BACKENDS = {"kinesis": "sparring.stream.kinesis"}  # scheme → module with `open_url(url, **settings) -> Stream`
+BACKENDS = {"kinesis": "sparring.stream.kinesis.stream"}  # scheme → module with `open_url(url, **settings) -> Stream`
 
 
 def open_stream(url: str, **settings: Any) -> "Stream":

@@ -17,7 +17,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from sparring.wire.chunk import Array
+
 Activation = Literal["relu", "tanh", "none"]
+Weights = dict[str, Array]  # parameter name → float32
 
 
 class Dense(msgspec.Struct, frozen=True, tag="dense"):

@@ -145,7 +145,7 @@ function leafOf(observation, name) {
   return typeof found === "number" ? [found] : found;
 }
 
-/** The number whose place between the bounds a raw one means (learn/policies.py `squashed`). */
+/** The number whose place between the bounds a raw one means (nets/policies.py `squashed`). */
 function within(raw, [low, high]) {
   return Math.min(Math.max(low + (high - low) * 0.5 * (Math.tanh(raw) + 1), low), high);
 }
@@ -158,7 +158,7 @@ export function logSoftmax(logits, legal = null) {
   return values.map((x) => x - top - total);
 }
 
-/** What a deployed model does (learn/policies.py `choose`): its best legal action, or by 1 - strength a uniform one. */
+/** What a deployed model does (nets/policies.py `choose`): its best legal action, or by 1 - strength a uniform one. */
 export function choose(logits, legal, strength, random = Math.random) {
   const allowed = Array.from(logits, (_, i) => i).filter((i) => !legal || legal[i]);
   const top = allowed.reduce((best, i) => (logits[i] > logits[best] ? i : best), allowed[0]);

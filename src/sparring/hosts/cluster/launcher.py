@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import ConfigError, Missing
-from sparring.hosts.cluster.document import DATA, ENVIRONMENT, FOLDER
+from sparring.hosts.cluster.ray_yaml import DATA, ENVIRONMENT, FOLDER
 
 HEAD_POLICY, USER_POLICY = "-head-policy.json", "-user-policy.json"  # beside cluster.yaml: cluster-head-policy.json
 Say = Callable[[str], None]

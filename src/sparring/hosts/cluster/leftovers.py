@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from sparring.hosts.cluster import TAG, removal
+from sparring.hosts.cluster import TAG
+from sparring.hosts.cluster import cleanup as removal
 from sparring.hosts.cluster.aws import client, refusals, session
 
 RAY_TAG = "ray-cluster-name"

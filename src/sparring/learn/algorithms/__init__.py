@@ -6,8 +6,8 @@ from typing import Any
 
 from sparring.config import read
 from sparring.errors import ConfigError, Missing
-from sparring.learn.named_code import found_code
 from sparring.learn.protocol import Algorithm
+from sparring.user_code import found_code
 
 ALGORITHMS = {
     "dqn": "sparring.learn.algorithms.dqn:Dqn",

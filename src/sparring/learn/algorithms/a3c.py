@@ -12,16 +12,16 @@ from torch import Tensor
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.distributions import Distribution, distribution
-from sparring.learn.feeding import ANY_ACTION, network_for, one_seat
-from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import annealed, discounted_returns, explained_variance, next_values, normalised
-from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.rmsprop import Rmsprop
-from sparring.learn.torch_state import load_module, save_module
-from sparring.learn.trajectories import actions, bootstrap, grid, outputs, true_steps
+from sparring.learn.algorithms.feeds import ANY_ACTION, network_for, one_seat
+from sparring.learn.algorithms.returns import annealed, discounted_returns, explained_variance, next_values, normalised
+from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, outputs, true_steps
+from sparring.learn.optim.rmsprop import Rmsprop
+from sparring.learn.protocol import Batch, Learner, Update
+from sparring.nets.distributions import Distribution, distribution
+from sparring.nets.torch_network import Network, default_heads
+from sparring.nets.torch_state import load_module, save_module
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation
+from sparring.wire.network import Activation, Weights
 from sparring.wire.tree import pack, unpack
 
 

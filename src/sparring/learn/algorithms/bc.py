@@ -9,14 +9,14 @@ from torch import Tensor
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.adam import Adam
-from sparring.learn.distributions import Categorical, Categoricals, Gaussian, distribution
-from sparring.learn.feeding import ANY_ACTION, network_for, one_seat
-from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import annealed
-from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation
+from sparring.learn.algorithms.feeds import ANY_ACTION, network_for, one_seat
+from sparring.learn.algorithms.returns import annealed
+from sparring.learn.optim.adam import Adam
+from sparring.learn.protocol import Batch, Learner, Update
+from sparring.nets.distributions import Categorical, Categoricals, Gaussian, distribution
+from sparring.nets.torch_network import Network, default_heads
+from sparring.nets.torch_state import load_module, save_module, tensor, tensors
+from sparring.wire.network import Activation, Weights
 from sparring.wire.tree import pack, unpack
 
 

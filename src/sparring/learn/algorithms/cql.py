@@ -12,16 +12,24 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.adam import Adam
-from sparring.learn.critics import Critics, critic_heads, critic_spec, smaller, uniform_logp, value_of, values_of_many
-from sparring.learn.distributions import Gaussian, Outputs
-from sparring.learn.feeding import network_for, one_seat
-from sparring.learn.networks import Network, default_heads
-from sparring.learn.operators import annealed, huber
-from sparring.learn.policies import bounds_of
-from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Head
+from sparring.learn.algorithms.critics import (
+    Critics,
+    critic_heads,
+    critic_spec,
+    smaller,
+    uniform_logp,
+    value_of,
+    values_of_many,
+)
+from sparring.learn.algorithms.feeds import network_for, one_seat
+from sparring.learn.algorithms.returns import annealed, huber
+from sparring.learn.optim.adam import Adam
+from sparring.learn.protocol import Batch, Learner, Update
+from sparring.nets.distributions import Gaussian, Outputs
+from sparring.nets.policies import bounds_of
+from sparring.nets.torch_network import Network, default_heads
+from sparring.nets.torch_state import load_module, save_module, tensor, tensors
+from sparring.wire.network import Activation, Head, Weights
 from sparring.wire.tree import pack, unpack
 
 ILLEGAL = -1e9

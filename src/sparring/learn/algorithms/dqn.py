@@ -11,14 +11,14 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.adam import Adam
-from sparring.learn.feeding import network_for, one_seat
-from sparring.learn.networks import Network
-from sparring.learn.operators import annealed, huber, quantile_huber
-from sparring.learn.protocol import Batch, Learner, Update, Weights
-from sparring.learn.quantiles import folded, quantiles_of, spread
-from sparring.learn.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Head
+from sparring.learn.algorithms.feeds import network_for, one_seat
+from sparring.learn.algorithms.quantiles import folded, quantiles_of, spread
+from sparring.learn.algorithms.returns import annealed, huber, quantile_huber
+from sparring.learn.optim.adam import Adam
+from sparring.learn.protocol import Batch, Learner, Update
+from sparring.nets.torch_network import Network
+from sparring.nets.torch_state import load_module, save_module, tensor, tensors
+from sparring.wire.network import Activation, Head, Weights
 from sparring.wire.tree import pack, unpack
 
 ILLEGAL = -1e9

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.actor_critic import ActorCritic
-from sparring.learn.distributions import Distribution
-from sparring.learn.networks import Network
-from sparring.learn.operators import Truncation, annealed, explained_variance, next_values, normalised, vtrace
+from sparring.learn.algorithms.actor_critic import ActorCritic
+from sparring.learn.algorithms.returns import Truncation, annealed, explained_variance, next_values, normalised, vtrace
+from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
+from sparring.nets.distributions import Distribution
+from sparring.nets.torch_network import Network
 from sparring.wire.network import Activation
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.actor_critic import ActorCritic
-from sparring.learn.distributions import Distribution, Outputs
-from sparring.learn.networks import Network
-from sparring.learn.operators import annealed, explained_variance, gae, next_values, normalised
+from sparring.learn.algorithms.actor_critic import ActorCritic
+from sparring.learn.algorithms.returns import annealed, explained_variance, gae, next_values, normalised
+from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.learn.torch_state import tensor, tensors
-from sparring.learn.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
+from sparring.nets.distributions import Distribution, Outputs
+from sparring.nets.torch_network import Network
+from sparring.nets.torch_state import tensor, tensors
 from sparring.wire.network import Activation
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from sparring.errors import ConfigError
 from sparring.games.spec import Leaf
-from sparring.learn.policies import bounds_of, squashed
 from sparring.learn.rllib.names import Offer
+from sparring.nets.policies import bounds_of, squashed
 from sparring.wire.chunk import Array
 
 NEARLY = 1.0 - 1e-6  # a recorded action at its bound has no finite raw number

@@ -1,6 +1,6 @@
 """`rllib:NAME` as the platform knows an algorithm: its settings are those of RLlib's own `training()`.
 
-It is not fed by our tables: learn/rllib/wiring.py lets RLlib play, or read, and learn.
+It is not fed by our tables: learn/rllib/topology.py lets RLlib play, or read, and learn.
 """
 
 import inspect
@@ -10,12 +10,12 @@ from typing import Any
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec, SeatSpec
-from sparring.hosts.ray_cluster import prepare
-from sparring.learn.feeding import network_for, one_seat
-from sparring.learn.networks import default_heads
+from sparring.hosts.ray.cluster import prepare
+from sparring.learn.algorithms.feeds import network_for, one_seat
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.learn.rllib.hushed import hushed
 from sparring.learn.rllib.names import PREFIX, Offer, offer_of
+from sparring.learn.rllib.warnings_off import hushed
+from sparring.nets.torch_network import default_heads
 from sparring.wire.network import Activation, Head, NetworkSpec
 
 FEEDS = "rllib"

@@ -5,9 +5,8 @@ from typing import Any
 from ray.rllib.core import COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
-from sparring.learn.protocol import Weights
 from sparring.learn.rllib.state import from_tree, to_tree
-from sparring.wire.network import NetworkSpec
+from sparring.wire.network import NetworkSpec, Weights
 from sparring.wire.tree import pack, unpack
 
 _KEPT = ("curr_log_alpha", "moving_avg_sqd_adv_norms_per_module")  # that RLlib's own state forgets: SAC's, MARWIL's

@@ -27,8 +27,8 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import Tensor, nn
 
-from sparring.learn.networks import Network
-from sparring.learn.policies import LOG_STD
+from sparring.nets.policies import LOG_STD
+from sparring.nets.torch_network import Network
 from sparring.wire.network import Head, Input, NetworkSpec
 
 NEVER = -1e9  # the logit of what is not legal; finite, since RLlib subtracts one from the other

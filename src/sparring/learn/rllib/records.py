@@ -10,18 +10,18 @@ from ray.rllib.offline.offline_data import OfflineData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from sparring.errors import Missing
+from sparring.learn.offline.parallel_store import SharedReading
+from sparring.learn.offline.ray_data import dataset_of, held, rows_of
 from sparring.learn.plan import Plan
-from sparring.learn.ray_reading import dataset_of, held, rows_of
-from sparring.learn.rllib.configuration import Fitting
+from sparring.learn.rllib.config import Fitting
 from sparring.learn.rllib.transitions import RECEIVED, SOURCE, Telling
-from sparring.learn.shared_reading import SharedReading
 from sparring.replay.steps import SOURCES
 from sparring.store.protocol import Query, Store
 
 SHUFFLED_STEPS = 50_000  # among which the next batch is drawn
 
 
-class Records:
+class RllibRecords:
     """A dataset of Ray Data, and how much of it was handed out."""
 
     def __init__(self, dataset: Any, url: str, seed: int) -> None:
@@ -76,7 +76,7 @@ class Records:
 class StoreData(OfflineData):
     """What RLlib asks for batches."""
 
-    records: Records  # of the class that `reading` makes for one run
+    records: RllibRecords  # of the class that `reading` makes for one run
 
     def __init__(self, config: Any) -> None:  # RLlib's own would look for files
         self.config = config
@@ -86,7 +86,7 @@ class StoreData(OfflineData):
         return self.records.batch(num_samples)
 
 
-def reading(config: Any, plan: Plan, fit: Fitting, store: Store) -> Records:
+def reading(config: Any, plan: Plan, fit: Fitting, store: Store) -> RllibRecords:
     """Let RLlib read what the store holds of the plan's game; Missing where none of it can be learned from."""
     assert isinstance(store, SharedReading)
     offer = fit.algorithm.offer
@@ -103,7 +103,7 @@ def reading(config: Any, plan: Plan, fit: Fitting, store: Store) -> Records:
     records = None
     if steps:
         dataset = held(dataset_of(store, store.url, Query(plan.spec.id), telling), store.url)
-        records = Records(dataset, store.url, plan.seed) if dataset.count() else None
+        records = RllibRecords(dataset, store.url, plan.seed) if dataset.count() else None
     if records is None:
         raise Missing(
             f"the store holds {steps} steps of {plan.game}, and none that {fit.algorithm.name} can learn from",

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparring.games.protocol import Columns
 from sparring.learn.rllib.actions import Actions
-from sparring.learn.rllib.packing import Packing
+from sparring.learn.rllib.flat_observation import Packing
 from sparring.replay.steps import SOURCES
 from sparring.wire.chunk import Array, Chunk
 

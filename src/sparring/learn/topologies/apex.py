@@ -20,19 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from sparring.acting.actor import Episodes
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.learn.actor import Episodes
-from sparring.learn.crew.opening import is_local, open_players
-from sparring.learn.crew.part import Part
-from sparring.learn.crew.protocol import Arrived, Players, Replay
-from sparring.learn.crew.trajectories import WAIT_S
-from sparring.learn.crew.within import Within
-from sparring.learn.feeding import draw_for
+from sparring.learn.actors.actor_spec import ActorSpec
+from sparring.learn.actors.on_policy import WAIT_S
+from sparring.learn.actors.open import is_local, open_async_actors
+from sparring.learn.actors.protocol import AsyncActors, InsertedBlock, Replay
+from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner
-from sparring.learn.topologies import Sources, Turn, Wiring
-from sparring.replay.gate import RatioGate, open_gate
-from sparring.replay.opening import check_sources
+from sparring.learn.protocol import Iteration, Learner, Sources, Topology
+from sparring.learn.replay.local import LocalReplay
+from sparring.replay.build import check_sources
+from sparring.replay.rate_limiter import RateLimiter, open_rate_limiter
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 
@@ -40,26 +39,28 @@ BLOCK_TICKS, SLOTS = 16, 4
 EPSILON, SPREAD = 0.4, 7.0  # ε_i = 0.4^(1 + 7 i / (n - 1))
 
 
-def wire(plan: Plan, store: Store | None) -> Wiring:
+def build(plan: Plan, store: Store | None) -> Topology:
     """Learner, replay, gate, and actors that start with the first turn; a feeder where the store is mixed in."""
     check_sources(plan.replay, records=store is not None)
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    part = block_part(plan, learner)
+    part = block_spec(plan, learner)
     sharded = plan.replay.shards > 0
     if sharded and store is not None:
         raise ConfigError("shards take in what actors play alone", where="--from mix", do="Set replay.shards to 0")
-    players = open_players(plan, part, boldness, passing=sharded)
+    players = open_async_actors(plan, part, actor_epsilon, passing=sharded)
     if not sharded:
-        return replaying(plan, learner, players, Within(plan, part, store), part)
-    from sparring.learn.crew.shards import Shards  # whoever has none needs no sockets
+        return replay_topology(plan, learner, players, LocalReplay(plan, part, store), part)
+    from sparring.learn.replay.sharded import ShardedReplay  # whoever has none needs no sockets
 
-    shards = Shards(plan, part, None if is_local(plan.on) else players.host)  # type: ignore[attr-defined]
-    return replaying(plan, learner, players, shards, part)
+    shards = ShardedReplay(plan, part, None if is_local(plan.on) else players.host)  # type: ignore[attr-defined]
+    return replay_topology(plan, learner, players, shards, part)
 
 
-def replaying(plan: Plan, learner: Learner, players: Players[Any], replay: Replay, part: Part) -> Wiring:
+def replay_topology(
+    plan: Plan, learner: Learner, players: AsyncActors[Any], replay: Replay, part: ActorSpec
+) -> Topology:
     """A learner that replays what the players play, each as `part` says, at the plan's ratio."""
-    gate = open_gate(
+    gate = open_rate_limiter(
         plan.replay.samples_per_insert,
         plan.replay.min_steps,
         plan.replay.slack_samples,
@@ -69,15 +70,15 @@ def replaying(plan: Plan, learner: Learner, players: Players[Any], replay: Repla
     return _Apex(plan, learner, players, replay, gate, part.ticks * part.streams)
 
 
-def boldness(actor: int, actors: int) -> float:
+def actor_epsilon(actor: int, actors: int) -> float:
     """ε of one actor of n: 0.4 of the first, 0.4^8 of the last."""
     return float(EPSILON ** (1 + SPREAD * actor / max(1, actors - 1)))
 
 
-def block_part(plan: Plan, learner: Learner) -> Part:
+def block_spec(plan: Plan, learner: Learner) -> ActorSpec:
     """What every actor is told. Only values can be estimated from, so only who chooses by them says priorities."""
     estimates = plan.algorithm.feeds == "transitions" and plan.policy == "greedy"
-    return Part(
+    return ActorSpec(
         game=plan.game,
         spec=plan.spec,
         network=learner.network,
@@ -100,7 +101,13 @@ class _Apex:
     """One turn: take in what the gate lets in, then learn one batch where it lets one out."""
 
     def __init__(
-        self, plan: Plan, learner: Learner, players: Players[Any], replay: Replay, gate: RatioGate, block_steps: int
+        self,
+        plan: Plan,
+        learner: Learner,
+        players: AsyncActors[Any],
+        replay: Replay,
+        gate: RateLimiter,
+        block_steps: int,
     ) -> None:
         self.plan, self.learner, self.players, self.replay, self.gate = plan, learner, players, replay, gate
         self.draw = draw_for(plan.algorithm, plan.settings)
@@ -114,7 +121,7 @@ class _Apex:
     def position(self) -> int:
         return self.env_steps
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         if not self._begun:
             self.players.publish(self.learner, self.env_steps)
             self._begun = True
@@ -128,7 +135,7 @@ class _Apex:
             if not len(ended.returns) and not self._waiting():
                 self._refuse_to_wait_for_ever()
                 self._rest()
-            return Turn(None, None, ended, self.flow())
+            return Iteration(None, None, ended, self.flow())
         batch, which = found
         stale = 0.0 if batch.version is None else float(self.learner.updates - batch.version.mean())
         update = self.plan.algorithm.update(self.learner, batch)
@@ -136,7 +143,7 @@ class _Apex:
         self.replay.learned(which, update.priorities)
         self.gate.sample(size)
         self.players.publish(self.learner, self.env_steps)
-        return Turn(update, batch, ended, self.flow() | {"staleness_updates": stale})
+        return Iteration(update, batch, ended, self.flow() | {"staleness_updates": stale})
 
     def _take_in(self) -> Episodes:
         """Every block that waits and that the gate lets in, from each actor in turn; the games that ended in them."""
@@ -164,7 +171,7 @@ class _Apex:
             return False  # enough to begin with is under way: the gate decides when it is there
         return self.gate.may_insert(self._block_steps + coming)
 
-    def _count(self, arrived: list[Arrived]) -> list[Episodes]:
+    def _count(self, arrived: list[InsertedBlock]) -> list[Episodes]:
         """What was taken in, block by block, for the gate must know before the next one."""
         for block in arrived:
             self.env_steps += block.env_steps

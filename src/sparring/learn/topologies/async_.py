@@ -12,31 +12,30 @@ older than any healthy actor can be (it was frozen) is counted and not learned f
 clock: a resumed run has its weights, optimiser and counters whole, and goes on with games begun anew.
 """
 
-from sparring.learn.crew.leader import rollout_part
-from sparring.learn.crew.opening import open_players
-from sparring.learn.crew.protocol import Players, wait_until
-from sparring.learn.crew.rollouts import Played
-from sparring.learn.crew.trajectories import WAIT_S, CrewLearning
+from sparring.learn.actors.on_policy import WAIT_S, OnPolicyLoop
+from sparring.learn.actors.open import open_async_actors
+from sparring.learn.actors.protocol import AsyncActors, wait_until
+from sparring.learn.actors.rollout_slots import PlayedRollout
+from sparring.learn.actors.weight_publisher import rollout_spec
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner
-from sparring.learn.topologies import Turn, Wiring
+from sparring.learn.protocol import Iteration, Learner, Topology
 from sparring.store.protocol import Store
 
 SLOTS = 2
 STALEST_ROUNDS = 4  # a rollout older than so many of every actor's rings is not learned from
 
 
-def wire(plan: Plan, store: Store | None) -> Wiring:
+def build(plan: Plan, store: Store | None) -> Topology:
     """A learner, and actors that play at their own pace."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    part = rollout_part(plan, learner, slots=SLOTS, lanes=1, in_step=False)
-    return _Async(plan, learner, open_players(plan, part), store)
+    part = rollout_spec(plan, learner, slots=SLOTS, lanes=1, in_step=False)
+    return _Async(plan, learner, open_async_actors(plan, part), store)
 
 
-class _Async(CrewLearning):
+class _Async(OnPolicyLoop):
     """One turn: the oldest rollout that waits, learned from."""
 
-    def __init__(self, plan: Plan, learner: Learner, players: Players[Played], store: Store | None) -> None:
+    def __init__(self, plan: Plan, learner: Learner, players: AsyncActors[PlayedRollout], store: Store | None) -> None:
         super().__init__(plan, learner, players, store)
         self.players = players
         self.stalest = STALEST_ROUNDS * SLOTS  # updates, for each actor
@@ -44,19 +43,19 @@ class _Async(CrewLearning):
         self._last = 0  # who was learned from last
         self._refused = 0
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         self.begin()
         self._release()
         wait_until(self.players, lambda: self._oldest() is not None, WAIT_S)
         actor = self._oldest()
         if actor is None:
-            return Turn(None, None, None, self.flow())
+            return Iteration(None, None, None, self.flow())
         self._held = self._last = actor
         played = self.players.take(actor)
         self.count(played)
         if self.learner.updates - played.version > self.stalest * self.players.actors:
             self._refused += 1
-            return Turn(None, None, played.episodes, self.flow())
+            return Iteration(None, None, played.episodes, self.flow())
         return self.learned(played)
 
     def flow(self) -> dict[str, float]:

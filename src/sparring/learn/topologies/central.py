@@ -19,55 +19,54 @@ import dataclasses
 from msgspec.structs import replace
 
 from sparring.errors import ConfigError
-from sparring.learn.crew.blocks import Block
-from sparring.learn.crew.leader import rollout_part
-from sparring.learn.crew.protocol import wait_until
-from sparring.learn.crew.rollouts import Played
-from sparring.learn.crew.served import Served
-from sparring.learn.crew.trajectories import WAIT_S, CrewLearning
-from sparring.learn.crew.within import Within
+from sparring.learn.actors.central import CentralActors
+from sparring.learn.actors.on_policy import WAIT_S, OnPolicyLoop
+from sparring.learn.actors.protocol import wait_until
+from sparring.learn.actors.rollout_slots import PlayedRollout
+from sparring.learn.actors.step_blocks import StepBlock
+from sparring.learn.actors.weight_publisher import rollout_spec
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner
-from sparring.learn.topologies import Turn, Wiring
-from sparring.learn.topologies.apex import BLOCK_TICKS, block_part, replaying
+from sparring.learn.protocol import Iteration, Learner, Topology
+from sparring.learn.replay.local import LocalReplay
+from sparring.learn.topologies.apex import BLOCK_TICKS, block_spec, replay_topology
 from sparring.store.protocol import Store
 
 SLOTS = 1  # of whole rollouts that wait in the service; one more waits with the learner
 
 
-def wire(plan: Plan, store: Store | None) -> Wiring:
+def build(plan: Plan, store: Store | None) -> Topology:
     """A learner, inference, and workers with environments; they start with the first turn."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     if plan.algorithm.feeds != "trajectories":
         return _replaying(plan, learner, store)
-    part = rollout_part(plan, learner, slots=SLOTS, lanes=1, in_step=False)
-    return _Central(plan, learner, Served(plan, part), store)
+    part = rollout_spec(plan, learner, slots=SLOTS, lanes=1, in_step=False)
+    return _Central(plan, learner, CentralActors(plan, part), store)
 
 
-def _replaying(plan: Plan, learner: Learner, store: Store | None) -> Wiring:
+def _replaying(plan: Plan, learner: Learner, store: Store | None) -> Topology:
     """Inference as the one actor of a learner with a table, which explores as the algorithm says."""
     if plan.replay.shards > 0:
         do = "Set replay.shards to 0, or use --topology apex"
         raise ConfigError("central replays from one table, the learner's", where="[replay] shards", do=do)
     # Priorities begin as the table has them; a block of all environments is as large as one of an actor's.
-    part = replace(block_part(plan, learner), n_steps=0, ticks=max(1, BLOCK_TICKS // plan.actors))
+    part = replace(block_spec(plan, learner), n_steps=0, ticks=max(1, BLOCK_TICKS // plan.actors))
     whole = replace(part, envs=plan.actors * plan.envs)
     alone = dataclasses.replace(plan, actors=1, envs=whole.envs)
-    served: Served[Block] = Served(plan, part)
-    return replaying(alone, learner, served, Within(alone, whole, store), whole)
+    served: CentralActors[StepBlock] = CentralActors(plan, part)
+    return replay_topology(alone, learner, served, LocalReplay(alone, whole, store), whole)
 
 
-class _Central(CrewLearning):
+class _Central(OnPolicyLoop):
     """One turn: the oldest whole rollout, learned from."""
 
-    def __init__(self, plan: Plan, learner: Learner, served: Served[Played], store: Store | None) -> None:
+    def __init__(self, plan: Plan, learner: Learner, served: CentralActors[PlayedRollout], store: Store | None) -> None:
         super().__init__(plan, learner, served, store)
         self.served = served
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         self.begin()
         if not wait_until(self.served, lambda: self.served.waiting() > 0, WAIT_S):
-            return Turn(None, None, None, self.flow())
+            return Iteration(None, None, None, self.flow())
         played = self.served.take()
         self.count(played)
         return self.learned(played)

@@ -21,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from sparring.acting.actor import Episodes
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.learn.actor import Episodes
-from sparring.learn.crew.memory import Block
-from sparring.learn.hogwild_worker import BUSY, EPISODES, STEPS, TICKS, UPDATES, Sharing, layout
+from sparring.learn.actors.shared_arrays import SharedArrays
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Batch, Update
-from sparring.learn.topologies import Sources, Turn, Wiring
+from sparring.learn.protocol import Batch, Iteration, Sources, Topology, Update
+from sparring.learn.topologies.hogwild_worker import BUSY, EPISODES, STEPS, TICKS, UPDATES, Sharing, layout
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, unpack
 
@@ -39,7 +38,7 @@ LIVES = 3  # that may be lost in a row without a single update
 _HEAD = 4  # bytes
 
 
-def wire(plan: Plan, store: Store | None) -> Wiring:
+def build(plan: Plan, store: Store | None) -> Topology:
     """A learner whose numbers lie in shared memory, and workers that begin with the first turn."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     if not isinstance(learner, Sharing) or plan.algorithm.feeds != "trajectories":
@@ -48,7 +47,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
             where="--topology hogwild",
             do="Use a3c, or another topology",
         )
-    block = Block.create(layout(learner.numbers.shape, plan.actors))
+    block = SharedArrays.create(layout(learner.numbers.shape, plan.actors))
     block.arrays["numbers"][:] = learner.numbers
     learner.share(block.arrays["numbers"])
     return _Hogwild(plan, learner, block)
@@ -93,7 +92,7 @@ class _Worker:
 class _Hogwild:
     """The supervisor: lets the workers work, hears them, and starts anew those that have died."""
 
-    def __init__(self, plan: Plan, learner: Sharing, block: Block) -> None:
+    def __init__(self, plan: Plan, learner: Sharing, block: SharedArrays) -> None:
         self.plan, self.learner, self.block = plan, learner, block
         self._rows, self._go = block.arrays["rows"], block.arrays["go"]
         self._before = np.zeros(5, np.int64)  # counted in earlier sittings
@@ -118,7 +117,7 @@ class _Hogwild:
     def sources(self) -> Sources:
         return Sources({"selfplay": self._count(STEPS)}, None)
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         """Let them play and learn until one of them has something to say."""
         if not self._workers:
             self._workers = [self._start(row) for row in range(self.plan.actors)]
@@ -164,21 +163,21 @@ class _Hogwild:
                 return said + [one for worker in dead for one in worker.hear()]  # its last words may have come since
             time.sleep(0.002)
 
-    def _told(self, said: list[Tree]) -> Turn:
+    def _told(self, said: list[Tree]) -> Iteration:
         for one in said:
             if "failed" in one:
                 wrong, where, do = one["failed"]
                 raise TrainingStopped(wrong, where=where, do=do)
             if "batch" in one:
-                return Turn(Update(self.learner, None, one["metrics"]), Batch(**one["batch"]), None, {})
+                return Iteration(Update(self.learner, None, one["metrics"]), Batch(**one["batch"]), None, {})
         shown = {"restarts": float(self.restarts)}
         if not said:
-            return Turn(None, None, None, shown)
+            return Iteration(None, None, None, shown)
         metrics = {name: float(np.mean([one["metrics"][name] for one in said])) for name in said[0]["metrics"]}
         episodes = Episodes(
             np.concatenate([one["returns"] for one in said]), np.concatenate([one["against_others"] for one in said])
         )
-        return Turn(Update(self.learner, None, metrics), None, episodes, shown)
+        return Iteration(Update(self.learner, None, metrics), None, episodes, shown)
 
     def _start(self, row: int) -> _Worker:
         ours, theirs = socket.socketpair()
@@ -194,7 +193,7 @@ class _Hogwild:
         }
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sparring.learn.hogwild_worker", json.dumps(order)],
+                [sys.executable, "-m", "sparring.learn.topologies.hogwild_worker", json.dumps(order)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is for the supervisor, which ends them

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.errors import Missing
-from sparring.learn.feeding import draw_for
-from sparring.learn.layout import state_width
+from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner
-from sparring.learn.topologies import Sources, Turn, Wiring
+from sparring.learn.protocol import Iteration, Learner, Sources, Topology
+from sparring.nets.shapes import state_width
+from sparring.replay.build import open_table
 from sparring.replay.feeder import Feeder
-from sparring.replay.opening import open_table
 from sparring.replay.rows import row_layout
 from sparring.replay.table import Table
 from sparring.store.protocol import Store
@@ -28,7 +27,7 @@ from sparring.wire.tree import Tree, rng_state, set_rng_state
 MOST_BYTES = 1 << 30  # that a table may grow to, unless capacity_bytes says otherwise
 
 
-def wire(plan: Plan, store: Store | None) -> Wiring:
+def build(plan: Plan, store: Store | None) -> Topology:
     """Learner, table, and a feeder that fills it from the store; Missing where the store has no such records."""
     if store is None:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
@@ -71,7 +70,7 @@ class _Offline:
         self.position = 0  # steps sampled
         self._whole = False  # the table holds all that the store held
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         size = self.draw.steps
         if not self.table.ready:
             self._fill()
@@ -82,7 +81,7 @@ class _Offline:
         self.learner = update.learner
         self.table.learned(rows, update.priorities)
         self.position += size
-        return Turn(update, batch, None, self.table.flow())
+        return Iteration(update, batch, None, self.table.flow())
 
     def sources(self) -> Sources:
         return Sources(dict(self.feeder.steps), self.feeder.until_ms)

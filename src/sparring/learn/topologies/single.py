@@ -13,19 +13,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.random import Generator
 
+from sparring.acting.actor import Actor
+from sparring.acting.opponents import Opponents
 from sparring.games.catalogue import open_game
 from sparring.games.scripts import Script, script_for, scripts_for
-from sparring.learn.actor import Actor
-from sparring.learn.feeding import TrajectoryFeed, draw_for
-from sparring.learn.layout import state_width
-from sparring.learn.opponents import Partners
+from sparring.learn.algorithms.feeds import TrajectoryFeed, draw_for
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner
-from sparring.learn.topologies import Sources, Turn, Wiring
-from sparring.learn.torch_forward import beside_the_learner
+from sparring.learn.protocol import Iteration, Learner, Sources, Topology
+from sparring.nets.shapes import state_width
+from sparring.nets.torch_forward import beside_the_learner
+from sparring.replay.build import check_sources, open_table
 from sparring.replay.feeder import Feeder
-from sparring.replay.gate import RatioGate, open_gate
-from sparring.replay.opening import check_sources, open_table
+from sparring.replay.rate_limiter import RateLimiter, open_rate_limiter
 from sparring.replay.table import Table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
@@ -34,10 +33,10 @@ PAST_EVERY_STEPS = 100_000  # ticks of all games between two past selves
 FILLING_TICKS = 64  # of one turn while nothing can be sampled yet
 
 
-def wire(plan: Plan, store: Store | None) -> Wiring:
+def build(plan: Plan, store: Store | None) -> Topology:
     """Learner and actor; a table, with a gate, for transitions; a feeder where the store is mixed in."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    partners = Partners(learner.network, plan.opponents, plan.opponent_share, _scripts(plan), plan.script_share)
+    partners = Opponents(learner.network, plan.opponents, plan.opponent_share, _scripts(plan), plan.script_share)
     forward = beside_the_learner(learner.network, learner.weights())
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
     seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
@@ -54,7 +53,7 @@ def wire(plan: Plan, store: Store | None) -> Wiring:
     if plan.algorithm.feeds == "trajectories":
         return _Trajectories(_Play(plan, learner, actor, partners), table, feeder, sampling)
     check_sources(plan.replay, records=store is not None)
-    gate = open_gate(
+    gate = open_rate_limiter(
         plan.replay.samples_per_insert,
         plan.replay.min_steps,
         plan.replay.slack_samples,
@@ -78,7 +77,7 @@ class _Play:
     plan: Plan
     learner: Learner
     actor: Actor
-    partners: Partners
+    partners: Opponents
     past_kept: int = 0  # how often a past self was kept
     followed: int = 0  # the learner's updates that the actor knows of
 
@@ -162,25 +161,25 @@ class _Single:
 class _Replayed(_Single):
     """One turn: play until the gate lets a batch through, then learn it."""
 
-    def __init__(self, play: _Play, table: Table, gate: RatioGate, feeder: Feeder | None, rng: Generator) -> None:
+    def __init__(self, play: _Play, table: Table, gate: RateLimiter, feeder: Feeder | None, rng: Generator) -> None:
         super().__init__(play, table, feeder, rng)
         self.gate = gate
         self.draw = draw_for(play.plan.algorithm, play.plan.settings)
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         algorithm, size = self.play.plan.algorithm, self.draw.steps
         for _ in range(FILLING_TICKS):
             if self._sampling_is_due(size):
                 break
             self._insert()
         else:
-            return Turn(None, None, self.play.actor.ended(), self.gate.flow())
+            return Iteration(None, None, self.play.actor.ended(), self.gate.flow())
         batch, rows = self.draw.sample(self.table, self.rng)
         update = algorithm.update(self.play.learner, batch)
         self.play.learner = update.learner
         self.table.learned(rows, update.priorities)
         self.gate.sample(size)
-        return Turn(update, batch, self.play.actor.ended(), self.gate.flow())
+        return Iteration(update, batch, self.play.actor.ended(), self.gate.flow())
 
     def _sampling_is_due(self, size: int) -> bool:
         """In one thread nobody waits: sample what is owed, and otherwise play, unless the gate says no."""
@@ -208,7 +207,7 @@ class _Replayed(_Single):
 class _Trajectories(_Single):
     """One turn: play a rollout, then learn it, with records of the store beside it where they are mixed in."""
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         play = self.play
         feed: TrajectoryFeed = play.plan.settings
         play.follow(self.rng)
@@ -224,4 +223,4 @@ class _Trajectories(_Single):
         stale = play.learner.updates - play.followed  # 0 here, where acting and learning take turns
         update = play.plan.algorithm.update(play.learner, batch)
         play.learner = update.learner
-        return Turn(update, batch, play.actor.ended(), {"staleness_updates": stale})
+        return Iteration(update, batch, play.actor.ended(), {"staleness_updates": stale})

@@ -15,44 +15,43 @@ for the slowest; one that takes far longer than any rollout ever did is frozen, 
 
 import time
 
-from sparring.learn.crew.leader import rollout_part
-from sparring.learn.crew.opening import open_in_step
-from sparring.learn.crew.protocol import InStep, wait_until
-from sparring.learn.crew.trajectories import WAIT_S, CrewLearning
+from sparring.learn.actors.on_policy import WAIT_S, OnPolicyLoop
+from sparring.learn.actors.open import open_sync_actors
+from sparring.learn.actors.protocol import SyncActors, wait_until
+from sparring.learn.actors.weight_publisher import rollout_spec
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Learner
-from sparring.learn.topologies import Turn, Wiring
+from sparring.learn.protocol import Iteration, Learner, Topology
 from sparring.store.protocol import Store
 
 SLOTS = 2  # one is written while the turn before is still looked at
 FROZEN_S, FROZEN_TIMES = 120.0, 20.0  # nobody plays longer than this and so many times the longest rollout
 
 
-def wire(plan: Plan, store: Store | None) -> Wiring:
+def build(plan: Plan, store: Store | None) -> Topology:
     """A learner, and actors in step."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    part = rollout_part(plan, learner, slots=SLOTS, lanes=plan.actors, in_step=True)
-    return _Sync(plan, learner, open_in_step(plan, part), store)
+    part = rollout_spec(plan, learner, slots=SLOTS, lanes=plan.actors, in_step=True)
+    return _Sync(plan, learner, open_sync_actors(plan, part), store)
 
 
-class _Sync(CrewLearning):
+class _Sync(OnPolicyLoop):
     """One turn: a rollout of every actor, learned as one batch."""
 
-    def __init__(self, plan: Plan, learner: Learner, players: InStep, store: Store | None) -> None:
+    def __init__(self, plan: Plan, learner: Learner, players: SyncActors, store: Store | None) -> None:
         super().__init__(plan, learner, players, store)
         self.players = players
         self._held = False  # the last turn's batch looks at what was played
         self._asked_s = 0.0  # since when the actors play this version
         self._longest_s = 0.0
 
-    def turn(self) -> Turn:
+    def iterate(self) -> Iteration:
         if not self.begun:
             self.begin()
             self._asked_s = time.monotonic()
         self._release()
         if not wait_until(self.players, lambda: not self.players.missing(), WAIT_S):
             self._replace_the_frozen()
-            return Turn(None, None, None, self.flow())
+            return Iteration(None, None, None, self.flow())
         self._longest_s = max(self._longest_s, time.monotonic() - self._asked_s)
         self._held = True
         played = self.players.take_all()

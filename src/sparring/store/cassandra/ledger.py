@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
-from sparring.store.cassandra.places import DAY_MS
-from sparring.store.cassandra.session import Ring
-from sparring.store.minutes import packed, summed, unpacked
+from sparring.store.cassandra.partitions import DAY_MS
+from sparring.store.cassandra.session import CassandraSession
+from sparring.store.minute_counts import packed, summed, unpacked
 from sparring.store.protocol import Minute, MinuteCount, Quarantined
 from sparring.wire.ids import GameId
 
@@ -32,7 +32,7 @@ _TRIM_DAY = "DELETE FROM ledger_days WHERE name = ? AND game = ? AND day = ?"
 class LedgerTables:
     """Rows known by where they came from, so that writing them again changes nothing."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: CassandraSession) -> None:
         self._ring = ring
         self._known: set[tuple[str, str, int]] = set()
 

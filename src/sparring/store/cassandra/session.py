@@ -15,8 +15,8 @@ from cassandra.policies import DCAwareRoundRobinPolicy, RetryPolicy, TokenAwareP
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
 
 from sparring.errors import ConfigError, StoreFailed, StoreRefused
-from sparring.store.cassandra.address import Address
-from sparring.store.cassandra.faults import explained
+from sparring.store.cassandra.errors import explained
+from sparring.store.cassandra.url import Address
 
 OPEN_WITHIN_S = 8.0  # for all hosts of the URL together
 AT_ONCE = 64  # statements under way
@@ -46,7 +46,7 @@ class RetryIdempotent(RetryPolicy):  # type: ignore[misc]  # the driver has no t
         return (self.RETRY_NEXT_HOST if again else self.RETHROW), None
 
 
-class Ring:
+class CassandraSession:
     """One session. Safe to use from several threads; a process that forks opens its own."""
 
     def __init__(self, address: Address, *, keyspace: bool = True) -> None:

@@ -10,13 +10,16 @@ from typing import Any, Self
 from numpy.random import Generator
 
 from sparring.errors import WireError
-from sparring.store.cassandra import address, migrating, removing, trimming
-from sparring.store.cassandra.appending import Appender
-from sparring.store.cassandra.counting import Counting
+from sparring.store.cassandra import erasure as removing
+from sparring.store.cassandra import migration as migrating
+from sparring.store.cassandra import retention as trimming
+from sparring.store.cassandra import url as address
+from sparring.store.cassandra.append import Appender
+from sparring.store.cassandra.counters import Counting
 from sparring.store.cassandra.ledger import LedgerTables
-from sparring.store.cassandra.places import Layout
-from sparring.store.cassandra.reading import BODY, HEADER, Found, Reader
-from sparring.store.cassandra.session import Ring
+from sparring.store.cassandra.partitions import Layout
+from sparring.store.cassandra.reader import BODY, HEADER, Found, Reader
+from sparring.store.cassandra.session import CassandraSession
 from sparring.store.protocol import (
     Appended,
     EpisodeRecord,
@@ -55,7 +58,7 @@ class CassandraStore:
         """
         del check
         self.damaged: dict[Key, str] = {}  # found while reading; such chunks are left out, never served
-        self._ring = Ring(at)
+        self._ring = CassandraSession(at)
         try:
             migrating.check(self._ring)
             self._layout, self._layout_at_s = migrating.layout_of(self._ring), time.monotonic()
@@ -76,7 +79,7 @@ class CassandraStore:
         self.close()
 
     @property
-    def ring(self) -> Ring:
+    def ring(self) -> CassandraSession:
         """The connection, for `spar store describe`."""
         return self._ring
 

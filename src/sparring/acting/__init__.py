@@ -1,0 +1,1 @@
+"""Playing games with models: actors, rollouts, opponents, evaluation. Needs no torch."""

@@ -1,0 +1,129 @@
+"""A rollout: the steps of every stream between two updates, side by side as [time, stream]."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sparring.games.protocol import RUNNING, TRUNCATED
+from sparring.games.spec import SeatSpec
+from sparring.replay.batch import Batch
+from sparring.replay.steps import Steps
+from sparring.wire.chunk import Array
+
+Layout = dict[str, tuple[str, tuple[int, ...]]]  # column name → dtype and shape
+STATES = ("state", "next_state")  # columns with one row for each stream, where there is a memory
+
+
+def rollout_layout(
+    seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1, memory: int = 0
+) -> Layout:
+    """The columns of a rollout, for whoever lays them out elsewhere (in shared memory, say).
+
+    `memory` is how many numbers a recurrent network's state has (layout.state_width): with it come STATES.
+    """
+    size = (ticks, streams)
+    layout: Layout = {leaf.name: (leaf.dtype, (*size, *leaf.stacked(frame_stack))) for leaf in seat.observation}
+    layout["action"] = (seat.action.dtype, (*size, *seat.action.shape))
+    layout |= dict.fromkeys(("reward", "behaviour_logp", "value", "truncation_value"), ("float32", size))
+    layout["ending"] = ("uint8", size)
+    if masks:
+        layout["legal"] = ("bool", (*size, seat.action.masks))
+    if memory:
+        layout |= dict.fromkeys(STATES, ("float32", (streams, memory)))
+    return layout
+
+
+class Rollout:
+    """Columns that fill from the top, each stream at its own pace: who moves seldom has padding at the end.
+
+    `columns` are those of `rollout_layout`, to be written in place whatever they held; None makes new ones.
+    """
+
+    def __init__(
+        self,
+        seat: SeatSpec,
+        ticks: int,
+        streams: int,
+        *,
+        masks: bool,
+        frame_stack: int = 1,
+        memory: int = 0,
+        columns: Mapping[str, Array] | None = None,
+    ) -> None:
+        self._used = columns is not None  # they may hold an older rollout
+        if columns is None:
+            layout = rollout_layout(seat, ticks, streams, masks=masks, frame_stack=frame_stack, memory=memory)
+            columns = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
+            if masks:
+                columns["legal"].fill(True)
+        seen = {leaf.name for leaf in seat.observation}
+        self._observation = {name: column for name, column in columns.items() if name in seen}
+        self._states = {name: columns[name] for name in STATES if name in columns}
+        for column in self._states.values():
+            column.fill(0.0)
+        self._columns = {name: column for name, column in columns.items() if name not in seen and name not in STATES}
+        self._columns["truncation_value"].fill(0.0)
+        self._next = np.zeros(streams, np.int64)  # where each stream goes on
+        self._level: int | None = 0  # the same, where it is one place for all
+        self._version: int | None = None  # of the first step
+
+    def write(self, steps: Steps, truncation_value: Array | None) -> None:
+        """Take the steps in. `truncation_value` is 0 for all but steps that were cut short; None: none was."""
+        if self._version is None:
+            self._version = steps.version
+        if steps.state is not None and self._states:
+            first = np.flatnonzero(self._next[steps.stream] == 0)
+            self._states["state"][steps.stream[first]] = steps.state[first]
+        place: Any = self._level
+        if place is not None and len(steps) == len(self._next):  # a step of every stream, in their order: whole rows
+            self._level = place + 1
+            self._next += 1
+        else:
+            self._level, place = None, (self._next[steps.stream], steps.stream)
+            self._next[steps.stream] += 1
+        for name, column in self._observation.items():
+            column[place] = steps.observation[name]
+        for name, column in self._columns.items():
+            given = truncation_value if name == "truncation_value" else getattr(steps, name)
+            if given is not None:
+                column[place] = given
+
+    def cut(self, streams: Array, value: Array) -> None:
+        """What those streams do next follows nothing: the last step of each was cut short, `value` being lost."""
+        last = self._next[streams] - 1
+        broken = (last >= 0) & (self._columns["ending"][last, streams] == RUNNING)
+        place = (last[broken], streams[broken])
+        self._columns["ending"][place] = TRUNCATED
+        self._columns["truncation_value"][place] = value[broken]
+
+    def batch(self, next_observation: Mapping[str, Array], next_state: Array | None = None) -> Batch:
+        """What was written, with what each stream sees next and what it remembers then."""
+        if next_state is not None:
+            self._states["next_state"][:] = next_state
+        length = max(1, int(self._next.max()))
+        if self._used:
+            self._clear_padding()
+        columns = {name: column[:length] for name, column in self._columns.items()}
+        return Batch(
+            observation={name: column[:length] for name, column in self._observation.items()},
+            action=columns["action"],
+            reward=columns["reward"],
+            ending=columns["ending"],
+            next_observation=next_observation,
+            legal=columns.get("legal"),
+            behaviour_logp=columns["behaviour_logp"],
+            value=columns["value"],
+            truncation_value=columns["truncation_value"],
+            mask=np.arange(length)[:, None] < self._next,
+            state=self._states.get("state"),
+            next_state=self._states.get("next_state"),
+            version=np.full(len(self._next), self._version or 0, np.int64),
+        )
+
+    def _clear_padding(self) -> None:
+        """As new columns have it: zeros, and everything legal."""
+        ticks = len(self._columns["reward"])
+        for stream in np.flatnonzero(self._next < ticks):
+            for name, column in (*self._observation.items(), *self._columns.items()):
+                column[self._next[stream] :, stream] = name == "legal"

@@ -1,0 +1,160 @@
+"""From one game to n: whoever has a game that plays alone writes a `SingleGame`, and `VectorGame` plays n of them.
+
+The adapters of other libraries are made so, and a game of one's own may be (docs/games.md).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from sparring.errors import Refused, WireError
+from sparring.games import state_bytes as snapshot
+from sparring.games.moves import discrete_moves
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Columns, View
+from sparring.games.spec import GameSpec
+from sparring.wire.chunk import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one game shows; each tuple has one entry per seat."""
+
+    observation: tuple[Columns, ...]  # leaf name → array of the leaf's shape and dtype
+    to_act: tuple[bool, ...]
+    reward: tuple[float, ...]  # earned since what was shown before
+    ending: tuple[int, ...]  # RUNNING, TERMINATED, TRUNCATED
+    outcome: tuple[float, ...]  # the score so far; counts once the game is over
+    legal: tuple[Array | None, ...]  # bool [choices] where the seat is to act
+
+
+class SingleGame(Protocol):
+    """One game. Its chance comes from the seed alone."""
+
+    spec: GameSpec
+
+    def reset(self, seed: int) -> Seen:
+        """Start anew."""
+        ...
+
+    def step(self, actions: Sequence[Array]) -> Seen:
+        """Go on by one decision; one action per seat, those of seats that do not act mean nothing."""
+        ...
+
+    def save(self) -> bytes:
+        """The game exactly, where `spec.resimulates`; never called otherwise."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Back to what `save` gave."""
+        ...
+
+
+class VectorGame:
+    """n single games as one `Game`. It counts ticks, and cuts a game short at `spec.max_ticks`."""
+
+    def __init__(self, make: Callable[[], SingleGame], n: int) -> None:
+        self.n = n
+        self._games = [make() for _ in range(n)]
+        self.spec = self._games[0].spec
+        seats = len(self.spec.seats)
+        self._tick = np.zeros(n, np.int64)
+        self._to_act = np.zeros((n, seats), bool)
+        self._ending = np.full((n, seats), TERMINATED, np.uint8)  # nothing runs before its first reset
+        self._outcome = np.zeros((n, seats), np.float32)
+        self._observation = tuple(
+            {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in seat.observation} for seat in self.spec.seats
+        )
+        # Whether a seat has masks is known from what it shows; until then every action is legal.
+        self._legal: list[Array | None] = [None] * seats
+
+    def reset(self, seeds: Array, which: Array) -> View:
+        """Start anew the games of `which`."""
+        for i in np.flatnonzero(which).tolist():
+            self._tick[i] = 0
+            self._note(i, self._games[i].reset(int(seeds[i])))
+        return self._view(np.zeros(self._ending.shape, np.float32))
+
+    def step(self, actions: Actions) -> View:
+        """Step each running game in turn."""
+        running = (self._ending == RUNNING).any(axis=1)
+        moves = [self._moves(s, np.asarray(action)) for s, action in enumerate(actions)]
+        reward = np.zeros(self._ending.shape, np.float32)
+        for i in np.flatnonzero(running).tolist():
+            seen = self._games[i].step([move[i] for move in moves])
+            self._tick[i] += 1
+            self._note(i, seen)
+            reward[i] = seen.reward
+        return self._view(reward)
+
+    def save(self) -> bytes:
+        """All n games exactly; Refused where the game cannot."""
+        self._require_resimulation()
+        games = [game.save() for game in self._games]
+        return msgspec.msgpack.encode((games, snapshot.freeze(self.spec, self._arrays())))
+
+    def restore(self, state: bytes) -> None:
+        """Back to what `save` gave; Refused where the game cannot."""
+        self._require_resimulation()
+        try:
+            games, arrays = msgspec.msgpack.decode(state, type=tuple[list[bytes], bytes])
+        except msgspec.DecodeError as error:
+            raise WireError(str(error), where=f"state of {self.spec.id}", do="Restore what save() gave") from None
+        snapshot.thaw(self.spec, arrays, self._arrays())
+        for game, saved in zip(self._games, games, strict=True):
+            game.restore(saved)
+
+    def _moves(self, seat: int, action: Array) -> Array:
+        leaf = self.spec.seats[seat].action
+        if leaf.kind == "discrete":
+            return discrete_moves(self.spec, seat, action, self._to_act[:, seat], self._legal[seat])
+        if action.shape != (self.n, *leaf.shape):
+            do = f"Give {(self.n, *leaf.shape)}"
+            raise Refused(f"actions of shape {action.shape}", where=f"{self.spec.id}, seat {seat}", do=do)
+        return action
+
+    def _note(self, i: int, seen: Seen) -> None:
+        self._ending[i] = seen.ending
+        if self._tick[i] >= self.spec.max_ticks:
+            self._ending[i, self._ending[i] == RUNNING] = TRUNCATED
+        self._to_act[i] = np.asarray(seen.to_act) & (self._ending[i] == RUNNING)
+        self._outcome[i] = seen.outcome
+        for s, legal in enumerate(seen.legal):
+            for name, array in seen.observation[s].items():
+                self._observation[s][name][i] = array
+            mask = self._legal[s]
+            if legal is not None and mask is None:
+                mask = self._legal[s] = np.ones((self.n, self.spec.seats[s].action.masks), bool)
+            if mask is not None:
+                # All true where a seat is not asked, so that a softmax over it stays finite.
+                mask[i] = legal if legal is not None and self._to_act[i, s] else True
+
+    def _view(self, reward: Array) -> View:
+        over = (self._ending != RUNNING).all(axis=1, keepdims=True)
+        return View(
+            to_act=self._to_act.copy(),
+            observation=tuple({name: a.copy() for name, a in seat.items()} for seat in self._observation),
+            legal=tuple(None if mask is None else mask.copy() for mask in self._legal),
+            reward=reward,
+            ending=self._ending.copy(),
+            outcome=np.where(over, self._outcome, 0).astype(np.float32),
+            tick=self._tick.copy(),
+        )
+
+    def _arrays(self) -> dict[str, Array]:
+        arrays = {"tick": self._tick, "to_act": self._to_act, "ending": self._ending, "outcome": self._outcome}
+        for s, seat in enumerate(self._observation):
+            arrays |= {f"{s}/{name}": array for name, array in seat.items()}
+            legal = self._legal[s]
+            arrays |= {} if legal is None else {f"{s}/legal": legal}
+        return arrays
+
+    def _require_resimulation(self) -> None:
+        if not self.spec.resimulates:
+            raise Refused(
+                "its state cannot be saved and restored",
+                where=f"game {self.spec.id}",
+                do="Use a game whose spec says resimulates = true",
+            )

@@ -1,0 +1,165 @@
+"""Around every request: its name, who sent it, how often they may, what is logged, and the headers of each answer."""
+
+import itertools
+import json
+import logging
+import secrets
+import time
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sparring.errors import SparringError
+from sparring.gateway.http_errors import BadRequest, NotFound, ServerBusy, TooMany, answer
+from sparring.gateway.identity import NOBODY, PUBLIC, Caller, admit, check_host
+from sparring.gateway.state import GatewayState
+
+log = logging.getLogger("sparring.gateway")
+requests = logging.getLogger("sparring.gateway.requests")
+
+SECURITY = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+)
+SAFE = ("GET", "HEAD", "OPTIONS")
+PAGES = (  # a game in a page of another site, which sends its token itself: nothing comes along by accident
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", b"etag, retry-after, x-request-id"),
+)
+PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, if-none-match, accept"),
+    (b"access-control-max-age", b"3600"),
+)
+
+
+class Middleware:
+    """The outermost layer. Nothing passes it without an answer, and nothing it answers says more than it must."""
+
+    def __init__(self, app: ASGIApp, parts: GatewayState) -> None:
+        self._app, self._parts = app, parts
+        self._boot, self._count = secrets.token_hex(4), itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A name needs to be unique, not secret: no system call for each, which would also hand over the GIL.
+        request = scope["request_id"] = f"{self._boot}{next(self._count):08x}"
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun_s, status = time.perf_counter(), 0
+        shared = PAGES if scope["path"].startswith("/v1/") and self._parts.identity.mode() == "keys" else ()
+
+        async def dressed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*_dressed(message.get("headers", []), request), *shared]
+            await send(message)
+
+        try:
+            _check_framing(scope)
+            if shared and scope["method"] == "OPTIONS":
+                headers = {name.decode(): value.decode() for name, value in PREFLIGHT}
+                await Response(None, 204, headers)(scope, receive, dressed)
+                return
+            scope["app"] = self  # at which routes raise what they cannot answer, instead of answering in plain text
+            await self._app(scope, receive, dressed)
+        except HTTPException as error:
+            await answer(_no_such_place(scope["method"], error), request)(scope, receive, dressed)
+        except SparringError as error:
+            await answer(error, request)(scope, receive, dressed)
+        except Exception:
+            log.exception("request %s failed", request)
+            if not status:
+                broken = ServerBusy("something broke here", where="gateway", do=f"Tell the operator: request {request}")
+                broken.status, broken.code = 500, "broken"
+                await answer(broken, request)(scope, receive, dressed)
+        finally:
+            self._note(scope, request, status, time.perf_counter() - begun_s)
+
+    def _note(self, scope: Scope, request: str, status: int, seconds: float) -> None:
+        endpoint = scope.get("endpoint_name", "other")
+        self._parts.metrics.request(endpoint, status, seconds)
+        if requests.isEnabledFor(logging.INFO):
+            caller: Caller = scope.get("caller", NOBODY)
+            # Neither address nor agent nor query: a log is no place to keep who plays.
+            said = {
+                "request": request,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "ms": round(seconds * 1e3, 2),
+                "caller": "player" if caller.player else caller.id,
+            }
+            requests.info(json.dumps(said))
+
+
+class CallerCheck:
+    """Around one endpoint: lets in who may, and says no to the rest before a byte of the body is read."""
+
+    def __init__(self, app: ASGIApp, parts: GatewayState, scope: str, name: str) -> None:
+        self._app, self._parts, self._scope, self._name = app, parts, scope, name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["endpoint_name"] = self._name
+        if self._scope == PUBLIC:
+            self._take(_address(scope))
+        else:
+            scope["caller"] = self.admitted(scope)
+        await self._app(scope, receive, send)
+
+    def admitted(self, scope: Scope) -> Caller:
+        """The caller, or the refusal."""
+        headers = Headers(scope=scope)
+        address = _address(scope)
+        credential = headers.get("authorization", "") or _from_subprotocol(headers)
+        caller = self._parts.identity.caller(credential, address)
+        self._take(caller.id if credential else address)
+        admit(caller, self._scope, scope.get("path_params", {}).get("game"))
+        changes = scope["type"] == "websocket" or scope["method"] not in SAFE
+        check_host(caller, headers.get("host", ""), headers.get("origin") if changes else None)
+        return caller
+
+    def _take(self, who: str) -> None:
+        if (wait_s := self._parts.rates.take(who, time.monotonic())) > 0.0:
+            limit = self._parts.rates.per_s
+            raise TooMany("too many requests", where="rate", limit=limit, retry_s=wait_s)
+
+
+def _address(scope: Scope) -> str:
+    return (scope.get("client") or ("", 0))[0]
+
+
+def _no_such_place(method: str, error: HTTPException) -> NotFound:
+    if error.status_code != 405:
+        return NotFound("there is nothing here", where="path", do="See /openapi.json", field="path")
+    refusal = NotFound(f"it has no {method[:20]}", where="path", do="See /openapi.json", field="method")
+    refusal.status, refusal.code = 405, "method"
+    return refusal
+
+
+def _from_subprotocol(headers: Headers) -> str:
+    """A browser's WebSocket cannot send Authorization; it offers the subprotocol `bearer.<token>` instead."""
+    for offered in headers.get("sec-websocket-protocol", "").split(","):
+        if offered.strip().startswith("bearer."):
+            return "Bearer " + offered.strip().removeprefix("bearer.")
+    return ""
+
+
+def _check_framing(scope: Scope) -> None:
+    """A request with two lengths, or a length and chunks, means one thing to us and another to a proxy."""
+    names = [name for name, _ in scope["headers"] if name in (b"content-length", b"transfer-encoding", b"host")]
+    if len(names) != len(set(names)) or (b"content-length" in names and b"transfer-encoding" in names):
+        raise BadRequest("its length is said twice", where="head", do="Send one Content-Length", field="Content-Length")
+
+
+def _dressed(headers: Any, request: str) -> list[tuple[bytes, bytes]]:
+    found = list(headers)
+    present = {name.lower() for name, _ in found}
+    found += [(name, value) for name, value in SECURITY if name not in present]
+    found.append((b"x-request-id", request.encode()))
+    return found

@@ -1,0 +1,235 @@
+"""Calls to one instance of this machine, through its lives: in their order, many under way, each answered or lost."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Condition, Lock
+from typing import Any
+
+import numpy as np
+import zmq
+
+from sparring.errors import SparringError, WireError
+from sparring.hosts.worker import Ready
+from sparring.services import frames
+from sparring.services.errors import Overloaded, ShuttingDown, error_of, gone, late, lost
+from sparring.services.fd_passing import Peer, introduce
+from sparring.services.frames import ERROR, Head, codec, messages_of
+from sparring.services.server import beside
+from sparring.services.shared_memory import Arena
+
+LIFE_S = 3600.0  # an instance works on a call for so long; how long a caller waits is the caller's affair
+MAX_UNDER_WAY = 4096  # calls to one instance that are not answered yet
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05  # before one who found the queue full asks again
+
+
+class PendingCall:
+    """An answer under way: a Pending. It is settled once, by the host's thread, which tells all who wait."""
+
+    __slots__ = (
+        *("_deadline_s", "_news", "args", "error", "here", "kind", "named", "number"),
+        *("over", "pauses", "said", "value", "verb", "who"),
+    )
+
+    def __init__(self, kind: int, who: str, verb: str, news: Condition, deadline_s: float) -> None:
+        self.kind, self.who, self.verb = kind, who, verb
+        self._news, self._deadline_s = news, deadline_s
+        self.args: list[Any] = []
+        self.named: dict[str, Any] = {}
+        self.said: list[Any] | None = None  # its frames, where they were made already: for one life of the instance
+        self.number = self.pauses = 0
+        self.over, self.here = False, True
+        self.value: Any = None
+        self.error: SparringError | None = None
+
+    def done(self) -> bool:
+        return self.over
+
+    def result(self, seconds: float | None = None) -> Any:
+        patience = self._deadline_s if seconds is None else seconds
+        if not self.over:
+            with self._news:
+                self._news.wait_for(lambda: self.over, patience)
+        if not self.over:
+            raise late(self.who, self.who, self.verb, patience)
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        return self.value
+
+    def waits_for(self) -> Iterator["PendingCall"]:
+        """The answers that it is given as arguments and that are not there yet."""
+        return (one for one in (*self.args, *self.named.values()) if isinstance(one, PendingCall) and not one.over)
+
+    def fill_in(self) -> None:
+        """Put the answers in their places; the error of one that failed is this one's too."""
+        self.args = [_value(one) for one in self.args]
+        self.named = {name: _value(one) for name, one in self.named.items()}
+
+
+def _value(argument: Any) -> Any:
+    if not isinstance(argument, PendingCall):
+        return argument
+    if argument.error is not None:
+        raise argument.error
+    return argument.value
+
+
+def snapshot(tree: Any) -> Any:
+    """The same, with arrays of its own: the caller may change theirs."""
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {name: snapshot(one) for name, one in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [snapshot(one) for one in tree]
+    return tree
+
+
+class CallQueue:
+    """`post` may be called by any thread; all else is the host's own thread's."""
+
+    def __init__(self, who: str, arena: Arena, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.who, self._arena, self._context = who, arena, context
+        self.socket: zmq.Socket[bytes] | None = None
+        self._peer: Peer | None = None
+        self._again: frozenset[str] = frozenset()  # verbs that may be asked twice
+        self._patient: frozenset[str] = frozenset()  # verbs that are asked again where their queue is full
+        self._queue: deque[PendingCall] = deque()  # bounded by MAX_UNDER_WAY, as is what is out
+        self._out: dict[int, PendingCall] = {}
+        self._paused: list[tuple[float, PendingCall]] = []
+        self._number = 0
+        self._gone = ""
+        self._lock = Lock()
+
+    @property
+    def under_way(self) -> int:
+        return len(self._queue) + len(self._out) + len(self._paused)
+
+    def post(self, asked: PendingCall, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Queue a call. What it is given is taken now, so that its caller may change it."""
+        if self.under_way >= MAX_UNDER_WAY:
+            raise Overloaded(f"{MAX_UNDER_WAY} calls are under way", where=self.who, do="Take their results first")
+        asked.args, asked.named = list(args), named
+        with self._lock:
+            if self._gone:
+                asked.error, asked.over = gone(self.who, self._gone), True
+                return
+            self._number += 1
+            asked.number = self._number
+            once = asked.verb not in self._again and asked.verb not in self._patient
+            if self._peer is not None and once and not any(asked.waits_for()):
+                with suppress(SparringError):  # of an argument that failed: told when its turn comes
+                    asked.fill_in()
+                    first, *rest = self._frames(asked, self._peer)
+                    asked.said = [first, *map(bytes, rest)]
+            if asked.said is None:
+                asked.args, asked.named = snapshot(asked.args), snapshot(asked.named)
+            self._queue.append(asked)
+
+    def up(self, ready: Ready) -> None:
+        """Its process can be called."""
+        name = b"\1" + np.random.default_rng().bytes(7)  # ZeroMQ keeps names that begin with 0 for itself
+        peer = introduce(beside(ready.address), self._arena, name)
+        line = self._context.socket(zmq.DEALER)
+        line.setsockopt(zmq.LINGER, 0)
+        line.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded here
+        line.setsockopt(zmq.RCVHWM, 0)
+        line.setsockopt(zmq.IDENTITY, name)
+        with self._lock:
+            self._peer = peer
+            self._again, self._patient = frozenset(ready.idempotent), frozenset(ready.patient)
+        line.connect(ready.address)
+        self.socket = line
+
+    def down(self, why: str, settle: Callable[[PendingCall], None]) -> None:
+        """Its process has ended: what may be asked twice waits for the next one, the rest is lost."""
+        with self._lock:
+            if self.socket is not None and self._peer is not None:
+                self.socket.close()
+                self._arena.forget(self._peer.name)
+                self._peer.close()
+            self.socket = self._peer = None
+            again = [one for one in self._out.values() if one.verb in self._again]
+            dead = [one for one in self._out.values() if one.verb not in self._again]
+            dead += [one for one in self._queue if one.said is not None]
+            self._queue = deque([*again, *(one for one in self._queue if one.said is None)])
+            self._out = {}
+        for one in dead:
+            one.error = lost(self.who, self.who, one.verb, why)
+            settle(one)
+
+    def end(self, why: str, settle: Callable[[PendingCall], None]) -> None:
+        """There is no next one: nothing that waits, or comes, is answered."""
+        with self._lock:
+            self._gone = why
+        self.down(why, settle)
+        self.flush(math.inf, settle)  # those who paused, too
+
+    def flush(self, now: float, settle: Callable[[PendingCall], None]) -> None:
+        """Send what can be sent, in its order."""
+        if self._paused and now >= self._paused[0][0]:
+            with self._lock:
+                self._queue.extendleft(one for due, one in reversed(self._paused) if due <= now)
+                self._paused = [(due, one) for due, one in self._paused if due > now]
+        while self._queue and (self._gone or (self.socket is not None and not any(self._queue[0].waits_for()))):
+            with self._lock:
+                asked = self._queue.popleft()
+            try:
+                if self._gone:
+                    raise gone(self.who, self._gone)
+                self._send(asked)
+            except SparringError as error:
+                asked.error = error
+                settle(asked)
+
+    def due(self) -> float | None:
+        """When somebody who paused asks again."""
+        return self._paused[0][0] if self._paused else None
+
+    def hear(self, now: float, settle: Callable[[PendingCall], None]) -> None:
+        """Take in all answers that are there."""
+        assert self.socket is not None
+        assert self._peer is not None
+        mapped = {self._peer.arena: self._peer.mapped}
+        while True:
+            try:
+                said = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            for one in messages_of([frame.buffer for frame in said]):
+                with suppress(WireError):
+                    answer = codec().decode(one, mapped)
+                    asked = self._out.pop(answer.id, None)
+                    if asked is not None:
+                        self._answered(asked, answer, now, settle)
+
+    def _answered(self, asked: PendingCall, answer: Head, now: float, settle: Callable[[PendingCall], None]) -> None:
+        if answer.kind == ERROR:
+            asked.error = error_of(answer.body)
+            if isinstance(asked.error, ShuttingDown):  # of this instance there is no other one to ask
+                asked.error = lost(self.who, self.who, asked.verb, asked.error.wrong)
+            if isinstance(asked.error, Overloaded) and asked.error.limit == "wait":
+                asked.error = None
+                asked.pauses += 1
+                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(asked.pauses, 8))
+                self._paused = sorted([*self._paused, (now + pause, asked)], key=lambda one: one[0])
+                return
+        else:
+            asked.value = answer.body
+        settle(asked)
+
+    def _send(self, asked: PendingCall) -> None:
+        assert self.socket is not None
+        assert self._peer is not None
+        if asked.said is None:
+            asked.fill_in()
+            said = self._frames(asked, self._peer)
+        else:
+            said = asked.said
+        self._out[asked.number] = asked
+        self.socket.send_multipart(said, copy=False)
+
+    def _frames(self, asked: PendingCall, peer: Peer) -> list[Any]:
+        head = Head(frames.VERSION, asked.kind, asked.number, asked.verb, LIFE_S, [asked.args, asked.named])
+        return codec().encode(head, self._arena, peer.name)

@@ -1,0 +1,1 @@
+"""Services as actors of a Ray cluster."""

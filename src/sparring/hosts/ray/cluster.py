@@ -1,0 +1,178 @@
+"""Joining a Ray cluster, or starting one on this machine alone.
+
+ray://auto        the cluster that `ray start` runs here, else as ray://local
+ray://local       one of our own, on 127.0.0.1 of this machine, ended with the host
+ray://HOST:PORT   a running cluster by the address that its head says (port 6379), from one of its nodes
+ray://HOST:10001  the same from a machine that is no node of it, through Ray's client server
+"""
+
+import importlib
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sparring.errors import ConfigError, Unreachable
+from sparring.hosts.protocol import Host
+
+# Ray reads these when it is imported: it reports nothing, prints no log of its workers, and looks no further than
+# loopback when it is us who start it.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_agent_register_timeout_ms": "90000",  # on a busy machine its agent starts slowly
+}
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray's own ports are bound to 127.0.0.1, on every system
+
+GCS_PORT, CLIENT_PORT = 6379, 10001
+REACH_S = 10.0
+START_S = 90.0  # after which no other try is made
+LEAST_CPUS = 32  # on a machine alone instances share its cores, as local processes do
+STORE_BYTES = 1 << 30
+
+
+class Cluster:
+    """This process's way to a cluster. `discovery` is the URL by which services of this host find each other."""
+
+    def __init__(self, url: str, store_bytes: int = STORE_BYTES) -> None:
+        self.namespace = f"sparring-{os.urandom(4).hex()}"
+        self.discovery = f"ray://auto/{self.namespace}"
+        self._ours = join(address_of(url), store_bytes)
+        self.remote = _is_client()
+
+    def close(self) -> None:
+        """Leave it, if it was this that joined."""
+        if self._ours:
+            import ray
+
+            ray.shutdown()
+            self._ours = False
+
+
+def open_ray(url: str, logs: Path | None = None, seen: str = "") -> Host:
+    """The host behind a URL; `logs` are Ray's own affair."""
+    cluster = Cluster(url)
+    opened: Host = importlib.import_module("sparring.hosts.ray.host").RayHost(
+        url, cluster, seen
+    )  # after Ray's settings
+    return opened
+
+
+def join(address: str, store_bytes: int, patience_s: float = START_S) -> bool:
+    """Let this process be a driver at `address` ("auto", "local", host:port); False where it is one already. A start
+    that fails is tried again for `patience_s`, and leaves nothing behind."""
+    if address == "auto":
+        address = _running_here() or "local"
+    prepare(loopback=address == "local")
+    try:
+        import ray
+    except ImportError:
+        do = "Install it: pip install 'sparring[ray]'"
+        raise ConfigError("Ray is not installed", where="--on ray://", do=do) from None
+    importlib.import_module("sparring.hosts.ray.actor")  # Ray's client knows less of what a method may say of itself
+    if ray.is_initialized():
+        return False
+    words: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    if address == "local":
+        words |= {
+            "num_cpus": max(LEAST_CPUS, os.cpu_count() or 1),
+            "include_dashboard": False,
+            "object_store_memory": store_bytes,
+            "_node_ip_address": "127.0.0.1",
+            "_system_config": {"prestart_worker_first_driver": False},
+        }
+    else:
+        _reachable(address)
+    _begin(address, words, patience_s)
+    _silence()
+    return True
+
+
+def prepare(loopback: bool) -> None:
+    """Make Ray's settings, before it is imported for the first time where that can be."""
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    if loopback and os.environ.setdefault(_LOOPBACK, "0") == "0" and "ray" in sys.modules:
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = False  # it was read when somebody imported Ray, and is not read again
+
+
+def _begin(address: str, words: dict[str, Any], patience_s: float) -> None:
+    """On a busy machine Ray's own parts may not find each other in the half minute that they give themselves."""
+    import ray
+
+    from sparring.hosts.ray import cleanup as ray_remains
+
+    until, before = time.monotonic() + patience_s, ray_remains.parts()
+    while True:
+        try:
+            ray.init(address, **words)
+            return
+        except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
+            ray.shutdown()
+            ray_remains.end(ray_remains.parts() - before)
+            if time.monotonic() >= until:
+                where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
+                raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
+
+
+def _is_client() -> bool:
+    """Whether this process is no node's, but speaks through Ray's client server."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())  # type: ignore[no-untyped-call]
+
+
+def _silence() -> None:
+    """Ray prints a cluster's troubles to standard output, where our answers go; `Host.watch` tells of them."""
+    from ray._private import worker
+
+    worker._worker_logs_enabled = False
+
+
+def address_of(url: str) -> str:
+    """What Ray calls it: "auto", "local", "host:port", or "ray://host:port" for its client server."""
+    place = urlsplit(url)
+    try:
+        port = place.port
+    except ValueError:
+        port = -1
+    if place.scheme != "ray" or not place.hostname or port == -1:
+        raise ConfigError(f"{url!r} is no Ray cluster", where="--on", do="Say ray://auto or ray://HOST:PORT")
+    if place.hostname in ("auto", "local"):
+        return place.hostname
+    address = f"{place.hostname}:{port or GCS_PORT}"
+    return f"ray://{address}" if port == CLIENT_PORT else address
+
+
+def _reachable(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except OSError as error:
+        raise Unreachable(
+            f"no Ray cluster answers: {error}", where=f"ray://{host}:{port}", do="Start it, or look at its address"
+        ) from None
+
+
+def _running_here() -> str | None:
+    """The address of the cluster that was started on this machine, where it still answers."""
+    found = os.environ.get("RAY_ADDRESS", "")
+    if not found:
+        folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+        with suppress(OSError), open(os.path.join(folder, "ray", "ray_current_cluster")) as file:
+            found = file.read().strip()
+    if not found:
+        return None
+    host, _, port = found.removeprefix("ray://").rpartition(":")
+    with suppress(OSError, ValueError):
+        socket.create_connection((host, int(port)), 1.0).close()
+        return found
+    return None

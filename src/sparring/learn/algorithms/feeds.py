@@ -1,0 +1,184 @@
+"""What a topology must know of an algorithm's settings to feed it, and the seat that it learns to play."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+from numpy.random import Generator
+
+from sparring.errors import ConfigError
+from sparring.games.spec import GameSpec, SeatSpec
+from sparring.learn.protocol import Algorithm
+from sparring.nets.torch_network import default_network
+from sparring.nets.user_network import own_network
+from sparring.replay.batch import Batch
+from sparring.replay.sequences import Window
+from sparring.replay.table import Table
+from sparring.wire.chunk import Array
+from sparring.wire.network import Activation, Conv, Gru, Head, Lstm, Memory, NetworkSpec
+
+
+class TransitionFeed(Protocol):
+    """Settings of an algorithm fed with transitions."""
+
+    @property
+    def batch_steps(self) -> int: ...  # of one update
+    @property
+    def n_steps(self) -> int: ...  # decisions that a transition spans
+    @property
+    def discount(self) -> float: ...
+
+
+class TrajectoryFeed(Protocol):
+    """Settings of an algorithm fed with trajectories."""
+
+    @property
+    def rollout_ticks(self) -> int: ...  # of every game between two updates
+    @property
+    def discount(self) -> float: ...
+    @property
+    def records_steps(self) -> int: ...  # from the store beside one rollout, with --from mix
+    @property
+    def records_n_steps(self) -> int: ...  # decisions that each of them spans
+
+
+class SequenceFeed(Protocol):
+    """Settings of an algorithm fed with sequences of a replay table."""
+
+    @property
+    def batch_sequences(self) -> int: ...  # of one update
+    @property
+    def burn_in_steps(self) -> int: ...  # that only fill the memory
+    @property
+    def sequence_steps(self) -> int: ...  # that are learned from, after those
+    @property
+    def overlap_steps(self) -> int: ...  # that two neighbouring sequences of an episode share
+    @property
+    def discount(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one update is fed from a replay table."""
+
+    steps: int  # that it learns from, as the ratio gate counts them
+    count: int  # of transitions or sequences
+    sample: Callable[[Table, Generator], tuple[Batch, Array]]  # a batch, and its rows for `Table.learned`
+
+
+def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
+    """Sequences where the algorithm is fed with them, transitions otherwise."""
+    if algorithm.feeds == "sequences":
+        windows: SequenceFeed = settings
+        window = Window(windows.sequence_steps, windows.burn_in_steps, windows.overlap_steps)
+        count = windows.batch_sequences
+        return Draw(count * window.length, count, lambda table, rng: table.sample_windows(count, rng, window))
+    feed: TransitionFeed = settings
+    return Draw(
+        feed.batch_steps,
+        feed.batch_steps,
+        lambda table, rng: table.sample(feed.batch_steps, rng, n_steps=feed.n_steps, discount=feed.discount),
+    )
+
+
+class NetworkSettings(Protocol):
+    """What the settings of any algorithm say of its network."""
+
+    @property
+    def network(self) -> str: ...  # "module:name" of the user's own; "": the default, by what follows
+    @property
+    def hidden_units(self) -> tuple[int, ...]: ...
+    @property
+    def activation(self) -> Activation: ...
+    @property
+    def image_layers(self) -> tuple[str, ...]: ...
+
+
+ANY_ACTION = ("discrete", "multi-discrete", "box")  # what a policy with a probability can choose
+WHO_TAKES = {  # kinds of actions that some algorithms cannot take → those that can
+    "box": "ppo, impala, a3c, sac, bc, cql or iql",
+    "multi-discrete": "ppo, impala, a3c or bc",
+}
+
+
+def one_seat(game: GameSpec, algorithm: str, kinds: tuple[str, ...] = ("discrete",)) -> SeatSpec:
+    """The seat that one network plays in all its places; ConfigError where the game has no such seat.
+
+    `kinds` of actions are those that the algorithm knows to choose.
+    """
+    first = game.seats[0]
+    if first.action.kind not in kinds:
+        others = WHO_TAKES.get(first.action.kind, "another algorithm")
+        raise ConfigError(
+            f"its actions are {first.action.kind}, and {algorithm} chooses among {' or '.join(kinds)} ones",
+            where=f"game {game.id}",
+            do=f"Use {others} (docs/algorithms), or train a game with {' or '.join(kinds)} actions",
+        )
+    for seat in game.seats[1:]:
+        if (seat.observation, seat.action) != (first.observation, first.action):
+            raise ConfigError(
+                f"seats {first.name!r} and {seat.name!r} see or do different things, and one network plays all seats",
+                where=f"game {game.id}",
+                do="Give the seats the same spaces",
+            )
+    return first
+
+
+def network_for(
+    game: GameSpec,
+    seat: SeatSpec,
+    settings: NetworkSettings,
+    heads: tuple[Head, ...],
+    *,
+    separate_value: bool = False,
+    memory: str = "",
+) -> NetworkSpec:
+    """The network that the settings ask for: the user's own where they name one, with the heads that are needed."""
+    if settings.network:
+        return own_network(settings.network, seat, heads, memory=bool(memory), frame_stack=game.frame_stack)
+    spec = default_network(
+        seat,
+        frame_stack=game.frame_stack,
+        hidden=settings.hidden_units,
+        activation=settings.activation,
+        heads=heads,
+        separate_value=separate_value,
+        memory=memory_for(memory),
+    )
+    return with_image_layers(spec, settings.image_layers)
+
+
+def memory_for(text: str) -> Memory | None:
+    """ "gru:128" or "lstm:128" as a memory; "" is none."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(gru|lstm):([1-9]\d{0,4})", text)
+    if found is None:
+        raise ConfigError(f"memory holds {text!r}", where="algorithm settings", do='Write "gru:128", "lstm:128" or ""')
+    kind, units = found.groups()
+    return Gru(int(units)) if kind == "gru" else Lstm(int(units))
+
+
+def with_image_layers(spec: NetworkSpec, layers: tuple[str, ...]) -> NetworkSpec:
+    """The network with other layers for what it sees as images.
+
+    "64x4" or "64x3/2+1" is channels x kernel / stride + padding; ("flat",) does without convolutions, which is
+    faster on a CPU; () leaves the default.
+    """
+    if not layers or not any(leaf.image for leaf in spec.inputs):
+        return spec
+    if layers == ("flat",):
+        return replace(spec, image=(), inputs=tuple(replace(leaf, image=False) for leaf in spec.inputs))
+    return replace(spec, image=tuple(_conv(text) for text in layers))
+
+
+def _conv(text: str) -> Conv:
+    found = re.fullmatch(r"(\d+)x(\d+)(?:/(\d+))?(?:\+(\d+))?", text)
+    if found is None:
+        raise ConfigError(
+            f"image_layers holds {text!r}", where="algorithm settings", do='Write "64x4", "64x3/2+1", or "flat" alone'
+        )
+    channels, kernel, stride, padding = found.groups()
+    return Conv(int(channels), int(kernel), int(stride or 1), int(padding or 0))

@@ -1,0 +1,119 @@
+"""One call from a model and a store to what the records say of it: what `spar evaluate --from store` does."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparring.errors import ConfigError
+from sparring.games.protocol import TRUNCATED
+from sparring.games.spec import GameSpec
+from sparring.learn.offline.estimators import (
+    Estimate,
+    doubly_robust,
+    fitted,
+    importance,
+    recorded,
+    tried,
+    weighted_importance,
+)
+from sparring.learn.offline.fitted_values import FitConfig, at_its_best, behaviour_logp, fitted_q
+from sparring.learn.offline.records import RecordedEpisodes
+from sparring.learn.offline.worlds import world_of
+from sparring.learn.offline.worlds.protocol import World
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.wire.chunk import Array
+
+FEW = 10.0  # effective episodes below which an estimate by importance is little more than a guess
+LEAST_LOGP = float(np.log(1e-6))  # of what was done after all
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineEvaluation:
+    """Every estimate of the model's discounted return, beside what the players earned, and what is missing."""
+
+    episodes: int
+    steps: int
+    discount: float
+    behaviour: str  # "recorded", "estimated by bc" or both with their shares
+    estimates: tuple[Estimate, ...]
+    advised: str  # the name of the one to rank models by: a rule that was written before any model is judged
+    missing: tuple[str, ...]  # sentences
+
+    def of(self, name: str) -> Estimate:
+        """The estimate of that name."""
+        return next(one for one in self.estimates if one.name == name)
+
+
+def evaluate_offline(
+    records: RecordedEpisodes,
+    forward: NumpyForward,
+    game: GameSpec,
+    *,
+    discount: float,
+    seed: int,
+    fit: FitConfig | None = None,
+    world: World | None = None,
+) -> OfflineEvaluation:
+    """What the records say of the network at its best. The same seed gives the same answer.
+
+    `world` is `world_of` the same records, for who judges several models by them; by default it is learned here.
+    """
+    if not 0 < discount <= 1:
+        raise ConfigError(f"--discount {discount:g}", where="spar evaluate", do="Give more than 0 and at most 1")
+    if game.frame_stack != 1:
+        raise ConfigError(
+            f"frame_stack = {game.frame_stack}, and records are judged by single frames",
+            where=f"game {game.id}",
+            do="Let the model play: leave out --from store",
+        )
+    config = fit or FitConfig()
+    policy = at_its_best(forward, records)
+    known = ~np.isnan(records.logp)
+    players = np.maximum(behaviour_logp(records, game, seed, config), LEAST_LOGP)
+    weights = importance(records, policy.steps, players)
+    judged = fitted_q(records, policy, game, discount, seed, config)
+    rng = np.random.default_rng([seed, 0xB0])
+    share = f"{weights.followed} of {weights.cumulative.shape[1]} steps followed"
+    found = [
+        recorded(records, discount, rng),
+        replace(weighted_importance(records, weights, discount, rng), note=share),
+        replace(fitted(judged.v[records.first], rng), note="spread of the first views; the fit is kept"),
+        replace(doubly_robust(records, weights, judged, discount, rng), note=share),
+    ]
+    lacking = _missing(records, known, weights.effective, weights.followed)
+    advised = "dr"
+    world = world or world_of(records, game, seed, config.world)
+    if world is not None:
+        returns = world.played(records, forward, game, discount, rng)
+        found.append(replace(tried(returns, rng), note=world.note))
+        advised = "world" if world.trusted else advised
+    return OfflineEvaluation(
+        records.episodes, records.steps, discount, _behaviour(known), tuple(found), advised, lacking
+    )
+
+
+def _behaviour(known: Array) -> str:
+    share = float(known.mean())
+    if share == 1.0:
+        return "recorded"
+    return "estimated by bc" if share == 0.0 else f"recorded for {share:.0%} of the steps, the rest estimated by bc"
+
+
+def _missing(records: RecordedEpisodes, known: Array, effective: float, followed: int) -> tuple[str, ...]:
+    said = [f"{count} episodes are left out: {why}" for why, count in records.left_out.items() if count]
+    if not known.all():
+        said.append(
+            f"behaviour_logp is missing from {1 - known.mean():.0%} of the steps; "
+            "a clone of the players (bc) stands in for it"
+        )
+    if effective < FEW:
+        said.append(f"wis rests on {effective:.1f} effective episodes: the players seldom did what the model would")
+    longest = int(np.diff(records.start).max())
+    if followed < longest:
+        said.append(
+            f"no recorded episode does as the model beyond its step {followed}; wis counts nothing after it, dr the fit"
+        )
+    cut = int((records.ending == TRUNCATED).sum())
+    if cut:
+        said.append(f"{cut} episodes were cut short: recorded and wis count nothing after the cut, fqe and dr go on")
+    return tuple(said)

@@ -1,0 +1,167 @@
+"""What has to be learned before a model can be judged from records: who the players were, and what its values are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparring.games.protocol import TERMINATED
+from sparring.games.spec import GameSpec
+from sparring.learn.algorithms.bc import Bc, BcConfig
+from sparring.learn.algorithms.feeds import one_seat, with_image_layers
+from sparring.learn.offline.estimators import Judged
+from sparring.learn.offline.records import RecordedEpisodes
+from sparring.learn.offline.worlds.protocol import WorldConfig
+from sparring.learn.optim.adam import Adam
+from sparring.learn.protocol import Batch
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import log_softmax, masked
+from sparring.nets.torch_network import Network, default_network
+from sparring.nets.torch_state import tensor, tensors
+from sparring.wire.chunk import Array
+from sparring.wire.network import Head
+
+ROWS = 4096  # of one forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig:
+    """How long and how wide the fits are."""
+
+    updates: int = 4000  # of the fitted Q; a quarter of them regress on what the players went on to earn
+    behaviour_updates: int = 1500
+    batch_steps: int = 256
+    target_every_updates: int = 25
+    learning_rate: float = 1e-3
+    hidden_units: tuple[int, ...] = (64, 64)
+    image_layers: tuple[str, ...] = ("flat",)  # of games that show images; convolutions cost more than they bring here
+    world: WorldConfig = field(default_factory=WorldConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """π of the model for every recorded view: probabilities [steps, choices] and [episodes, choices]."""
+
+    steps: Array
+    final: Array
+
+
+def at_its_best(forward: NumpyForward, records: RecordedEpisodes, strength: float = 1.0) -> Policy:
+    """The model as `spar evaluate` plays it: its best legal action, or with 1 − strength any legal one."""
+
+    def probabilities(seen: Mapping[str, Array], legal: Array | None) -> Array:
+        logits = masked(_outputs(forward, seen), legal)
+        allowed = np.isfinite(logits)
+        chance = allowed / allowed.sum(axis=1, keepdims=True)
+        best = np.eye(logits.shape[1])[logits.argmax(axis=1)]
+        return np.asarray(strength * best + (1 - strength) * chance)
+
+    return Policy(probabilities(records.observation, records.legal), probabilities(records.final, None))
+
+
+def behaviour_logp(records: RecordedEpisodes, game: GameSpec, seed: int, config: FitConfig) -> Array:
+    """log μ(a|s) of every step: as recorded, and by a clone of all the players where nothing was recorded."""
+    missing = np.isnan(records.logp)
+    if not missing.any():
+        return records.logp
+    algorithm, rng = Bc(), np.random.default_rng([seed, 0xBE])
+    settings = BcConfig(hidden_units=config.hidden_units, image_layers=config.image_layers)
+    learner = algorithm.begin(game, settings, seed)
+    for _ in range(config.behaviour_updates):
+        rows = rng.integers(0, records.steps, config.batch_steps)
+        seen = {leaf: column[rows] for leaf, column in records.observation.items()}
+        batch = Batch(
+            observation=seen,
+            action=records.action[rows],
+            reward=records.reward[rows],
+            ending=np.zeros(len(rows), np.uint8),
+            next_observation=seen,  # cloning does not look ahead
+            legal=None if records.legal is None else records.legal[rows],
+        )
+        algorithm.update(learner, batch)
+    outputs = _outputs(NumpyForward(learner.network, learner.weights()), records.observation)
+    said = np.take_along_axis(log_softmax(masked(outputs, records.legal)), records.action[:, None], axis=1)[:, 0]
+    return np.where(missing, said, records.logp)
+
+
+def fitted_q(
+    records: RecordedEpisodes, policy: Policy, game: GameSpec, discount: float, seed: int, config: FitConfig
+) -> Judged:
+    """Fitted Q evaluation (Le et al. 2019): Q(s,a) ← r + γ Σ_a' π(a'|s') Q⁻(s',a'), a true end being worth nothing.
+
+    It begins as a regression on the players' own discounted returns, so that a long game's values need not be
+    carried back one step at a time, and learns them in units of those returns' spread. Goals that no play could
+    earn are cut to the most, or least, that the game can pay: a fit that feeds on its own errors stops there.
+    """
+    least, most = value_bounds(game, discount, records.pays_once)
+    returns = _returns(records, discount)
+    scale, shift = max(float(returns.std()), 1e-3), float(returns.mean())
+    spec = with_image_layers(
+        default_network(
+            one_seat(game, "fqe"),
+            hidden=config.hidden_units,
+            activation="relu",
+            heads=(Head("logits", policy.steps.shape[1]),),
+        ),
+        config.image_layers,
+    )
+    online, target = Network(spec, seed), Network(spec, seed)
+    optimiser, rng = Adam(online.parameters(), config.learning_rate), np.random.default_rng([seed, 0xF0])
+    seen = {leaf: np.concatenate([column, records.final[leaf]]) for leaf, column in records.observation.items()}
+    chance = np.concatenate([policy.steps, policy.final]).astype(np.float32)
+    following, goes_on = records.following(), records.goes_on()
+    warm = config.updates // 4
+    for update in range(config.updates):
+        rows = rng.integers(0, records.steps, config.batch_steps)
+        goal = tensor((returns[rows] - shift) / scale)
+        if update >= warm:
+            after = following[rows]
+            with torch.no_grad():
+                worth = (target(_rows(seen, after))["logits"] * tensor(chance[after])).sum(1) * scale + shift
+                earned = tensor(records.reward[rows]) + discount * worth * tensor(goes_on[rows])
+                goal = (earned.clamp(least, most) - shift) / scale
+        action = tensor(records.action[rows]).unsqueeze(1)
+        chosen = online(_rows(seen, rows))["logits"].gather(1, action).squeeze(1)
+        optimiser.learning_rate = config.learning_rate * max(1 - update / config.updates, 0.1)
+        optimiser.descend((goal - chosen).square().mean(), 10.0)
+        if (update + 1) % config.target_every_updates == 0:
+            target.load_state_dict(online.state_dict())
+    values = np.clip(_outputs(NumpyForward(spec, online.weights()), seen) * scale + shift, least, most)
+    v = (values * chance).sum(axis=1)
+    q = np.take_along_axis(values[: records.steps], records.action[:, None], axis=1)[:, 0]
+    return Judged(q, v[: records.steps], np.where(records.ending == TERMINATED, 0.0, v[records.steps :]))
+
+
+def value_bounds(game: GameSpec, discount: float, pays_once: bool = False) -> tuple[float, float]:
+    """The least and the most that a seat can earn in a whole game, discounted; `pays_once`: with its last step."""
+    low, high = game.seats[0].reward_bounds
+    if pays_once:
+        return min(low, 0.0), max(high, 0.0)
+    ticks = game.max_ticks
+    worth = float(ticks) if discount == 1 else (1 - discount**ticks) / (1 - discount)
+    return min(low, low * worth), max(high, high * worth)
+
+
+def _returns(records: RecordedEpisodes, discount: float) -> Array:
+    """Each step's discounted return to the end of its recorded episode; a cut one adds nothing after the cut."""
+    table = records.padded(records.reward)
+    for t in range(table.shape[1] - 2, -1, -1):
+        table[:, t] += discount * table[:, t + 1]
+    lengths = np.diff(records.start)
+    return table[np.arange(table.shape[1]) < lengths[:, None]].astype(np.float32)
+
+
+def _rows(columns: Mapping[str, Array], rows: Array) -> dict[str, Tensor]:
+    return tensors({leaf: column[rows] for leaf, column in columns.items()})
+
+
+def _outputs(forward: NumpyForward, seen: Mapping[str, Array]) -> Array:
+    """The logits of many rows, a few thousand at a time."""
+    count = len(next(iter(seen.values())))
+    parts = [
+        forward({leaf: column[first : first + ROWS] for leaf, column in seen.items()})["logits"]
+        for first in range(0, count, ROWS)
+    ]
+    return np.concatenate(parts)

@@ -1,0 +1,1 @@
+"""Optimisers on one flat parameter buffer."""

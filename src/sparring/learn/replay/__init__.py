@@ -1,0 +1,1 @@
+"""Replay as a learner uses it: a table in its own process, or shards in services."""

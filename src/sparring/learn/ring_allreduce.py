@@ -1,0 +1,218 @@
+"""Several learners, one gradient: ring-allreduce, and how the rest go on when one is lost.
+
+Each learner plays and learns its own share. Before every step of the optimiser the gradients are averaged (gloo, NCCL
+where they lie on a GPU), so all take the same step and have the same weights, bit for bit. One number more travels with
+them: how many took part. Whoever has no minibatch left goes on taking part with nothing, and takes the others' steps,
+until nobody has any: shares may differ in size, and an update may end early anywhere.
+
+An update is completed where all have said so. A learner that dies closes its connections; whoever waits for it is
+freed by that, closes its own, and so frees the next. A frozen one is given `deadline_s`. The rest then meet again under
+the next generation's number (topologies/ring.py).
+"""
+
+import importlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import is_nccl_available
+
+from sparring.errors import ConfigError, TrainingStopped
+from sparring.games.spec import GameSpec
+from sparring.learn.optim.adam import Adam
+from sparring.learn.protocol import Algorithm, Batch, Learner, Update
+
+DEADLINE_S = 30.0  # that the slowest may play longer than the fastest, and that a frozen one is waited for
+LOOPBACK = "127.0.0.1"
+Found = TypeVar("Found")
+
+
+class RingBroken(TrainingStopped):
+    """Somebody left in the middle of an update; the rest can meet again."""
+
+    waited_s = 0.0  # for whoever was to answer last
+
+
+class Meeting:
+    """Where learners find each other: a table of addresses, kept by the first of them."""
+
+    def __init__(self, host: str = LOOPBACK) -> None:
+        listening = socket.create_server((host, 0))  # ours, because the store's own would listen to the whole world
+        self.host, self.port = listening.getsockname()[:2]
+        self.store = TCPStore(
+            self.host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+
+
+def meeting_host(url: str) -> str:
+    """The address at which learners on that host's machines reach this process."""
+    if url.startswith("local:"):
+        return LOOPBACK
+    return str(importlib.import_module("ray.util").get_node_ip_address())
+
+
+def visit(host: str, port: int, deadline_s: float = DEADLINE_S) -> Store:
+    """The table of another process's Meeting."""
+    return _whole(lambda: TCPStore(host, port, is_master=False, timeout=timedelta(seconds=deadline_s)))
+
+
+class RingAllReduce:
+    """One generation of learners that average their gradients. `rank` counts from 0, the leader."""
+
+    def __init__(self, store: Store, host: str, generation: int, seat: tuple[int, int], deadline_s: float) -> None:
+        self.rank, self.world = seat
+        self._buffer = torch.empty(0)
+        table = PrefixStore(f"generation/{generation}", store)
+        table.set_timeout(timedelta(seconds=deadline_s))
+        self._group: Any = _whole(lambda: _group(table, host, seat, deadline_s))
+
+    def average(self, gradient: Tensor) -> None:
+        """Make the gradient that of all who have one."""
+        self._fit(gradient)
+        self._buffer[:-1].copy_(gradient)
+        self._buffer[-1] = 1
+        self._sum(self._buffer)
+        torch.div(self._buffer[:-1], self._buffer[-1], out=gradient)
+
+    def settle(self, optimiser: Adam, max_norm: float) -> None:
+        """Take the steps of those who still learn, until nobody does."""
+        gradient = optimiser.gradient
+        self._fit(gradient)
+        while True:
+            self._buffer.zero_()
+            self._sum(self._buffer)
+            if not self._buffer[-1]:
+                return
+            torch.div(self._buffer[:-1], self._buffer[-1], out=gradient)
+            optimiser.step(max_norm)
+
+    def agree(self, optimiser: Adam, number: int) -> int:
+        """The sum of everybody's number. Having it, one knows that all have settled, with the same weights.
+
+        Sums may round otherwise on another kind of processor or with other threads; the leader's weights then hold.
+        """
+        everything = optimiser.everything()
+        seen = torch.zeros(1 + self.world, dtype=torch.int64, device=everything[0].device)
+        seen[0], seen[1 + self.rank] = number, sum(int(one.view(torch.int32).sum()) for one in everything)
+        self._sum(seen)
+        if len(set(seen[1:].tolist())) > 1:
+            for one in everything:
+                if self.rank:
+                    one.zero_()
+                self._sum(one)
+        return int(seen[0])
+
+    def close(self) -> None:
+        """Leave. Whoever waits for this one is freed, and leaves, too."""
+        self._group = None
+
+    def _fit(self, gradient: Tensor) -> None:
+        if self._buffer.numel() != gradient.numel() + 1:
+            self._buffer = torch.empty(gradient.numel() + 1, device=gradient.device)
+
+    def _sum(self, values: Tensor) -> None:
+        if self._group is None:
+            raise _broken("this learner has left it")
+        _whole(lambda: self._group.allreduce([values]).wait())
+
+
+def carrier(device: str, *, cuda: bool, nccl: bool) -> Literal["gloo", "nccl"]:
+    """What carries gradients that lie on `device`: NCCL where that is a GPU, this machine has one (`cuda`), and this
+    build of torch has it (`nccl`); else gloo."""
+    return "nccl" if device == "cuda" and cuda and nccl else "gloo"
+
+
+def _group(table: Store, host: str, seat: tuple[int, int], deadline_s: float) -> Any:
+    rank, world = seat
+    device = torch.get_default_device().type
+    if carrier(device, cuda=torch.cuda.is_available(), nccl=is_nccl_available()) == "nccl":
+        from torch._C._distributed_c10d import ProcessGroupNCCL  # builds without CUDA have none
+
+        swift: Any = ProcessGroupNCCL.Options()
+        swift._timeout = timedelta(seconds=deadline_s)
+        return ProcessGroupNCCL(table, rank, world, swift)
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=_own_side(host))]
+    options._timeout = timedelta(seconds=deadline_s)
+    return ProcessGroupGloo(table, rank, world, options)
+
+
+def _own_side(host: str) -> str:
+    """This machine's address towards `host`: only there do we listen."""
+    if host == LOOPBACK:
+        return LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def _whole(act: Callable[[], Found]) -> Found:
+    begun = time.monotonic()
+    try:
+        return act()
+    except RuntimeError as error:  # all that torch.distributed says of a lost connection
+        broken = _broken(str(error).splitlines()[0])
+        broken.waited_s = time.monotonic() - begun
+        raise broken from None
+
+
+def _broken(why: str) -> RingBroken:
+    return RingBroken(f"the ring of learners broke: {why}", where="learners", do="The rest go on from the last update")
+
+
+class RingAlgorithm:
+    """An algorithm whose updates are made together. Without a ring, or alone in it, it is the algorithm itself."""
+
+    def __init__(self, own: Algorithm) -> None:
+        self._own = own
+        self.name, self.feeds, self.policy, self.settings = own.name, own.feeds, own.policy, own.settings
+        self.ring: RingAllReduce | None = None
+        self.completed = 0  # updates of which this learner knows that all have made them
+
+    def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
+        learner = self._own.begin(game, config, seed)
+        if not isinstance(getattr(learner, "optimiser", None), Adam) or self.feeds != "trajectories":
+            do = "Use ppo or impala, or leave --learners out"
+            raise ConfigError(f"{self.name} does not learn by several learners", where="--learners", do=do)
+        return learner
+
+    def update(self, learner: Learner, batch: Batch) -> Update:
+        """One update of all together; RingBroken where one of them is lost, and the learner is then in between."""
+        if self.ring is None or self.ring.world == 1:
+            update = self._own.update(learner, batch)
+        else:
+            update = self._together(self.ring, learner, batch)
+        self.completed = update.learner.updates
+        return update
+
+    def exploration(self, learner: Learner, env_steps: int) -> float:
+        return self._own.exploration(learner, env_steps)
+
+    def take(self, learner: Learner, state: bytes) -> None:
+        """Go on from a state of another learner, or of before."""
+        learner.load(state)
+        self.completed = learner.updates
+
+    def leave(self) -> None:
+        """Out of the ring, if in one."""
+        if self.ring is not None:
+            self.ring.close()
+        self.ring = None
+
+    def _together(self, ring: RingAllReduce, learner: Any, batch: Batch) -> Update:
+        steps: int = learner.steps  # by which rates are annealed: everybody's, or the weights would part
+        learner.optimiser.average = ring.average
+        try:
+            update = self._own.update(learner, batch)
+            ring.settle(learner.optimiser, learner.config.max_gradient_norm)
+            learner.steps = steps + ring.agree(learner.optimiser, learner.steps - steps)
+        finally:
+            learner.optimiser.average = None
+            learner.optimiser.gradient.zero_()  # a broken step leaves its own
+        return replace(update, metrics={**update.metrics, "learners": float(ring.world)})

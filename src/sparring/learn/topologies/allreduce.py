@@ -1,0 +1,209 @@
+"""ring: k learners, each of which plays and learns its own share; their gradients are averaged before every step.
+
+    learner 0 (this process) ─ games ─ gradient ─┐
+    learner 1 (a service)    ─ games ─ gradient ─┼─ ring-allreduce ─► the same step everywhere
+    learner k (a service)    ─ games ─ gradient ─┘
+
+This process leads: it asks the others for each turn, writes the run's folder, and says who is in the ring. When a
+learner is lost, the rest leave the broken ring, the highest update that one of them completed is taken by all, weights
+and optimiser whole, and they meet again, one fewer. Loss of this process ends the run; --resume goes on, with k again.
+A seed says all, as long as none is lost. Advantages are normalised by each learner within its own minibatch.
+"""
+
+import logging
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sparring.acting.actor import Episodes
+from sparring.errors import ConfigError, SparringError, TrainingStopped
+from sparring.hosts.open import open_host
+from sparring.hosts.protocol import Handle, Pending, Resources
+from sparring.learn.plan import Plan
+from sparring.learn.protocol import Iteration, Learner, Sources, Topology
+from sparring.learn.ring_allreduce import DEADLINE_S, Meeting, RingAlgorithm, RingAllReduce, RingBroken, meeting_host
+from sparring.learn.topologies.allreduce_learner import RingLearner, share_of
+from sparring.store.protocol import Store
+from sparring.wire.tree import Tree
+
+SERVICE = "learner"
+APART = 1_000_003  # between the seeds of two learners, for what they play
+ARRIVE_S = 900.0  # for the first meeting: a cluster may have to start machines
+ANSWER_S = 10.0  # that an answer may take once the update is over here
+OF = "steps of "  # a source, in what is counted
+
+log = logging.getLogger("sparring.learn")
+
+
+def build(plan: Plan, store: Store | None) -> Topology:
+    """A learner here, and the others as services."""
+    if store is not None:
+        do = "Leave out --learners, or --from mix"
+        raise ConfigError("several learners do not read the store", where="--learners", do=do)
+    algorithm, share = share_of(plan)
+    return _Ring(plan, algorithm, share)
+
+
+class _Ring:
+    """One turn: everybody plays a rollout and learns it, with one gradient."""
+
+    def __init__(self, plan: Plan, algorithm: RingAlgorithm, share: Topology) -> None:
+        self._algorithm, self._share = algorithm, share
+        self._host = open_host(plan.on, seen=plan.discovery)
+        record = msgspec.json.encode(plan.record())
+        seeds = [plan.seed + APART * number for number in range(1, plan.learners)]
+        given = [{"game": plan.game, "seed": seed, "record": record} for seed in seeds]
+        # A lost one leaves: it is not started again, and the plan says all who begin.
+        needs = Resources(restarts=0, least=len(given), most=len(given))
+        handles = self._host.start(RingLearner, SERVICE, len(given), needs, given) if given else []
+        self.members: dict[int, Handle] = dict(enumerate(handles, start=1))  # in the ring, beside this one
+        self._counts: dict[int, Counter[str]] = {}  # what each has played, also of those who left since
+        self._gone: Counter[str] = Counter()  # and what those had who left before a checkpoint
+        self._meeting = Meeting(meeting_host(plan.on)) if handles else None
+        self._generation = 0  # of rings
+
+    @property
+    def learner(self) -> Learner:
+        return self._share.learner
+
+    @property
+    def env_steps(self) -> int:
+        return self._share.env_steps + self._all_counts()["env_steps"]
+
+    @property
+    def position(self) -> int:
+        return self.env_steps
+
+    @property
+    def episodes(self) -> int:
+        return self._share.episodes + self._all_counts()["episodes"]
+
+    def iterate(self) -> Iteration:
+        if not self._generation:
+            self._heard({number: member.ask("digest") for number, member in self.members.items()}, ARRIVE_S)
+            self._meet(self.learner.save())
+        before = self.learner.save()
+        asked = {number: member.ask("iterate") for number, member in self.members.items()}
+        turn: Iteration | None = None
+        patience_s = ANSWER_S
+        try:
+            turn = self._share.iterate()
+        except RingBroken as broken:  # the slowest may still play; whoever has waited long enough waits no more
+            patience_s += max(0.0, DEADLINE_S - broken.waited_s)
+        finally:
+            if turn is None:
+                self._algorithm.leave()  # so that nobody waits for this one
+        answers = self._heard(asked, patience_s)
+        self._counts |= {number: _tally(answer) for number, answer in answers.items()}
+        if turn is None or len(answers) < len(asked) or not all(answer["whole"] for answer in answers.values()):
+            self._mend(before if turn is None else self.learner.save(), answers)
+        flow = {"learners": 1.0 + len(self.members)}
+        if turn is None:
+            return Iteration(None, None, None, flow)
+        return replace(turn, episodes=_joined(turn.episodes, answers), metrics={**turn.metrics, **flow})
+
+    def sources(self) -> Sources:
+        own = self._share.sources()
+        others = self._all_counts()
+        steps = Counter({name.removeprefix(OF): count for name, count in others.items() if name.startswith(OF)})
+        return Sources(dict(Counter(own.steps) + steps), own.store_until_ms)
+
+    def close(self) -> None:
+        self._algorithm.leave()
+        self._host.close()
+        self._share.close()
+
+    def save(self) -> Tree:
+        states = self._heard({number: member.ask("save") for number, member in self.members.items()}, DEADLINE_S)
+        kept = {number: self._counts.get(number, Counter()) for number in states}
+        gone = self._gone + sum((tally for number, tally in self._counts.items() if number not in kept), Counter())
+        return {
+            "share": self._share.save(),
+            "others": {str(number): state for number, state in states.items()},
+            "counts": {str(number): dict(tally) for number, tally in kept.items()},
+            "gone": dict(gone),
+        }
+
+    def load(self, state: Tree) -> None:
+        """A learner that was lost before begins anew; what it had played counts."""
+        self._share.load(state["share"])
+        self._algorithm.completed = self.learner.updates
+        self._gone = Counter(state["gone"])
+        there = {number: member for number, member in self.members.items() if str(number) in state["others"]}
+        self._counts = {number: Counter(state["counts"][str(number)]) for number in there}
+        self._heard({n: member.ask("load", state["others"][str(n)]) for n, member in there.items()}, DEADLINE_S)
+        self._generation = 0
+
+    def _meet(self, state: bytes) -> None:
+        """All who are left, with the same state, in a ring of the next generation."""
+        while self.members and self._meeting is not None:
+            self._generation += 1
+            meeting, world = self._meeting, 1 + len(self.members)
+            asked = {
+                number: member.ask(
+                    "join", [meeting.host, meeting.port], self._generation, [rank, world], state, DEADLINE_S
+                )
+                for rank, (number, member) in enumerate(self.members.items(), start=1)
+            }
+            with suppress(RingBroken):
+                self._algorithm.ring = RingAllReduce(
+                    meeting.store, meeting.host, self._generation, (0, world), DEADLINE_S
+                )
+            heard = self._heard(asked, ANSWER_S)
+            if self._algorithm.ring is not None and len(heard) == len(asked) and all(heard.values()):
+                return
+            self._algorithm.leave()  # somebody was lost on the way; the rest try again
+        self._generation = max(1, self._generation)  # alone is a ring, too
+
+    def _mend(self, state: bytes, answers: dict[int, dict[str, Any]]) -> None:
+        """Take the highest update that one of us completed, by default this one's `state`, and meet again."""
+        self._algorithm.leave()
+        for number, answer in answers.items():
+            if answer["completed"] > self._algorithm.completed:
+                heard = self._heard({number: self.members[number].ask("state")}, ANSWER_S)
+                state = heard.get(number, state)
+        self._algorithm.take(self.learner, state)
+        self._meet(state)
+
+    def _heard(self, asked: dict[int, Pending], seconds: float) -> dict[int, Any]:
+        """The answers of those who gave one within that time; the others leave the ring."""
+        found: dict[int, Any] = {}
+        until = time.monotonic() + seconds
+        for number, pending in asked.items():
+            try:
+                found[number] = pending.result(max(0.0, until - time.monotonic()))
+            except SparringError as error:
+                self._lose(number, error)
+        return found
+
+    def _lose(self, number: int, why: SparringError) -> None:
+        """Out of the ring; a run that never had all of its learners does not begin."""
+        if self.members.pop(number, None) is None:
+            return
+        if self._generation <= 1 and number not in self._counts:
+            do = "Look at its story, or begin with fewer --learners"
+            raise TrainingStopped(f"it did not come: {why}", where=f"learner {number}", do=do) from None
+        log.warning("learner %d left the ring, and the rest go on: %s", number, why)
+
+    def _all_counts(self) -> Counter[str]:
+        return sum(self._counts.values(), Counter(self._gone))
+
+
+def _tally(answer: dict[str, Any]) -> Counter[str]:
+    steps = {f"{OF}{source}": count for source, count in answer["steps"].items()}
+    return Counter({"env_steps": answer["env_steps"], "episodes": answer["episodes"], **steps})
+
+
+def _joined(own: Episodes | None, answers: dict[int, dict[str, Any]]) -> Episodes | None:
+    """The games that ended anywhere."""
+    parts = [] if own is None else [(own.returns, own.against_others)]
+    parts += [(one["returns"], one["against_others"]) for one in answers.values() if one["returns"] is not None]
+    if not parts:
+        return None
+    returns, against = zip(*parts, strict=True)
+    return Episodes(np.concatenate(returns), np.concatenate(against).astype(bool))

@@ -1,0 +1,192 @@
+"""Weights and graph as a model's files, and back: strict, since a file may come from a stranger.
+
+A safetensors file is a u64 length, a JSON header and raw numbers. Reading checks the header against the
+network's own parameters before any number is touched: exactly these names, float32, these shapes, in
+consecutive places that fill the file.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from sparring.errors import ConfigError, ModelDamaged
+from sparring.games.spec import GameSpec, Leaf, SeatSpec
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import bounds_of, squashed
+from sparring.nets.shapes import STATE, fit, parameters
+from sparring.wire.chunk import Array
+from sparring.wire.model import ONNX, WEIGHTS, Card, Lineage, Model
+from sparring.wire.network import Head, Input, NetworkSpec, Weights
+
+MAX_HEADER_BYTES = 256 << 10
+MAX_TENSORS = 1_024
+TOLERANCE = 1e-5  # of the largest output, or of 1
+_ROWS, _STEPS = 16, 4  # on which a graph is compared with its weights
+_LENGTH = struct.Struct("<Q")
+
+
+class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def make_model(  # the model's every part, each once
+    game: GameSpec, network: NetworkSpec, weights: Weights, policy: str, lineage: Lineage, now_ms: int
+) -> Model:
+    """The network as a model of `game`; ModelDamaged where its ONNX graph and its weights do not agree,
+    or a number is not finite; ConfigError where no seat sees what the network takes. A box's bounds become its
+    mean's, so that whoever gets the model is told actions in the game's own units."""
+    from sparring.nets.onnx_export import to_onnx
+
+    seat = next((seat for seat in game.seats if _suits(network, seat, game.frame_stack)), None)
+    if seat is None:
+        raise ConfigError(f"no seat of {game.id} suits the network's inputs", where="model", do="Use default_network")
+    network = replace(network, heads=tuple(_bounded(head, seat.action) for head in network.heads))
+    files = {WEIGHTS: write_weights(network, weights), ONNX: to_onnx(network, weights)}
+    check_agreement(network, weights, files[ONNX])
+    card = Card(
+        game=game.id,
+        version=game.version,
+        spec=game.hash,
+        network=network,
+        policy=policy,
+        lineage=lineage,
+        created_at_ms=now_ms,
+        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    )
+    return Model(card, files)
+
+
+def write_weights(network: NetworkSpec, weights: Weights) -> bytes:
+    """The weights as safetensors; equal weights give equal bytes."""
+    from safetensors.numpy import save
+
+    fit(network, weights)
+    content: bytes = save({name: np.ascontiguousarray(weights[name]) for name in parameters(network)})
+    return content
+
+
+def read_weights(model: Model) -> Weights:
+    """The model's weights, copied; ModelDamaged unless they are exactly its network's and finite."""
+    if WEIGHTS not in model.files:
+        raise _damaged(f"it has no {WEIGHTS}")
+    return parse_weights(model.card.network, model.files[WEIGHTS])
+
+
+def parse_weights(network: NetworkSpec, content: bytes) -> Weights:
+    """The weights in a safetensors file, if they are exactly `network`'s; ModelDamaged otherwise."""
+    header, start = _header(content)
+    shapes = parameters(network)
+    if stray := sorted(set(shapes) ^ set(header)):
+        raise _damaged(f"{stray[0][:80]!r} is missing or not of this network")
+    place, weights = 0, {}
+    for name, tensor in sorted(header.items(), key=lambda item: item[1].data_offsets):
+        first, last = tensor.data_offsets
+        if tensor.dtype != "F32" or tensor.shape != shapes[name]:
+            raise _damaged(f"{name} is {tensor.dtype} {tensor.shape}, not F32 {shapes[name]}")
+        if first != place or last - first != 4 * math.prod(tensor.shape) or last > len(content) - start:
+            raise _damaged(f"{name} lies at {first} to {last}, not at {place}")
+        numbers = np.frombuffer(content, "<f4", math.prod(tensor.shape), start + first)
+        weights[name], place = numbers.reshape(tensor.shape).astype(np.float32), last
+    if place != len(content) - start:
+        raise _damaged(f"{len(content) - start - place} bytes follow the last number")
+    fit(network, weights, WEIGHTS)
+    return {name: weights[name] for name in shapes}
+
+
+def check_agreement(network: NetworkSpec, weights: Weights, onnx: bytes) -> float:
+    """The largest difference between ONNX Runtime and the weights in 16 drawn rows, with a memory over several
+    steps in which each carries its own state; ModelDamaged above TOLERANCE."""
+    import onnxruntime
+
+    from sparring.nets.onnx_export import STATE_OUT
+
+    rng = np.random.default_rng(0)
+    forward = NumpyForward(network, weights)
+    mine = theirs = forward.initial_state(_ROWS) if network.memory is not None else None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    worst = 0.0
+    try:
+        session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        for _ in range(1 if mine is None else _STEPS):
+            rows = {leaf.name: _drawn(leaf, _ROWS, rng) for leaf in network.inputs}
+            raw = forward(rows, mine)
+            ours = raw | {head.name: squashed(raw[head.name], head.bounds) for head in network.heads}
+            given: dict[str, Array] = dict(rows)
+            if "logits" in ours:
+                given["legal"] = np.ones(ours["logits"].shape, np.uint8)
+            if theirs is not None:
+                given[STATE] = theirs
+            wanted = [STATE_OUT if name == STATE else name for name in ours]
+            other = dict(zip(ours, session.run(wanted, given), strict=True))
+            differences = [_difference(ours[name], other[name], _size(raw[name])) for name in ours]
+            worst = max(worst, *(math.inf if math.isnan(one) else one for one in differences))
+            mine, theirs = ours.get(STATE), other.get(STATE)
+    except Exception as error:  # noqa: BLE001  (the runtime's errors share no base class but this)
+        raise ModelDamaged(f"ONNX Runtime refuses it: {error}", where=ONNX, do="Do not use it") from None
+    if worst > TOLERANCE:
+        raise ModelDamaged(f"it differs from the weights by {worst:.2g}", where=ONNX, do="Do not use it")
+    return worst
+
+
+def _header(content: bytes) -> tuple[Mapping[str, _Tensor], int]:
+    if len(content) < _LENGTH.size:
+        raise _damaged(f"{len(content)} bytes are too few")
+    (size,) = _LENGTH.unpack_from(content)
+    if size > min(MAX_HEADER_BYTES, len(content) - _LENGTH.size):
+        raise _damaged(f"its header claims {size} bytes, the limit is {MAX_HEADER_BYTES} and the file's end")
+    text = content[_LENGTH.size : _LENGTH.size + size]
+    # Each tensor's entry has this key: counting it is cheap, decoding a hundred thousand entries is not.
+    if (count := text.count(b'"data_offsets"')) > MAX_TENSORS:
+        raise _damaged(f"{count} tensors, the limit is {MAX_TENSORS}")
+    try:
+        return msgspec.json.decode(text, type=dict[str, _Tensor]), _LENGTH.size + size
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(f"its header does not read: {error}") from None
+
+
+def _suits(network: NetworkSpec, seat: SeatSpec, frame_stack: int) -> bool:
+    seen = {leaf.name: (leaf.stacked(frame_stack), leaf.dtype) for leaf in seat.observation}
+    units = {head.name: head.units for head in network.heads}
+    wanted = {"logits": seat.action.masks} if seat.action.choices else {"mean": math.prod(seat.action.shape)}
+    return all(units.get(name, size) == size for name, size in wanted.items()) and all(
+        seen.get(leaf.name) == (leaf.shape, leaf.dtype) for leaf in network.inputs
+    )
+
+
+def _bounded(head: Head, action: Leaf) -> Head:
+    return replace(head, bounds=bounds_of(action)) if head.name == "mean" else head
+
+
+def _drawn(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
+    shape = (rows, *leaf.shape)
+    if leaf.one_hot:
+        return rng.integers(0, min(leaf.one_hot, 127), shape).astype(leaf.dtype)
+    x = leaf.shift + rng.normal(size=shape) / (leaf.scale or 1.0)
+    if np.dtype(leaf.dtype).kind in "iu":
+        limits = np.iinfo(leaf.dtype)
+        x = np.clip(np.rint(x), max(limits.min, -(2**31)), min(limits.max, 2**31))
+    return np.asarray(x.astype(leaf.dtype))
+
+
+def _difference(mine: Array, other: Array, raw: float) -> float:
+    """As a share of the largest number; of a squashed one also of what it was before, whose last bits it shows."""
+    if mine.shape != other.shape:
+        return math.inf
+    return float(np.abs(mine - other).max(initial=0)) / max(_size(mine), raw)
+
+
+def _size(column: Array) -> float:
+    return max(1.0, float(np.abs(column).max(initial=0)))
+
+
+def _damaged(wrong: str) -> ModelDamaged:
+    return ModelDamaged(wrong, where=WEIGHTS, do="Fetch the model again; if it persists, do not use it")

@@ -1,0 +1,190 @@
+"""How outputs become actions. NumPy alone: the client, the gateway and the actors choose by the same lines.
+
+A Policy is what an actor explores with; a card names the built-in one (BUILT_IN) that deploys what was learned, and
+never code. A user's own is found by nets/user_policy.py, which neither client nor gateway knows.
+
+A "categorical" policy samples its logits or takes the largest, for each entry of a multi-discrete action on its own; a
+"greedy" one (values as logits) takes the largest, and explores by ε. A "gaussian" one draws u ~ N(mean, exp(log_std)²)
+and does u where the game sets no bounds, and else low + (high − low)(tanh u + 1)/2, so that no action ever has to be
+cut and its density is exact; nets/distributions.py has the same in torch. `strength` mixes the best action with a
+uniform legal one, so that its log-probability stays exact: 1 is the model at its best, 0 is chance.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.random import Generator
+
+from sparring.errors import ConfigError
+from sparring.games.spec import Leaf
+from sparring.wire.chunk import Array
+
+LOG_STD = (-5.0, 2.0)  # of a Gaussian, whatever a network says
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Actions [n] and the log-probability with which each was chosen, exploration included."""
+
+    action: Array  # int32 [n], or [n, *shape] of the action leaf
+    logp: Array  # float32 [n]
+
+
+class Policy(Protocol):
+    """How an actor chooses. A user's own is a class that is made with the action leaf of the seat."""
+
+    deployed: str  # a name of BUILT_IN: how whoever gets the model chooses with the same outputs
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        """One action [n, *shape] for each row of the network's outputs, legal where `legal` says which are, with
+        the log-probability (or density) with which it was drawn. ε is a number, or one for each row."""
+        ...
+
+
+class Categorical:
+    """Samples softmax(logits), one softmax for each entry of the action."""
+
+    deployed = "categorical"
+
+    def __init__(self, action: Leaf) -> None:
+        _check(self.deployed, action, bool(action.choices), "discrete and multi-discrete ones")
+        self._action = action
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        return of_entries(self._action, out["logits"], legal, lambda logits, mask: sample(logits, mask, rng))
+
+
+class Greedy:
+    """Takes the largest logit, and with probability ε any."""
+
+    deployed = "greedy"
+
+    def __init__(self, action: Leaf) -> None:
+        _check(self.deployed, action, action.kind == "discrete", "discrete ones")
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        return best(out["logits"], legal, rng, epsilon)
+
+
+class Gaussian:
+    """Draws from the squashed Gaussian of "mean" and "log_std"."""
+
+    deployed = "gaussian"
+
+    def __init__(self, action: Leaf) -> None:
+        _check(self.deployed, action, action.kind == "box" and action.dtype.startswith("float"), "a box of floats")
+        self.bounds, self._shape, self._dtype = bounds_of(action), action.shape, action.dtype
+
+    def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
+        choice = draw(out["mean"], out["log_std"], self.bounds, rng)
+        action = choice.action.reshape(len(choice.action), *self._shape)
+        return Choice(action.astype(self._dtype, copy=False), choice.logp)
+
+
+BUILT_IN: dict[str, Callable[[Leaf], Policy]] = {
+    "categorical": Categorical,
+    "greedy": Greedy,
+    "gaussian": Gaussian,
+}
+
+
+def masked(logits: Array, legal: Array | None) -> Array:
+    """Logits with -inf where an action is not legal."""
+    return logits if legal is None else np.where(legal, logits, -np.inf)
+
+
+def log_softmax(logits: Array) -> Array:
+    """log p over the last axis; -inf stays -inf."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def sample(logits: Array, legal: Array | None, rng: Generator) -> Choice:
+    """Drawn from softmax(logits) by inversion: one uniform number for each row."""
+    values = masked(logits, legal)
+    shifted = values - values.max(axis=-1, keepdims=True)
+    cumulative = np.exp(shifted).cumsum(axis=-1)
+    total = cumulative[:, -1]
+    action = (cumulative <= (rng.random(len(logits)) * total)[:, None]).sum(axis=-1, dtype=np.int32)
+    logp = shifted[np.arange(len(action)), action] - np.log(total)
+    return Choice(action, logp.astype(np.float32, copy=False))
+
+
+def best(logits: Array, legal: Array | None, rng: Generator, epsilon: float | Array = 0.0) -> Choice:
+    """The largest logit, or with probability ε (a number, or one for each row) a uniform legal action."""
+    values = masked(logits, legal)
+    top = values.argmax(axis=-1)
+    allowed = np.ones(logits.shape, bool) if legal is None else legal.astype(bool)
+    counts = allowed.sum(axis=-1)
+    rate = np.broadcast_to(np.asarray(epsilon, np.float64), top.shape)
+    rank = np.floor(rng.random(len(top)) * counts)  # the rank-th legal action, counted along the row
+    chance = (np.cumsum(allowed, axis=-1) <= rank[:, None]).sum(axis=-1)
+    action = np.where(rng.random(len(top)) < rate, chance, top).astype(np.int32)
+    probability = rate / counts + (1 - rate) * (action == top)
+    return Choice(action, np.log(probability).astype(np.float32))
+
+
+def choose(action: Leaf, logits: Array, legal: Array | None, rng: Generator, strength: float | None = None) -> Choice:
+    """What a deployed model does: its best action, weakened by `strength` where that is given."""
+    epsilon = 0.0 if strength is None else 1.0 - strength
+    return of_entries(action, logits, legal, lambda scores, mask: best(scores, mask, rng, epsilon))
+
+
+def of_entries(
+    action: Leaf, logits: Array, legal: Array | None, pick: Callable[[Array, Array | None], Choice]
+) -> Choice:
+    """Actions [n, *shape] of which `pick` chooses every entry by its own logits, and the log-probability of the whole.
+
+    Logits and masks [n, sum of choices] have the entries side by side.
+    """
+    if action.kind == "discrete":
+        return pick(logits, legal)
+    ends = np.cumsum(action.choices)[:-1]
+    masks = [None] * len(action.choices) if legal is None else np.split(legal, ends, axis=1)
+    entries = [pick(part, mask) for part, mask in zip(np.split(logits, ends, axis=1), masks, strict=True)]
+    chosen = np.stack([entry.action for entry in entries], axis=1).astype(action.dtype)
+    logp = np.stack([entry.logp for entry in entries]).sum(axis=0)
+    return Choice(chosen.reshape(len(chosen), *action.shape), logp)
+
+
+def draw(mean: Array, log_std: Array, bounds: tuple[float, float] | None, rng: Generator) -> Choice:
+    """One action [n, numbers] from each Gaussian, squashed into the bounds where there are any."""
+    noise = rng.standard_normal(mean.shape, np.float32)
+    raw = mean + np.exp(clamped(log_std)) * noise
+    return Choice(squashed(raw, bounds), log_density(raw, mean, log_std, bounds))
+
+
+def squashed(raw: Array, bounds: tuple[float, float] | None) -> Array:
+    """What is done for a raw number: itself, or its place between the bounds."""
+    if bounds is None:
+        return raw
+    low, high = bounds
+    return np.asarray(np.clip(low + (high - low) * 0.5 * (np.tanh(raw) + 1), low, high), np.float32)
+
+
+def log_density(raw: Array, mean: Array, log_std: Array, bounds: tuple[float, float] | None) -> Array:
+    """float32 [n]: log density of the action that `raw` becomes. log(1 − tanh²u) is 2(log 2 − u − softplus(−2u))."""
+    spread = clamped(log_std)
+    each = -0.5 * ((raw - mean) * np.exp(-spread)) ** 2 - spread - 0.5 * np.log(2 * np.pi)
+    if bounds is not None:
+        low, high = bounds
+        each = each - np.log(0.5 * (high - low)) - 2 * (np.log(2.0) - raw - np.logaddexp(0.0, -2 * raw))
+    return np.asarray(each.sum(axis=-1), np.float32)
+
+
+def clamped(log_std: Array) -> Array:
+    """Between two limits that any policy keeps: neither certain nor lost."""
+    return np.clip(log_std, *LOG_STD)
+
+
+def bounds_of(action: Leaf) -> tuple[float, float] | None:
+    """Where a box lies; None where it lacks a bound on either side."""
+    return None if action.low is None or action.high is None else (float(action.low), float(action.high))
+
+
+def _check(policy: str, action: Leaf, suits: bool, wanted: str) -> None:
+    if not suits or (action.kind == "box" and action.low is not None and action.low == action.high):
+        kind = f"{action.kind} ({action.dtype}, from {action.low} to {action.high})"
+        raise ConfigError(f"its actions are {kind}", where=f"policy {policy!r}", do=f"It chooses {wanted}")

@@ -1,0 +1,1 @@
+"""Models in an S3 bucket."""

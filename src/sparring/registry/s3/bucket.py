@@ -1,0 +1,279 @@
+"""Objects under one prefix of an S3 bucket: read whole, written whole, and on condition that nothing is there yet.
+
+Every failure is one sentence that names the setting to change. Credentials come from boto3's own chain
+(environment, profile, role) and are never part of the address.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import botocore.loaders
+import botocore.session
+from boto3.session import Session
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from sparring.errors import ConfigError, ModelDamaged
+from sparring.registry.s3.errors import TAKEN, code_of, sentence
+
+PART_BYTES = 8 << 20
+ALONE_BYTES = 16 << 20  # up to here one request carries the whole object
+PARTS_AT_ONCE = 4
+STALE_UPLOAD_S = 86_400.0
+OPTIONS = ("endpoint", "region", "public", "key", "fresh_s")
+READ_TRIES = 3
+_LOADER = botocore.loaders.create_loader()  # what S3 can do, read from disk once: a tenth of a second each time else
+
+logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found credentials, each time
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What an s3:// URL says."""
+
+    bucket: str
+    prefix: str  # "" or ends with a slash
+    endpoint: str | None = None  # None: AWS
+    region: str | None = None
+    public: bool = False  # models are read by everybody, without a signature
+    key: str | None = None  # the file of the key that signs champions here
+    fresh_s: float = 1.0  # for so long a champion may be told from memory
+    setting: str = "registry.url"  # where it is written: errors name it
+
+    @classmethod
+    def read(cls, url: str, setting: str = "registry.url") -> "Address":
+        """The address in `url`; ConfigError with the right form where it is none."""
+
+        def wrong(what: str, do: str) -> ConfigError:
+            return ConfigError(f"{what}, in {plain!r}", where=setting, do=do)
+
+        parts = urlsplit(url)
+        given = parse_qs(parts.query, keep_blank_values=True)
+        plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        if parts.username is not None or parts.password is not None:
+            raise wrong("credentials do not belong in it", "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        if not parts.netloc or parts.fragment:
+            raise wrong("it names no bucket", "Write s3://BUCKET/PREFIX")
+        if strange := sorted(set(given) - set(OPTIONS)) or [name for name, all in given.items() if len(all) != 1]:
+            raise wrong(f"there is no option {strange[0]!r}, or it is there twice", f"Use {', '.join(OPTIONS)}")
+        said = {name: values[0] for name, values in given.items()}
+        endpoint = said.get("endpoint") or None
+        if endpoint is not None and not (endpoint.startswith(("http://", "https://")) and urlsplit(endpoint).netloc):
+            raise wrong(f"endpoint = {endpoint!r}", "Begin it with https:// (or http://), then the host")
+        if said.get("public", "0") not in ("0", "1"):
+            raise wrong(f"public = {said['public']!r}", "Write public=1 or public=0")
+        if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", said.get("fresh_s", "1")):
+            raise wrong(f"fresh_s = {said['fresh_s']!r}", "Give seconds, such as 1 or 0.5")
+        prefix = parts.path.strip("/")
+        return cls(
+            bucket=parts.netloc,
+            prefix=f"{prefix}/" if prefix else "",
+            endpoint=endpoint,
+            region=said.get("region") or None,
+            public=said.get("public") == "1",
+            key=said.get("key") or None,
+            fresh_s=float(said.get("fresh_s", "1")),
+            setting=setting,
+        )
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object in a list."""
+
+    key: str
+    etag: str
+
+
+class Bucket:
+    """Safe to call from several threads. Keys are relative to the address's prefix."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        try:
+            described = botocore.session.Session()
+            described.register_component("data_loader", _LOADER)
+            self._session = Session(region_name=address.region, botocore_session=described)
+            # Opening asks once with short patience, so that a wrong setting is said within seconds.
+            self._open_once(self._client(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2}))
+            self._s3 = self._client(connect_timeout=4, read_timeout=60, retries={"total_max_attempts": 4})
+            self._linking = self._client(signature_version=UNSIGNED) if address.public else self._s3
+        except (BotoCoreError, ClientError, ValueError) as error:
+            raise self._said(error) from None
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._s3.close()
+
+    def get(self, key: str, max_bytes: int) -> bytes | None:
+        """The object, whole; None where there is none; ModelDamaged where it is larger."""
+        for left in reversed(range(READ_TRIES)):
+            try:
+                answer = self._s3.get_object(**self._at(key))
+                if answer["ContentLength"] > max_bytes:
+                    raise ModelDamaged(
+                        f"it is larger than {max_bytes} bytes", where=f"{self.address}/{key}", do="Remove it"
+                    )
+                content: bytes = answer["Body"].read()
+                return content
+            except ClientError as error:
+                if code_of(error) in ("NoSuchKey", "404"):
+                    return None
+                raise self._said(error) from None
+            except BotoCoreError as error:  # a body that broke off is not tried again by botocore itself
+                if not left:
+                    raise self._said(error) from None
+        raise AssertionError("unreachable")
+
+    def put(self, key: str, content: bytes) -> None:
+        """Keep `content` under the key, instead of whatever was there."""
+        self._put(key, content, {})
+
+    def put_new(self, key: str, content: bytes) -> bool:
+        """Keep `content` where nothing is yet. False where something is, which stays.
+
+        After a lost answer the something may be this very content: who must know compares.
+        """
+        try:
+            self._put(key, content, {"IfNoneMatch": "*"})
+        except FileExistsError:
+            return False
+        return True
+
+    def list(self, prefix: str, *, most: int | None = None) -> Iterator[Entry]:
+        """What begins with `prefix`, in the order of its bytes; at most `most`."""
+        token: dict[str, str] = {}
+        while True:
+            page = self._call(
+                "list_objects_v2",
+                Bucket=self.address.bucket,
+                Prefix=self.address.prefix + prefix,
+                MaxKeys=min(most or 1000, 1000),
+                **token,
+            )
+            for item in page.get("Contents", ()):
+                yield Entry(item["Key"].removeprefix(self.address.prefix), item["ETag"])
+            if most is not None or not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def link(self, key: str, seconds: int) -> str:
+        """An address that anyone can download from: for so many seconds, or for good where the bucket is public."""
+        try:
+            made: str = self._linking.generate_presigned_url("get_object", Params=self._at(key), ExpiresIn=seconds)
+        except BotoCoreError as error:
+            raise self._said(error) from None
+        return made
+
+    def share(self, prefix: str, yes: bool) -> None:
+        """Let everybody read what begins with `prefix`, or no longer. Other statements of the policy stay."""
+        name = "SparringModels" + hashlib.sha256(f"{self.address.prefix}{prefix}".encode()).hexdigest()[:12]
+        try:
+            policy = json.loads(self._s3.get_bucket_policy(Bucket=self.address.bucket)["Policy"])
+        except ClientError as error:
+            if code_of(error) != "NoSuchBucketPolicy":
+                raise self._said(error) from None
+            policy = {"Version": "2012-10-17", "Statement": []}
+        except BotoCoreError as error:
+            raise self._said(error) from None
+        others = [said for said in policy["Statement"] if said.get("Sid") != name]
+        ours = {
+            "Sid": name,
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": "s3:GetObject",
+            "Resource": f"arn:aws:s3:::{self.address.bucket}/{self.address.prefix}{prefix}*",
+        }
+        policy["Statement"] = [*others, ours] if yes else others
+        if policy["Statement"]:
+            self._call("put_bucket_policy", Bucket=self.address.bucket, Policy=json.dumps(policy))
+        else:
+            self._call("delete_bucket_policy", Bucket=self.address.bucket)
+
+    def abandon_uploads(self, prefix: str, now_s: float) -> None:
+        """Take back the parts that killed writers left a day ago or earlier: they cost money and are seen nowhere."""
+        where = {"Bucket": self.address.bucket}
+        for upload in self._call("list_multipart_uploads", **where, Prefix=self.address.prefix + prefix).get(
+            "Uploads", ()
+        ):
+            if now_s - upload["Initiated"].timestamp() > STALE_UPLOAD_S:
+                self._call("abort_multipart_upload", **where, Key=upload["Key"], UploadId=upload["UploadId"])
+
+    def _put(self, key: str, content: bytes, condition: dict[str, str]) -> None:
+        """FileExistsError where the condition does not hold."""
+        try:
+            if len(content) <= ALONE_BYTES:
+                self._s3.put_object(**self._at(key), Body=content, ContentMD5=_md5(content), **condition)
+            else:
+                self._put_in_parts(key, content, condition)
+        except ClientError as error:
+            if condition and code_of(error) in TAKEN:
+                raise FileExistsError(key) from None
+            raise self._said(error) from None
+        except BotoCoreError as error:
+            raise self._said(error) from None
+
+    def _put_in_parts(self, key: str, content: bytes, condition: dict[str, str]) -> None:
+        at = self._at(key)
+        upload = {**at, "UploadId": self._s3.create_multipart_upload(**at)["UploadId"]}
+        view = memoryview(content)
+
+        def send(number: int) -> dict[str, Any]:
+            part = bytes(view[(number - 1) * PART_BYTES : number * PART_BYTES])
+            sent = self._s3.upload_part(**upload, PartNumber=number, Body=part, ContentMD5=_md5(part))
+            return {"PartNumber": number, "ETag": sent["ETag"]}
+
+        try:
+            with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+                parts = list(pool.map(send, range(1, -(-len(content) // PART_BYTES) + 1)))
+            self._s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)
+        except ClientError as error:
+            if code_of(error) != "NoSuchUpload":
+                self._s3.abort_multipart_upload(**upload)
+            raise
+
+    def _open_once(self, quick: Any) -> None:
+        try:
+            quick.list_objects_v2(Bucket=self.address.bucket, Prefix=self.address.prefix, MaxKeys=1)
+        finally:
+            quick.close()
+
+    def _client(self, **settings: Any) -> Any:
+        style = {"addressing_style": "path" if self.address.endpoint else "auto"}
+        # Content-MD5 is ours and every server knows it; boto3's newer checksums are refused by some.
+        config = Config(
+            signature_version=settings.pop("signature_version", "s3v4"),
+            s3=style,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            **settings,
+        )
+        return self._session.client("s3", endpoint_url=self.address.endpoint, config=config)
+
+    def _call(self, verb: str, **what: Any) -> Any:
+        try:
+            return getattr(self._s3, verb)(**what)
+        except (BotoCoreError, ClientError) as error:
+            raise self._said(error) from None
+
+    def _at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self.address.bucket, "Key": self.address.prefix + key}
+
+    def _said(self, error: Exception) -> Exception:
+        return sentence(error, str(self.address), self.address.endpoint, self.address.setting)
+
+
+def _md5(content: bytes) -> str:
+    return base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()

@@ -1,0 +1,1 @@
+"""The sink as a Spark Structured Streaming query."""

@@ -1,0 +1,102 @@
+"""Following a game: each row handed over once, however often it is asked; a call costs what came since the last.
+
+Rows by arrival carry their writer's clock. A partition is looked at again until its last change is older than
+SETTLED_MS, and each time from that far back, so clocks that differ by less and writers that are slow hide nothing.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sparring.store.cassandra import reader as reading
+from sparring.store.cassandra.partitions import Place
+from sparring.store.cassandra.session import CassandraSession
+from sparring.wire.ids import GameId
+
+SETTLED_US = 120_000_000
+FIRST_ROWS, ROWS = 128, 4_096
+
+_COLUMNS = "arrived, episode, seat, first_step, steps, version, source, actor, mark, ending, received_at_ms, size_bytes"
+_SINCE = f"""SELECT {_COLUMNS} FROM chunks_by_arrival
+    WHERE game = ? AND day = ? AND bucket = ? AND arrived > ?"""
+_REMOVED = "SELECT removed FROM removals WHERE game = ?"
+
+
+class Arrival(NamedTuple):
+    """What is told of a chunk without its body."""
+
+    arrived: int
+    episode: str
+    seat: int
+    first_step: int
+    steps: int
+    version: str
+    source: str
+    actor: str
+    mark: int | None
+    ending: str
+    received_at_ms: int
+    size_bytes: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.episode, self.seat, self.first_step
+
+
+def removals(ring: CassandraSession, game: GameId) -> int:
+    """How often something was removed; what was followed before that is to be followed anew."""
+    found = ring.one(ring.look(_REMOVED, (game,)))
+    return int(found[0][0]) if found else 0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How far one partition was read."""
+
+    changed: int = -1
+    settled: bool = False
+    newest: int = 0
+    recent: dict[tuple[str, int, int], int] = field(default_factory=dict)  # rows that will be read again
+
+
+class Follower:
+    """How far a game was read."""
+
+    def __init__(self) -> None:
+        self._days: dict[int, tuple[int, bool]] = {}
+        self._places: dict[Place, _Seen] = {}
+
+    def new(self, ring: CassandraSession, game: GameId) -> Iterator[tuple[Place, list[Arrival], bool]]:
+        """For each partition with news: its new rows, and whether these are all that it has."""
+        for day, changed in reading.days(ring, game):
+            if self._days.get(day) == (changed, True):
+                continue
+            now_us = time.time_ns() // 1_000
+            due = []
+            for place, at in reading.buckets(ring, game, day):
+                seen = self._places.setdefault(place, _Seen())
+                if seen.changed != at or not seen.settled:
+                    due.append((place, seen))
+                    seen.changed, seen.settled = at, now_us - at > SETTLED_US
+            streams = [(place, seen, _since(ring, place, seen)) for place, seen in due]
+            for place, seen, rows in streams:
+                first = seen.newest == 0
+                if new := _fresh(seen, rows):
+                    yield place, new, first
+            self._days[day] = changed, now_us - changed > SETTLED_US
+
+
+def _since(ring: CassandraSession, place: Place, seen: _Seen) -> Any:
+    return ring.pages(ring.scan(_SINCE, (*place, seen.newest - SETTLED_US)), FIRST_ROWS, ROWS)
+
+
+def _fresh(seen: _Seen, rows: Iterator[tuple[Any, ...]]) -> list[Arrival]:
+    read = [Arrival(*row) for row in rows]
+    # Two writers of the same chunk at once (a batch done again) leave two rows, moments apart: it counts once.
+    first = {row.key: row for row in reversed(read)}
+    new = [row for row in read if row.key not in seen.recent and first[row.key] is row]
+    seen.newest = max([seen.newest, *(row.arrived for row in read)])
+    horizon = seen.newest - SETTLED_US
+    seen.recent = {row.key: row.arrived for row in read if row.arrived > horizon}
+    return new

@@ -1,0 +1,1 @@
+"""Chunks to and from other tools' files: Parquet, Minari."""

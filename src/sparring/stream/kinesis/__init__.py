@@ -1,0 +1,1 @@
+"""Kinesis as a stream of chunks."""

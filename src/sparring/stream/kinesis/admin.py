@@ -1,0 +1,198 @@
+"""A stream itself: made, described, given more or fewer shards, removed."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from sparring.errors import Missing, SparringError, Unreachable
+from sparring.stream.kinesis import errors as faults
+from sparring.stream.kinesis.client import KinesisClient, Patience
+from sparring.stream.kinesis.reader import Reader
+from sparring.stream.kinesis.reshard import Range, Split, next_count, next_move
+from sparring.stream.kinesis.stream import OPENING, listed
+from sparring.stream.kinesis.url import SETTING, Address, read_address
+from sparring.stream.protocol import BEGINNING, Page, Position, Shard
+
+POLL_S = 0.25
+WITHIN_S = 600.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """One shard as it is now. `kept_ms`: the age of its oldest record; `behind_ms`: of the first not yet read."""
+
+    id: str
+    parents: tuple[str, ...]
+    closed: bool
+    first_hash: int
+    last_hash: int
+    kept_ms: int
+    empty: bool
+    behind_ms: int | None = None  # None where no reader's position is known
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A stream as it is now."""
+
+    name: str
+    status: str
+    retention_hours: int
+    mode: str  # PROVISIONED or ON_DEMAND
+    shards: list[ShardState]
+
+
+def _age_ms(page: Page) -> int | None:
+    """How long ago its first chunk came; None where it has none."""
+    return max(0, int(time.time() * 1000) - page.placed[0].arrived_ms) if page.placed else None
+
+
+def _reach(address: Address) -> None:
+    """Raise soon where nobody answers, instead of after all the patience of a call."""
+    quick = KinesisClient(address, OPENING, random.Random())
+    try:
+        quick("describe_stream_summary", StreamName=address.name)
+    except Missing:
+        return  # it is not there yet, says who answers
+    finally:
+        quick.close()
+
+
+class StreamAdmin:
+    """One stream's owner; a block closes it. `tell` hears of every step of what takes long."""
+
+    def __init__(self, url: str, tell: Tell, *, setting: str = SETTING) -> None:
+        self.address, self._tell = read_address(url, setting), tell
+        _reach(self.address)
+        self._calls = KinesisClient(self.address, Patience(), random.Random())
+        self._named = {"StreamName": self.address.name}
+
+    def __enter__(self) -> "StreamAdmin":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.close()
+
+    def create(self, shards: int, retention_hours: int | None) -> bool:
+        """Make it, unless it is there; give it that retention, where one is said. Returns when it is active."""
+        made = self._find() is None
+        if made:
+            self._tell(f"{self.address.name}: made with {shards} shards")
+            self._calls("create_stream", **self._named, ShardCount=shards)
+        self._wait("ACTIVE")
+        if retention_hours is not None:
+            self._retain(retention_hours)
+        return made
+
+    def describe(self, places: Mapping[str, Position] = MappingProxyType({})) -> Described:
+        """Everything that is known of it; one small read of each shard, and one where a reader is, shard by shard."""
+        found = self._summary()
+        listing = sorted(listed(self._calls), key=lambda one: str(one["ShardId"]))
+        shards = [self._state(one, places.get(one["ShardId"])) for one in listing]
+        mode = found.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED")
+        name, status, hours = found["StreamName"], found["StreamStatus"], found["RetentionPeriodHours"]
+        return Described(name, status, int(hours), mode, shards)
+
+    def reshard(self, shards: int) -> int:
+        """Open shards of equal size, that many; how many there were. Readers follow; nothing is lost."""
+        self._wait("ACTIVE")
+        before = now = len(self._open())
+        while now != shards:
+            target = next_count(now, shards)
+            if not self._update_count(target):
+                self._by_hand(shards)
+                break
+            self._wait("ACTIVE", f"{now} → {target} shards")
+            reached = len(self._open())
+            if reached == now:
+                do = "Look at `spar stream describe`, and try again"
+                raise Unreachable(f"it still has {now} shards", where=self.address.where, do=do)
+            now = reached
+        return before
+
+    def delete(self) -> None:
+        """Remove it with all that it keeps. Returns when it is gone."""
+        self._calls("delete_stream", **self._named)
+        until_s = time.monotonic() + WITHIN_S
+        while self._find() is not None:
+            self._pause(until_s, "it is still being removed")
+
+    def _find(self) -> dict[str, Any] | None:
+        try:
+            return self._summary()
+        except Missing as error:
+            if "credentials" in error.wrong:
+                raise
+            return None
+
+    def _summary(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self._calls("describe_stream_summary", **self._named)["StreamDescriptionSummary"]
+        return answer
+
+    def _retain(self, hours: int) -> None:
+        now = int(self._summary()["RetentionPeriodHours"])
+        if hours == now:
+            return
+        verb = "increase" if hours > now else "decrease"
+        self._tell(f"{self.address.name}: kept for {hours} hours instead of {now}")
+        self._calls(f"{verb}_stream_retention_period", **self._named, RetentionPeriodHours=hours)
+        self._wait("ACTIVE")
+
+    def _update_count(self, shards: int) -> bool:
+        """Ask for that many; False where the server does not know how."""
+        try:
+            self._calls.once(
+                "update_shard_count", **self._named, TargetShardCount=shards, ScalingType="UNIFORM_SCALING"
+            )
+        except faults.AnyFault as error:
+            if faults.code_of(error) in faults.UNKNOWN_OPERATION:
+                return False
+            raise faults.said(error, self.address) from None
+        return True
+
+    def _by_hand(self, shards: int) -> None:
+        while (move := next_move(self._open(), shards)) is not None:
+            if isinstance(move, Split):
+                what, given = "split", {"ShardToSplit": move.shard, "NewStartingHashKey": str(move.at)}
+            else:
+                what, given = "merge", {"ShardToMerge": move.shard, "AdjacentShardToMerge": move.neighbour}
+            self._tell(f"{self.address.name}: {what} {', '.join(one for one in given.values() if 'shard' in one)}")
+            self._calls("split_shard" if what == "split" else "merge_shards", **self._named, **given)
+            self._wait("ACTIVE", what)
+
+    def _open(self) -> list[Range]:
+        return [
+            Range(
+                one["ShardId"], int(one["HashKeyRange"]["StartingHashKey"]), int(one["HashKeyRange"]["EndingHashKey"])
+            )
+            for one in listed(self._calls)
+            if "EndingSequenceNumber" not in one["SequenceNumberRange"]
+        ]
+
+    def _state(self, one: dict[str, Any], place: Position | None) -> ShardState:
+        parents = tuple(one[key] for key in ("ParentShardId", "AdjacentParentShardId") if one.get(key))
+        closed = "EndingSequenceNumber" in one["SequenceNumberRange"]
+        keys = one["HashKeyRange"]
+        shard, reader = Shard(one["ShardId"], parents, closed), Reader(self._calls)
+        oldest = _age_ms(reader.page(shard, BEGINNING, 1))
+        behind_ms = None if place is None else _age_ms(reader.page(shard, place, 1)) or 0
+        first, last = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
+        return ShardState(shard.id, parents, closed, first, last, oldest or 0, oldest is None, behind_ms)
+
+    def _wait(self, status: str, what: str = "") -> None:
+        until_s, seen = time.monotonic() + WITHIN_S, ""
+        while (now := str(self._summary()["StreamStatus"])) != status:
+            if now != seen:
+                self._tell(f"{self.address.name}: {now}{f' ({what})' if what else ''}")
+                seen = now
+            self._pause(until_s, f"it is still {now}")
+
+    def _pause(self, until_s: float, wrong: str) -> None:
+        if time.monotonic() > until_s:
+            raise SparringError(wrong, where=self.address.where, do="Look again later with `spar stream describe`")
+        self._calls.closed.wait(POLL_S)
