@@ -10,7 +10,7 @@ UV_PIN := uv==0.13.7
 TORCH ?=
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo test check servers bench bench-peers docs clean constraints fuzz
+.PHONY: setup demo test test-all check servers bench bench-peers docs clean constraints fuzz
 
 setup: $(VENV)/.ready  ## .venv with pinned dependencies
 
@@ -25,8 +25,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup  ## everything on this machine, games in the browser
 	@$(BIN)/spar demo
 
-test: setup  ## all that runs here; what needs a server that is not there is skipped, and said; some 25 minutes on 2 cores
-	$(BIN)/pytest -q -n 2 --dist loadfile
+test: setup  ## the quick tests: no servers, nothing that is long by nature; some 8 minutes on 2 cores
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not servers"
+
+test-all: setup  ## what `make test` leaves out: learning, kills, Ray, RLlib, Spark and real servers (`make servers`)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "slow or servers"
 
 check: setup  ## format, lint, types, shape; under a minute
 	$(BIN)/ruff format --check -q .
