@@ -14,7 +14,7 @@ from sparring.errors import Missing, ModelDamaged
 from sparring.games.catalogue import Catalogue
 from sparring.games.spec import GameSpec
 from sparring.registry.champions.log import ChampionEntry
-from sparring.registry.protocol import Evidence, Listed, Registry
+from sparring.registry.protocol import Evidence, ListedModel, Registry
 from sparring.store.protocol import GameStats, LedgerStore, Minute
 from sparring.wire.champion import Champion
 from sparring.wire.ids import GameId, ModelId
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Reigning:
+class CurrentChampion:
     """The champion of a game's newest version."""
 
     model: ModelId
@@ -49,7 +49,7 @@ class GameSeen:
     episodes: int
     last_received_ms: int | None
     models: int
-    champion: Reigning | None
+    champion: CurrentChampion | None
     running: int
 
 
@@ -112,20 +112,20 @@ class Overview:
     def models(self, game: str) -> list[ModelSeen]:
         """Every model of the game: the champion first, then by what its evaluation said, then the newest."""
         spec = self.known(game)
-        reigning = self._reigning(spec)
-        rows = [_model(listed, reigning) for listed in self.registry.models(spec.id)]
+        champion = self._champion(spec)
+        rows = [_model(listed, champion) for listed in self.registry.models(spec.id)]
         return sorted(rows, key=lambda row: (not row.champion, -_merit(row), -row.created_at_ms))
 
     def promotions(self) -> list[Promotion]:
-        """Who became champion of what, the newest first. Renewals of a signature are left out."""
+        """Who became champion of what, the newest first. Re-signs are left out."""
         found: list[Promotion] = []
         for spec in self._newest():
             for version in self.registry.versions(spec.id):
                 try:
-                    found += [_promotion(reign) for reign in self.registry.history(spec.id, version)]
+                    found += [_promotion(entry) for entry in self.registry.history(spec.id, version)]
                 except ModelDamaged:
-                    continue  # the registry itself says so, to whoever asks for that champion
-        shown = [promotion for promotion in found if promotion.kind != "renewal"]
+                    continue  # the registry reports it to every caller that asks for that champion
+        shown = [promotion for promotion in found if promotion.kind != "re-sign"]
         return sorted(shown, key=lambda promotion: -promotion.at_ms)[:MAX_PROMOTIONS]
 
     def stats(self, game: str) -> GameStats:
@@ -161,11 +161,11 @@ class Overview:
             episodes=stats.episodes,
             last_received_ms=stats.last_received_ms,
             models=len(self.registry.models(spec.id)),
-            champion=self._reigning(spec),
+            champion=self._champion(spec),
             running=running,
         )
 
-    def _reigning(self, spec: GameSpec) -> Reigning | None:
+    def _champion(self, spec: GameSpec) -> CurrentChampion | None:
         try:
             signed = self.registry.champion(spec.id, spec.version)
         except ModelDamaged:
@@ -173,17 +173,17 @@ class Overview:
         if signed is None:
             return None
         said = msgspec.json.decode(base64.b64decode(signed.payload), type=Champion)
-        return Reigning(said.model, said.counter, said.issued_at_ms)
+        return CurrentChampion(said.model, said.counter, said.issued_at_ms)
 
 
-def _model(listed: Listed, reigning: Reigning | None) -> ModelSeen:
+def _model(listed: ListedModel, champion: CurrentChampion | None) -> ModelSeen:
     card = listed.card
-    reigns = reigning is not None and reigning.model == card.id
+    is_champion = champion is not None and champion.model == card.id
     return ModelSeen(
         id=card.id,
         version=card.version,
-        champion=reigns,
-        counter=reigning.counter if reigning is not None and reigns else None,
+        champion=is_champion,
+        counter=champion.counter if champion is not None and is_champion else None,
         created_at_ms=card.created_at_ms,
         algorithm=card.lineage.algorithm,
         policy=card.policy,
@@ -199,6 +199,6 @@ def _merit(row: ModelSeen) -> float:
     return row.evidence.mean if row.evidence is not None else -math.inf
 
 
-def _promotion(reign: ChampionEntry) -> Promotion:
-    said = reign.champion
-    return Promotion(said.game, said.model, said.counter, said.issued_at_ms, reign.record.kind, reign.record.evidence)
+def _promotion(entry: ChampionEntry) -> Promotion:
+    said = entry.champion
+    return Promotion(said.game, said.model, said.counter, said.issued_at_ms, entry.kind, entry.evidence)

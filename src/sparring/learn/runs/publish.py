@@ -84,7 +84,7 @@ class ModelPublisher:
         alone, evidence = tried.alone, tried.evidence
         verdict = passes(evidence)
         if not self.promote or not verdict.passed:
-            self.registry.judge(model.id, evidence)
+            self.registry.save_evidence(model.id, evidence)
             said = "not promoted, as asked" if verdict.passed else f"not promoted: {verdict.reason}"
             return PublishedModel(model.id, alone, False, said)
         self.registry.promote(plan.spec.id, model.id, evidence)

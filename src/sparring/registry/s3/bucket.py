@@ -23,6 +23,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sparring.errors import ConfigError, ModelDamaged
+from sparring.registry.protocol import ListedObject
 from sparring.registry.s3.errors import TAKEN, code_of, sentence
 
 PART_BYTES = 8 << 20
@@ -89,14 +90,6 @@ class Address:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One object in a list."""
-
-    key: str
-    etag: str
-
-
 class Bucket:
     """Safe to call from several threads. Keys are relative to the address's prefix."""
 
@@ -113,8 +106,11 @@ class Bucket:
         except (BotoCoreError, ClientError, ValueError) as error:
             raise self._said(error) from None
 
+    def __str__(self) -> str:
+        return str(self.address)
+
     def close(self) -> None:
-        """Give the connections back."""
+        """Release the connections."""
         self._s3.close()
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
@@ -152,20 +148,20 @@ class Bucket:
             return False
         return True
 
-    def list(self, prefix: str, *, most: int | None = None) -> Iterator[Entry]:
-        """What begins with `prefix`, in the order of its bytes; at most `most`."""
+    def list(self, prefix: str, limit: int | None = None) -> Iterator[ListedObject]:
+        """What begins with `prefix`, in the order of its bytes; at most `limit`."""
         token: dict[str, str] = {}
         while True:
             page = self._call(
                 "list_objects_v2",
                 Bucket=self.address.bucket,
                 Prefix=self.address.prefix + prefix,
-                MaxKeys=min(most or 1000, 1000),
+                MaxKeys=min(limit or 1000, 1000),
                 **token,
             )
             for item in page.get("Contents", ()):
-                yield Entry(item["Key"].removeprefix(self.address.prefix), item["ETag"])
-            if most is not None or not page.get("IsTruncated"):
+                yield ListedObject(item["Key"].removeprefix(self.address.prefix), item["ETag"])
+            if limit is not None or not page.get("IsTruncated"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
