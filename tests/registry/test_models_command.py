@@ -81,7 +81,7 @@ def test_verify_names_what_is_damaged_and_fails(spar, registry):
     code, said, text = spar("verify")
     assert (code, said["bad"]) == (1, 2)
     assert {row["id"]: row["ok"] for row in said["models"]} == {models[0].id: False, models[1].id: True}
-    assert "does not hash to what it says" in said["champions"][0]["error"]
+    assert "it is not signed by" in said["champions"][0]["error"]
     assert "weights.safetensors hashes to" in text
 
 
