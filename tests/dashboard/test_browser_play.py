@@ -8,7 +8,7 @@ from published import publish
 
 from serving import serving, start, stop
 from sparring.games.catalogue import open_game
-from sparring.games.resimulation import mismatches
+from sparring.games.resimulation import resimulate
 from sparring.nets.model_files import read_weights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.registry import open_registry
@@ -59,7 +59,7 @@ def test_a_whole_game_of_connect_four_by_clicks_is_recorded_for_both_seats(serve
     assert [seat.actor for seat in episode.seats] == ["person", "script:random"]
     assert [bool(seat.player) for seat in episode.seats] == [True, False]
     assert sum(seat.outcome for seat in episode.seats) == 0
-    assert mismatches(chunks_of(server, "connect-four", episode.episode), open_game("connect-four")) == 0
+    assert resimulate(chunks_of(server, "connect-four", episode.episode), open_game("connect-four")).mismatches == ()
 
 
 def test_a_game_by_keys_alone_and_the_other_begins_the_next(server, page):
@@ -99,7 +99,7 @@ def test_duel_with_keys_and_a_reload_in_the_middle_loses_nothing(server, page):
     assert person.header.steps > 20
     assert set(person.columns["action"][2:15]) == {0}
     assert person.columns["action"][-1] == 2
-    assert mismatches(chunks, open_game("duel")) == 0
+    assert resimulate(chunks, open_game("duel")).mismatches == ()
 
 
 def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_path, page):
@@ -116,7 +116,7 @@ def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_pat
         page.wait_for_function("() => !Object.keys(localStorage).some(key => key.startsWith('sparring/spool/'))")
         (episode,) = episodes(again, "cartpole")
         assert (episode.complete, episode.seats[0].actor, episode.seats[0].ending) == (True, "person", "terminated")
-        assert mismatches(chunks_of(again, "cartpole", episode.episode), open_game("cartpole")) == 0
+        assert resimulate(chunks_of(again, "cartpole", episode.episode), open_game("cartpole")).mismatches == ()
     assert all("Failed to load" in problem for problem in page.problems)
     page.problems.clear()  # the browser itself notes each request that nobody answered
 

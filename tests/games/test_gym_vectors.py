@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 
 from sparring.games.catalogue import open_game
-from sparring.games.conformance import examine
+from sparring.games.conformance import check_conformance
 from sparring.games.gymnasium import NATIVE_FROM, SEEDS, NativeVector
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 
@@ -55,4 +55,4 @@ def test_a_game_plays_the_same_whatever_stands_beside_it() -> None:
 
 
 def test_a_native_vector_keeps_every_promise_of_a_game() -> None:
-    assert examine(lambda n: open_game("gym:CartPole-v1", max(n, NATIVE_FROM))).broken == ()
+    assert check_conformance(lambda n: open_game("gym:CartPole-v1", max(n, NATIVE_FROM))).broken == ()

@@ -24,7 +24,7 @@ LOGP_SLACK = 1e-5  # log 1 = 0, give or take the rounding of a softmax
 _ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-def check(chunk: Chunk, spec: GameSpec) -> None:
+def check_chunk(chunk: Chunk, spec: GameSpec) -> None:
     """Return, or raise ChunkRefused with the first field that breaks the spec, its value and the limit."""
     plan = _plan(spec)
     head = chunk.header

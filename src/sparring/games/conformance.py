@@ -10,9 +10,9 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from sparring.errors import ChunkRefused, SparringError
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Game, View
-from sparring.games.resimulation import replay
+from sparring.games.resimulation import resimulate
 from sparring.games.scripted_play import play
 from sparring.games.scripts import Script, script_for
 from sparring.games.spec import GameSpec, Leaf, checked
@@ -24,7 +24,7 @@ PEEK_TICKS = 64  # compared one by one between two runs of the same seed
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ConformanceReport:
     """What was tried, and every promise that was broken, each said once."""
 
     episodes: int
@@ -32,7 +32,7 @@ class Findings:
     broken: tuple[str, ...]
 
 
-def examine(open_game: Open, episodes: int = 20, seed: int = 0) -> Findings:
+def check_conformance(open_game: Open, episodes: int = 20, seed: int = 0) -> ConformanceReport:
     """Play random episodes of the game and hold it against the protocol."""
     game = open_game(ROWS)
     checked(game.spec, f"game {game.spec.id!r}")
@@ -44,14 +44,14 @@ def examine(open_game: Open, episodes: int = 20, seed: int = 0) -> Findings:
     for chunks in recorded:
         for chunk in chunks:
             try:
-                check(decode(encode(chunk)), game.spec)
+                check_chunk(decode(encode(chunk)), game.spec)
             except ChunkRefused as error:
                 broken[f"its recorded play is refused: {error}"] = None
         if game.spec.resimulates and len({chunk.header.seat for chunk in chunks}) == len(scripts):
-            wrong = replay(chunks, open_game(1)).mismatches
+            wrong = resimulate(chunks, open_game(1)).mismatches
             broken |= {f"a recorded episode runs differently again: {wrong[0]}": None} if wrong else {}
     steps = sum(chunk.header.steps for chunks in recorded for chunk in chunks)
-    return Findings(episodes, steps, tuple(broken))
+    return ConformanceReport(episodes, steps, tuple(broken))
 
 
 def _views_are_well_formed(open_game: Open, seed: int) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _views_are_well_formed(open_game: Open, seed: int) -> Iterator[str]:
     game, walk = open_game(ROWS), _Walk(seed)
     view = walk.begin(game)
     while not view.over.all():
-        yield from view_faults(game.spec, view)
+        yield from view_errors(game.spec, view)
         kept = _bytes(view)
         before, view = view, walk.step(game, view)
         if _bytes(before) != kept:
@@ -69,7 +69,7 @@ def _views_are_well_formed(open_game: Open, seed: int) -> Iterator[str]:
         if walk.ticks > game.spec.max_ticks:
             yield f"a game runs on after max_ticks = {game.spec.max_ticks}"
             return
-    yield from view_faults(game.spec, view)
+    yield from view_errors(game.spec, view)
     after = game.step(walk.choose(game.spec, view))
     if after.reward.any() or _bytes(after, rewards=False) != _bytes(view, rewards=False):
         yield "a finished game does not stand still"
@@ -134,7 +134,7 @@ class _Walk:
         return script.act(s, seen, None if legal is None else legal[i : i + 1], self.rngs[i])
 
 
-def view_faults(spec: GameSpec, view: View) -> Iterator[str]:
+def view_errors(spec: GameSpec, view: View) -> Iterator[str]:
     """What is wrong with one view: shapes, dtypes, bounds, and whether its parts agree."""
     n, seats = view.to_act.shape[0], len(spec.seats)
     shapes = {"to_act": bool, "reward": np.float32, "ending": np.uint8, "outcome": np.float32}
@@ -156,10 +156,10 @@ def view_faults(spec: GameSpec, view: View) -> Iterator[str]:
     if view.outcome[~view.over].any():
         yield "there is an outcome before the game is over"
     for s in range(seats):
-        yield from _seat_faults(spec, view, s)
+        yield from _seat_errors(spec, view, s)
 
 
-def _seat_faults(spec: GameSpec, view: View, s: int) -> Iterator[str]:
+def _seat_errors(spec: GameSpec, view: View, s: int) -> Iterator[str]:
     seat, n = spec.seats[s], len(view.tick)
     low, high = seat.reward_bounds
     if not ((view.reward[:, s] >= low - 1e-6) & (view.reward[:, s] <= high + 1e-6)).all():
@@ -169,7 +169,7 @@ def _seat_faults(spec: GameSpec, view: View, s: int) -> Iterator[str]:
         yield f"seat {s} sees {list(seen)}, not the spec's leaves in their order"
         return
     for leaf in seat.observation:
-        yield from _leaf_faults(leaf, seen[leaf.name], n)
+        yield from _leaf_errors(leaf, seen[leaf.name], n)
     legal = view.legal[s]
     if legal is not None and (legal.shape != (n, seat.action.masks) or legal.dtype != bool):
         yield f"the legal mask of seat {s} is {legal.dtype} {legal.shape}, not bool {(n, seat.action.masks)}"
@@ -177,7 +177,7 @@ def _seat_faults(spec: GameSpec, view: View, s: int) -> Iterator[str]:
         yield f"seat {s} has no legal action; where it is not asked every entry should be true"
 
 
-def _leaf_faults(leaf: Leaf, array: Array, n: int) -> Iterator[str]:
+def _leaf_errors(leaf: Leaf, array: Array, n: int) -> Iterator[str]:
     if array.shape != (n, *leaf.shape) or array.dtype != leaf.dtype:
         yield f"{leaf.name} is {array.dtype} {array.shape}, not {leaf.dtype} {(n, *leaf.shape)}"
     elif not np.isfinite(array).all():
