@@ -20,7 +20,8 @@ from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, Sparrin
 
 if TYPE_CHECKING:
     from sparring.registry.champions.log import ChampionEntry
-    from sparring.registry.protocol import Evidence, ListedModel, Registry
+    from sparring.registry.protocol import Evidence, ListedModel
+    from sparring.registry.registry import Registry
     from sparring.wire.ids import GameId, ModelId
     from sparring.wire.model import Model
 

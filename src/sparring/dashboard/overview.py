@@ -1,4 +1,4 @@
-"""What the pages say of games and models, gathered from store, registry and runs."""
+"""What the pages show of games and models, read from store, registry and runs."""
 
 import base64
 import math
@@ -14,7 +14,8 @@ from sparring.errors import Missing, ModelDamaged
 from sparring.games.catalogue import Catalogue
 from sparring.games.spec import GameSpec
 from sparring.registry.champions.log import ChampionEntry
-from sparring.registry.protocol import Evidence, ListedModel, Registry
+from sparring.registry.protocol import Evidence, ListedModel
+from sparring.registry.registry import Registry
 from sparring.store.protocol import GameStats, LedgerStore, Minute
 from sparring.wire.champion import Champion
 from sparring.wire.ids import GameId, ModelId
@@ -27,16 +28,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class CurrentChampion:
-    """The champion of a game's newest version."""
-
-    model: ModelId
-    counter: int
-    issued_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class GameSeen:
+class GameSummary:
     """One game on the first page. `people_steps` counts both seats of games that a person played."""
 
     id: GameId
@@ -49,12 +41,12 @@ class GameSeen:
     episodes: int
     last_received_ms: int | None
     models: int
-    champion: CurrentChampion | None
+    champion: Champion | None
     running: int
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSeen:
+class ModelSummary:
     """One row of the models' page."""
 
     id: ModelId
@@ -104,17 +96,20 @@ class Overview:
     def __init__(self, store: LedgerStore, registry: Registry, catalogue: Catalogue, runs: Runs) -> None:
         self.store, self.registry, self.catalogue, self.runs = store, registry, catalogue, runs
 
-    def games(self) -> list[GameSeen]:
+    def games(self) -> list[GameSummary]:
         """Every game, in its newest version."""
-        learning = [run.game for run in self.runs.seen() if run.state == "running"]
+        learning = [run.game for run in self.runs.list() if run.state == "running"]
         return [self._game(spec, learning.count(spec.id)) for spec in self._newest()]
 
-    def models(self, game: str) -> list[ModelSeen]:
+    def models(self, game: str) -> list[ModelSummary]:
         """Every model of the game: the champion first, then by what its evaluation said, then the newest."""
         spec = self.known(game)
         champion = self._champion(spec)
         rows = [_model(listed, champion) for listed in self.registry.models(spec.id)]
-        return sorted(rows, key=lambda row: (not row.champion, -_merit(row), -row.created_at_ms))
+        return sorted(
+            rows,
+            key=lambda row: (not row.champion, -(row.evidence.mean if row.evidence else -math.inf), -row.created_at_ms),
+        )
 
     def promotions(self) -> list[Promotion]:
         """Who became champion of what, the newest first. Re-signs are left out."""
@@ -148,9 +143,9 @@ class Overview:
     def _newest(self) -> list[GameSpec]:
         return list({spec.id: spec for spec in self.catalogue.games()}.values())
 
-    def _game(self, spec: GameSpec, running: int) -> GameSeen:
+    def _game(self, spec: GameSpec, running: int) -> GameSummary:
         stats = self.store.stats(spec.id)
-        return GameSeen(
+        return GameSummary(
             id=spec.id,
             version=spec.version,
             turns=spec.turns,
@@ -165,25 +160,22 @@ class Overview:
             running=running,
         )
 
-    def _champion(self, spec: GameSpec) -> CurrentChampion | None:
+    def _champion(self, spec: GameSpec) -> Champion | None:
         try:
             signed = self.registry.champion(spec.id, spec.version)
         except ModelDamaged:
             return None
-        if signed is None:
-            return None
-        said = msgspec.json.decode(base64.b64decode(signed.payload), type=Champion)
-        return CurrentChampion(said.model, said.counter, said.issued_at_ms)
+        return None if signed is None else msgspec.json.decode(base64.b64decode(signed.payload), type=Champion)
 
 
-def _model(listed: ListedModel, champion: CurrentChampion | None) -> ModelSeen:
+def _model(listed: ListedModel, champion: Champion | None) -> ModelSummary:
     card = listed.card
-    is_champion = champion is not None and champion.model == card.id
-    return ModelSeen(
+    counter = champion.counter if champion is not None and champion.model == card.id else None
+    return ModelSummary(
         id=card.id,
         version=card.version,
-        champion=is_champion,
-        counter=champion.counter if champion is not None and is_champion else None,
+        champion=counter is not None,
+        counter=counter,
         created_at_ms=card.created_at_ms,
         algorithm=card.lineage.algorithm,
         policy=card.policy,
@@ -193,10 +185,6 @@ def _model(listed: ListedModel, champion: CurrentChampion | None) -> ModelSeen:
         files=("card.json", *card.files),
         evidence=listed.evidence,
     )
-
-
-def _merit(row: ModelSeen) -> float:
-    return row.evidence.mean if row.evidence is not None else -math.inf
 
 
 def _promotion(entry: ChampionEntry) -> Promotion:

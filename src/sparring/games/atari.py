@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games.base import OneSeatGame, did_you_mean, not_installed
+from sparring.games.game_state import OneSeatGame, did_you_mean, not_installed
 from sparring.games.protocol import RUNNING, Actions, Game, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, checked, discrete
 from sparring.wire.chunk import Array

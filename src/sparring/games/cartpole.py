@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from sparring.games.base import OneSeatGame
+from sparring.games.game_state import OneSeatGame
 from sparring.games.protocol import RUNNING, Actions, Columns, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.games.splitmix import uniform

@@ -81,7 +81,7 @@ def _games_are_repeatable(open_game: Open, seed: int) -> Iterator[str]:
     walk, single = _Walk(seed), _Walk(seed + 1)
     left, right = walk.begin(many), single.begin(alone)
     for _ in range(PEEK_TICKS):
-        if _row(left, 1) != _row(right, 0):
+        if _bytes(left, 1) != _bytes(right, 0):
             yield "the same seed and actions give another game: in another row, or beside others"
             return
         left, right = walk.step(many, left), single.step(alone, right)
@@ -122,7 +122,10 @@ class _Walk:
 
     def choose(self, spec: GameSpec, view: View) -> list[Array]:
         script = script_for(spec, "random")
-        return [np.concatenate([self._one(script, s, view, i) for i in range(len(self.rngs))]) for s in _seats(spec)]
+        return [
+            np.concatenate([self._one(script, s, view, i) for i in range(len(self.rngs))])
+            for s in range(len(spec.seats))
+        ]
 
     def step(self, game: Game, view: View) -> View:
         self.ticks += 1
@@ -184,21 +187,9 @@ def _leaf_errors(leaf: Leaf, array: Array, n: int) -> Iterator[str]:
         yield f"{leaf.name} holds NaN or infinity"
 
 
-def _seats(spec: GameSpec) -> range:
-    return range(len(spec.seats))
-
-
-def _bytes(view: View, *, rewards: bool = True) -> bytes:
-    rows = (view.tick, view.to_act, view.ending, view.outcome, *([view.reward] if rewards else []))
-    masks = (legal for legal in view.legal if legal is not None)
-    return b"".join(np.ascontiguousarray(a).tobytes() for a in (*rows, *masks, *_observations(view)))
-
-
-def _row(view: View, i: int) -> bytes:
-    masks = (legal for legal in view.legal if legal is not None)
-    arrays = (view.tick, view.to_act, view.ending, view.outcome, view.reward, *masks, *_observations(view))
-    return b"".join(np.ascontiguousarray(a[i]).tobytes() for a in arrays)
-
-
-def _observations(view: View) -> Iterator[Array]:
-    return (array for seen in view.observation for array in seen.values())
+def _bytes(view: View, row: int | None = None, *, rewards: bool = True) -> bytes:
+    """All arrays of the view, or of one of its rows."""
+    arrays = [view.tick, view.to_act, view.ending, view.outcome, *([view.reward] if rewards else [])]
+    arrays += [legal for legal in view.legal if legal is not None]
+    arrays += [array for seen in view.observation for array in seen.values()]
+    return b"".join(np.ascontiguousarray(array if row is None else array[row]).tobytes() for array in arrays)

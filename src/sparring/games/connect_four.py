@@ -7,7 +7,7 @@ no line runs on into the next (John Tromp's layout).
 
 import numpy as np
 
-from sparring.games.base import BaseGame
+from sparring.games.game_state import BaseGame
 from sparring.games.protocol import RUNNING, TERMINATED, Actions, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete
 from sparring.wire.chunk import Array

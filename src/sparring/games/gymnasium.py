@@ -16,7 +16,7 @@ import numpy as np
 
 from sparring.errors import Missing
 from sparring.games import gym_spaces
-from sparring.games.base import OneSeatGame, not_installed
+from sparring.games.game_state import OneSeatGame, not_installed
 from sparring.games.protocol import RUNNING, Actions, Columns, Game, View
 from sparring.games.spec import GameSpec, SeatSpec, checked
 from sparring.user_code import look_beside

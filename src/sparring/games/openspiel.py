@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games.base import did_you_mean, not_installed
+from sparring.games.game_state import did_you_mean, not_installed
 from sparring.games.protocol import RUNNING, TERMINATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked, discrete, vector
 from sparring.games.splitmix import uniform

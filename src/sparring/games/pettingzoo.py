@@ -12,7 +12,7 @@ import numpy as np
 
 from sparring.errors import Missing
 from sparring.games import gym_spaces
-from sparring.games.base import did_you_mean, not_installed
+from sparring.games.game_state import did_you_mean, not_installed
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked
 from sparring.games.vectorize import SingleGame, SingleView, VectorGame

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from sparring.errors import WireError
-from sparring.games.base import BaseGame, read_state, state_bytes
+from sparring.games.game_state import BaseGame, read_state, state_bytes
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Columns, View
 from sparring.games.spec import GameSpec
 from sparring.wire.chunk import Array

@@ -25,10 +25,10 @@ from sparring.durable import (
     replace_file,
 )
 from sparring.errors import ModelDamaged
-from sparring.registry.base import BaseRegistry
 from sparring.registry.cards import CARD, ID, check_whole, gone
 from sparring.registry.champions.rules import DAY_S
 from sparring.registry.protocol import ListedObject
+from sparring.registry.registry import Registry
 from sparring.registry.signing_key import SigningKey
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
@@ -82,8 +82,8 @@ class Folder:
         return path
 
 
-class FileRegistry(BaseRegistry):
-    """See `protocol.Registry`. `clock` gives Unix seconds."""
+class FileRegistry(Registry):
+    """A registry in the folder `root`. `clock` gives Unix seconds."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class FileRegistry(BaseRegistry):
         )
 
     def publish(self, model: Model) -> ModelId:
-        """See `protocol.Registry`. A whole model stays as it is; a damaged one is moved aside and written again."""
+        """A whole model stays as it is; a damaged one is moved aside and written again."""
         files = {CARD: check_whole(model), **model.files}
         folder = self.root / model.id
         with disk_errors(folder):
@@ -118,7 +118,6 @@ class FileRegistry(BaseRegistry):
         return model.id
 
     def ids(self) -> list[ModelId]:
-        """See `protocol.Registry`."""
         return sorted(ModelId(entry.name) for entry in os.scandir(self.root) if ID.match(entry.name))
 
     def link(self, model: ModelId, name: str) -> str | None:

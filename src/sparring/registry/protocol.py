@@ -1,18 +1,13 @@
-"""What every registry offers: models published whole, fetched exactly, and one signed champion."""
+"""What a registry stores and lists, and the objects on which a backend stores it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
-from sparring.wire.champion import Signed
-from sparring.wire.ids import GameId, ModelId
-from sparring.wire.model import Card, Model
-
-if TYPE_CHECKING:
-    from sparring.registry.champions.log import ChampionEntry
+from sparring.wire.ids import ModelId
+from sparring.wire.model import Card
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,67 +71,4 @@ class Objects(Protocol):
 
     def close(self) -> None:
         """Release connections."""
-        ...
-
-
-class Registry(Protocol):
-    """A context manager. Readers see a model whole or not at all."""
-
-    def __enter__(self) -> "Registry": ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    @property
-    def trust(self) -> str:
-        """The public name of the key that signs champions here: what `connect(trust=…)` takes."""
-        ...
-
-    def publish(self, model: Model) -> ModelId:
-        """Store the model under its id; atomic, durable on return, and harmless when repeated."""
-        ...
-
-    def fetch(self, model: ModelId) -> Model:
-        """Those exact bytes, verified; Missing or ModelDamaged otherwise. Never another instead."""
-        ...
-
-    def models(self, game: GameId) -> list[ListedModel]:
-        """Every model of the game, oldest first. One whose card is damaged is left out, and logged."""
-        ...
-
-    def champion(self, game: GameId, version: str, seat: int | None = None) -> Signed | None:
-        """The signed manifest for that version and seat, re-signed near its expiry; None where there is none."""
-        ...
-
-    def promote(
-        self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None, *, above: int = 0
-    ) -> Signed:
-        """Make the model champion of its version with the next counter. A rollback is a promotion too.
-
-        The first promotion of a game has the counter after `above`: that of a registry which this one replaces."""
-        ...
-
-    def save_evidence(self, model: ModelId, evidence: Evidence) -> None:
-        """Store the result of an evaluation, whether or not the model is promoted; lists show the newest."""
-        ...
-
-    def file(self, model: ModelId, name: str) -> bytes:
-        """One file of a model, "card.json" among them, verified."""
-        ...
-
-    def ids(self) -> list[ModelId]:
-        """Every model's id, of all games, whole or damaged."""
-        ...
-
-    def versions(self, game: GameId) -> list[str]:
-        """The game's versions that have, or had, a champion."""
-        ...
-
-    def history(self, game: GameId, version: str, seat: int | None = None) -> "list[ChampionEntry]":
-        """Every entry of the champion log for exactly that version and seat, oldest first, with its evidence."""
-        ...
-
-    def link(self, model: ModelId, name: str) -> str | None:
-        """An address from which anyone who holds it can download that file for some minutes; None: there is none."""
         ...

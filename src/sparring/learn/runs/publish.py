@@ -13,7 +13,7 @@ from sparring.nets.model_files import make_model
 from sparring.nets.policies import BUILT_IN
 from sparring.nets.user_policy import open_policy
 from sparring.registry.champions.gate import passes
-from sparring.registry.protocol import Registry
+from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import WEIGHTS, Lineage, Model

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparring.errors import ConfigError
-from sparring.registry.base import BaseRegistry
 from sparring.registry.cards import CARD, MAX_CARD_BYTES, MAX_FILE_BYTES, check_has, check_whole, place
 from sparring.registry.protocol import Evidence
+from sparring.registry.registry import Registry
 from sparring.registry.s3.bucket import ALONE_BYTES, Address, Bucket
 from sparring.registry.signing_key import SigningKey
 from sparring.wire.ids import ModelId
@@ -34,8 +34,8 @@ CACHE_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
 
-class S3Registry(BaseRegistry):
-    """See `protocol.Registry`. `clock` gives Unix seconds. Safe to call from several threads."""
+class S3Registry(Registry):
+    """`clock` gives Unix seconds. Safe to call from several threads."""
 
     models_prefix = MODELS
 
@@ -57,10 +57,7 @@ class S3Registry(BaseRegistry):
         self._may_write = False
 
     def publish(self, model: Model) -> ModelId:
-        """See `protocol.Registry`.
-
-        The card is the commit: readers ask for it first, so a publisher killed before it leaves nothing to see.
-        """
+        """The card is the commit: readers ask for it first, so a publisher killed before it leaves nothing to see."""
         text = check_whole(model)
         self._prepare()
         if self._bucket.get(self._key_of(model.id, CARD), MAX_CARD_BYTES) is not None:
@@ -76,7 +73,6 @@ class S3Registry(BaseRegistry):
         return model.id
 
     def file(self, model: ModelId, name: str) -> bytes:
-        """See `protocol.Registry`."""
         if name == CARD:
             return super().file(model, name)
         known = self._file_cache.get((model, name))
@@ -93,13 +89,11 @@ class S3Registry(BaseRegistry):
         return self._bucket.link(self._key_of(model, name), LINK_S)
 
     def ids(self) -> list[ModelId]:
-        """See `protocol.Registry`."""
         suffix = f"/{CARD}"
         keys = (found.key for found in self._bucket.list(MODELS))
         return sorted(ModelId(key[len(MODELS) : -len(suffix)]) for key in keys if key.endswith(suffix))
 
     def save_evidence(self, model: ModelId, evidence: Evidence) -> None:
-        """See `protocol.Registry`."""
         self._prepare()
         super().save_evidence(model, evidence)
 

@@ -1,4 +1,4 @@
-"""What both registries share: models, cards and evidence on a backend's objects."""
+"""The registry: models by content, published whole and fetched exactly. The same on every backend's objects."""
 
 import hashlib
 import logging
@@ -35,8 +35,8 @@ EVIDENCE_FOLDER = "evidence/"
 log = logging.getLogger(__name__)
 
 
-class BaseRegistry(ChampionRules):
-    """See `protocol.Registry`; a backend adds `publish`, `ids` and `link`. `clock` gives Unix seconds."""
+class Registry(ChampionRules):
+    """A context manager. Readers see a model whole or not at all. A backend adds `publish`, `ids` and `link`."""
 
     models_prefix = ""
 
@@ -63,16 +63,24 @@ class BaseRegistry(ChampionRules):
         self._objects.close()
 
     @abstractmethod
+    def publish(self, model: Model) -> ModelId:
+        """Store the model under its id; atomic, durable on return, and harmless when repeated."""
+
+    @abstractmethod
+    def link(self, model: ModelId, name: str) -> str | None:
+        """An address from which anyone who holds it can download that file for some minutes; None: there is none."""
+
+    @abstractmethod
     def ids(self) -> list[ModelId]:
         """Every model's id, of all games, whole or damaged."""
 
     def fetch(self, model: ModelId) -> Model:
-        """See `protocol.Registry`."""
+        """Those exact bytes, verified; Missing or ModelDamaged otherwise. Never another instead."""
         card = self._card(model)
         return check(model, card, {name: self._read(model, name) for name in card.files})
 
     def file(self, model: ModelId, name: str) -> bytes:
-        """See `protocol.Registry`."""
+        """One file of a model, "card.json" among them, verified."""
         if name == CARD:
             return canonical(self._card(model))
         card = self._cards.get(model) or self._card(model)
@@ -80,7 +88,7 @@ class BaseRegistry(ChampionRules):
         return check(model, card, {name: self._read(model, name)}).files[name]
 
     def models(self, game: GameId) -> list[ListedModel]:
-        """See `protocol.Registry`."""
+        """Every model of the game, oldest first. One whose card is damaged is left out, and logged."""
         champions, evidence = self._log.champions(game), self._newest_evidence()
         found = [
             (card.created_at_ms, model, ListedModel(card, evidence.get(_evidence_key(model)), model in champions))
@@ -91,7 +99,7 @@ class BaseRegistry(ChampionRules):
         return [listed for *_, listed in sorted(found, key=lambda row: row[:2])]
 
     def save_evidence(self, model: ModelId, evidence: Evidence) -> None:
-        """See `protocol.Registry`."""
+        """Store the result of an evaluation, whether or not the model is promoted; lists show the newest."""
         self._card(model)  # Missing where it is not there
         check_evidence(model, evidence)
         self._objects.put(_evidence_key(model), canonical(evidence))
