@@ -81,11 +81,11 @@ def test_the_example_in_the_docs_is_a_whole_client(trained, page):
 
 
 def test_models_are_ranked_with_lineage_and_files(trained, page):
-    reigning = publish(trained.data, "cartpole", 1, mean=499.0)
+    champion = publish(trained.data, "cartpole", 1, mean=499.0)
     page.goto(f"{trained.url}/models?game=cartpole")
     first = page.locator("tbody tr").first
     first.get_by_text("champion no. 2").wait_for()
-    assert first.get_attribute("data-model") == reigning
+    assert first.get_attribute("data-model") == champion
     assert "people 50" in first.inner_text()
     assert page.locator("tbody tr").count() == 2
     with page.expect_download() as started:
