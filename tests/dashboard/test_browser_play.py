@@ -62,6 +62,7 @@ def test_a_whole_game_of_connect_four_by_clicks_is_recorded_for_both_seats(serve
     assert resimulate(chunks_of(server, "connect-four", episode.episode), open_game("connect-four")).mismatches == ()
 
 
+@pytest.mark.slow
 def test_a_game_by_keys_alone_and_the_other_begins_the_next(server, page):
     page.goto(f"{server.url}/play/connect-four")
     page.locator(".columns button").first.wait_for()
@@ -78,6 +79,7 @@ def test_a_game_by_keys_alone_and_the_other_begins_the_next(server, page):
     assert len(episodes(server, "connect-four")) == before + 1
 
 
+@pytest.mark.slow
 def test_duel_with_keys_and_a_reload_in_the_middle_loses_nothing(server, page):
     page.goto(f"{server.url}/play/duel")
     page.locator("#again").wait_for()
@@ -102,6 +104,7 @@ def test_duel_with_keys_and_a_reload_in_the_middle_loses_nothing(server, page):
     assert resimulate(chunks, open_game("duel")).mismatches == ()
 
 
+@pytest.mark.slow
 def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_path, page):
     first = start(tmp_path / "data")
     page.goto(f"{first.url}/play/cartpole")
@@ -174,6 +177,7 @@ def test_a_champion_that_remembers_is_given_its_memory_back(server, page, where)
         assert np.where(legal, out["logits"], -np.inf).argmax() == bot.columns["action"][step]
 
 
+@pytest.mark.slow
 def test_when_the_server_chooses_and_goes_away_the_page_says_so_and_offers_another_game(tmp_path, page):
     page.add_init_script("Object.defineProperty(Crypto.prototype, 'subtle', { value: undefined })")
     with serving(tmp_path / "data") as away:

@@ -31,7 +31,9 @@ GAMES = [
 EPISODES = {"atari:Pong": 1}  # some 900 ticks each
 
 
-@pytest.mark.parametrize("game_id", GAMES)
+@pytest.mark.parametrize(
+    "game_id", [pytest.param(name, marks=pytest.mark.slow) if name in EPISODES else name for name in GAMES]
+)
 def test_a_game_keeps_every_promise_of_the_protocol(game_id: str) -> None:
     found = check_conformance(lambda n: open_game(game_id, n), EPISODES.get(game_id, 6))
     assert found.broken == ()

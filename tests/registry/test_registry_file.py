@@ -347,6 +347,7 @@ def start_writer(root, first, count):
     )
 
 
+@pytest.mark.slow
 def test_readers_see_the_old_or_the_new_while_two_processes_publish_and_promote(root):
     registry = FileRegistry(root)
     registry.publish(small_model(0))
