@@ -102,7 +102,7 @@ def sin_cos(angle: Array) -> tuple[Array, Array]:
     """Taylor's series up to the 13th and 12th power: within the last bit of the true value for |angle| ≤ 0.25.
 
     Not np.sin: libraries and browsers differ in its last bit, which a falling pole multiplies a
-    hundredfold each second, and a recorded episode could not be run again elsewhere.
+    hundredfold each second, and a recorded episode could not be run again on another machine.
     """
     square = angle * angle
     sums = np.empty((2, len(angle)))

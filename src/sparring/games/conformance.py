@@ -1,6 +1,6 @@
-"""Does a game keep the promises of `protocol.py`? Random episodes, and every promise held against them.
+"""Does a game keep the promises of `protocol.py`? Plays random episodes and checks each promise.
 
-`spar games check` runs this on a game that somebody wrote; the tests run it on every game there is.
+`spar games check` runs this on your own game; the tests run it on every game of the package.
 """
 
 from collections.abc import Callable, Iterator
@@ -153,7 +153,7 @@ def view_errors(spec: GameSpec, view: View) -> Iterator[str]:
     if (view.to_act & ended).any():
         yield "a seat that has ended is asked to act"
     if not (view.to_act.any(axis=1) | view.over).all():
-        yield "a running game asks nobody to act"
+        yield "a running game asks no seat to act"
     if spec.turns == "alternating" and (view.to_act.sum(axis=1) > 1).any():
         yield "turns are alternating and two seats are asked at once"
     if view.outcome[~view.over].any():

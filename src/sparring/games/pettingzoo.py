@@ -120,7 +120,7 @@ class _PettingZooGame(SingleGame):
 
     def _show(self, rewards: dict[Any, float]) -> SingleView:
         live = set(self._env.agents) if self._parallel else {self._env.agent_selection} & set(self._env.agents)
-        if not live:  # nobody is left to ask, whatever the flags say
+        if not live:  # no agent is left, whatever the flags say
             self._ending = {agent: ending or TERMINATED for agent, ending in self._ending.items()}
         return SingleView(
             observation=tuple(seat.seen for seat in self._seats.values()),

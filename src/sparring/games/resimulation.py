@@ -1,4 +1,4 @@
-"""A recorded episode again, from its seed and its actions: was each s' really f(s, a)?"""
+"""Run a recorded episode again from its seed and actions, and compare: was each s' really f(s, a)?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

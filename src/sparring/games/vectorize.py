@@ -35,7 +35,7 @@ class SingleGame(Protocol):
     spec: GameSpec
 
     def reset(self, seed: int) -> SingleView:
-        """Start anew."""
+        """Start a new game."""
         ...
 
     def step(self, actions: Sequence[Array]) -> SingleView:
@@ -69,7 +69,7 @@ class VectorGame(BaseGame):
         self._legal: list[Array | None] = [None] * seats
 
     def reset(self, seeds: Array, which: Array) -> View:
-        """Start anew the games of `which`."""
+        """Start the games of `which`."""
         for i in np.flatnonzero(which).tolist():
             self._tick[i] = 0
             self._note(i, self._games[i].reset(int(seeds[i])))

@@ -48,7 +48,7 @@ class Address:
     region: str | None = None
     public: bool = False  # models are read by everybody, without a signature
     key: str | None = None  # the file of the key that signs champions here
-    fresh_s: float = 1.0  # for so long a champion may be told from memory
+    fresh_s: float = 1.0  # for so many seconds a champion may be answered from memory
     setting: str = "registry.url"  # where it is written: errors name it
 
     @classmethod
