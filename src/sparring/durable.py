@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after kill -9 and a power cut; names that stay in their folder."""
+"""Durable files: each is there whole or not at all, also after kill -9 and a power cut; names that stay in a folder."""
 
 import contextlib
 import errno
@@ -8,11 +8,11 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from sparring.errors import ModelDamaged, Refused, StoreFailed
 
-UNFINISHED = ".tmp-"  # begins the name of whatever is still being written
+DRAFT = ".tmp-"  # begins the name of a file or folder that is still being written
 MAX_NAME_BYTES = 200
 
 _ODD = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)  # a link, a file for a folder, a socket
@@ -34,11 +34,6 @@ def folder_name(text: str, what: str) -> str:
             limit=MAX_NAME_BYTES,
         )
     return encoded
-
-
-def original_name(folder: str) -> str:
-    """The text behind a `folder_name`."""
-    return unquote(folder)
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -67,9 +62,9 @@ def make_folders(path: Path, root: Path) -> None:
         sync(path)
 
 
-def append_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+def create_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """`path` with `content`, whole and durable; FileExistsError where it exists, which is never changed."""
-    draft = path.parent / _unfinished()
+    draft = path.parent / _draft_name()
     try:
         write_new(draft, content, mode)
         os.link(draft, path)
@@ -80,7 +75,7 @@ def append_file(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """`path` with `content`, whole and durable, instead of whatever was there."""
-    draft = path.parent / _unfinished()
+    draft = path.parent / _draft_name()
     try:
         write_new(draft, content)
         draft.replace(path)
@@ -91,7 +86,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def publish_folder(path: Path, files: Mapping[str, bytes]) -> bool:
     """The folder `path` with `files`, whole and durable. False where a folder with content is there already."""
-    draft = path.parent / _unfinished()
+    draft = path.parent / _draft_name()
     draft.mkdir()
     try:
         for name, content in files.items():
@@ -137,17 +132,17 @@ def read_inside(folder: Path, name: str, max_bytes: int) -> bytes:
         ) from error
 
 
-def sweep(folder: Path, older_than_s: float, now_s: float) -> None:
+def remove_drafts(folder: Path, older_than_s: float, now_s: float) -> None:
     """Remove what a killed writer left behind."""
-    for entry in folder.glob(f"{UNFINISHED}*"):
+    for entry in folder.glob(f"{DRAFT}*"):
         with contextlib.suppress(FileNotFoundError):
             if now_s - entry.lstat().st_mtime > older_than_s:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 @contextlib.contextmanager
-def kept(where: Path) -> Iterator[None]:
-    """Turns what the disk refuses into StoreFailed; a full disk or a failed fsync is never taken for success."""
+def disk_errors(where: Path) -> Iterator[None]:
+    """Turn an OSError into StoreFailed: a full disk or a failed fsync is never taken for success."""
     try:
         yield
     except FileExistsError:
@@ -160,8 +155,8 @@ def kept(where: Path) -> Iterator[None]:
         ) from error
 
 
-def _unfinished() -> str:
-    return f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(6)}"
+def _draft_name() -> str:
+    return f"{DRAFT}{os.getpid()}-{secrets.token_hex(6)}"
 
 
 def _odd(path: Path, wrong: str) -> ModelDamaged:

@@ -6,7 +6,7 @@ from sparring.client.cutter import cut, encoded
 from sparring.client.layout import Layout
 from sparring.client.step_buffer import About, Budget, By, StepBuffer
 from sparring.games.catalogue import spec_of
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.wire.chunk import decode
 from sparring.wire.ids import new_episode
 
@@ -31,7 +31,7 @@ def taken(lane, due=False, spec=CARTPOLE):
     """What the lane gives now, as the gateway will read it: each chunk passes the gateway's own check."""
     chunks = [decode(encoded(chunk)) for chunk in cut(lane, due=due)]
     for chunk in chunks:
-        check(chunk, spec)
+        check_chunk(chunk, spec)
     return chunks
 
 

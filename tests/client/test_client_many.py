@@ -5,7 +5,7 @@ import pytest
 
 from sparring.errors import ChunkRefused
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.resimulation import replay
+from sparring.games.resimulation import resimulate
 
 
 @pytest.mark.parametrize("game", ["cartpole", "connect-four"])
@@ -50,7 +50,7 @@ def test_record_many_stores_episodes_that_run_again(peer, connect, game):
     ended = [chunks for chunks in by_episode.values() if all(_ends(chunks, s) for s in range(len(spec.seats)))]
     assert len(ended) >= 4
     for chunks in ended:
-        assert replay(chunks, open_game(game)).mismatches == ()
+        assert resimulate(chunks, open_game(game)).mismatches == ()
 
 
 def _ends(chunks, seat):

@@ -19,7 +19,7 @@ from sparring.client import spool_format as records
 from sparring.client.mock_players import MockPlayer, play, script_of
 from sparring.errors import ChunkRefused
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.resimulation import replay
+from sparring.games.resimulation import resimulate
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.chunk import decode
@@ -49,7 +49,7 @@ def assert_true(episodes, game="cartpole"):
     """Every stored transition is what the game itself does; how many steps that were."""
     steps = 0
     for chunks in episodes.values():
-        run = replay(chunks, open_game(game))
+        run = resimulate(chunks, open_game(game))
         assert run.mismatches == ()
         steps += run.steps
     assert steps == sum(chunk.header.steps for chunks in episodes.values() for chunk in chunks)

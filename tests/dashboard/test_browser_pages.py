@@ -40,6 +40,7 @@ def test_with_nothing_there_the_pages_say_what_to_do(tmp_path, page):
     page.problems.clear()
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_real_run_is_drawn_and_read_off(trained, page):
     page.goto(f"{trained.url}/learning")
     line = page.locator("#chart path.line")
@@ -60,6 +61,7 @@ def test_the_curve_of_a_real_run_is_drawn_and_read_off(trained, page):
     line.wait_for(state="detached")
 
 
+@pytest.mark.slow
 def test_the_example_in_the_docs_is_a_whole_client(trained, page):
     text = (Path(__file__).parents[2] / "docs" / "javascript.md").read_text()
     example = re.search(r"```html\n(.*?)```", text, re.S).group(1)
@@ -80,12 +82,13 @@ def test_the_example_in_the_docs_is_a_whole_client(trained, page):
     assert stats["steps_by_source"] == {"play": steps}
 
 
+@pytest.mark.slow
 def test_models_are_ranked_with_lineage_and_files(trained, page):
-    reigning = publish(trained.data, "cartpole", 1, mean=499.0)
+    champion = publish(trained.data, "cartpole", 1, mean=499.0)
     page.goto(f"{trained.url}/models?game=cartpole")
     first = page.locator("tbody tr").first
     first.get_by_text("champion no. 2").wait_for()
-    assert first.get_attribute("data-model") == reigning
+    assert first.get_attribute("data-model") == champion
     assert "people 50" in first.inner_text()
     assert page.locator("tbody tr").count() == 2
     with page.expect_download() as started:
@@ -93,6 +96,7 @@ def test_models_are_ranked_with_lineage_and_files(trained, page):
     assert started.value.path().stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_first_page_counts_while_one_looks(trained, page):
     page.goto(trained.url)
     page.locator("[data-game=cartpole]").get_by_text("champion no.").wait_for()
@@ -102,6 +106,7 @@ def test_the_first_page_counts_while_one_looks(trained, page):
     assert page.locator("#link").inner_text() == "live"
 
 
+@pytest.mark.slow
 def test_no_page_is_wider_than_a_phone_or_unreadable_to_a_screen_reader(trained, page):
     page.set_viewport_size({"width": 390, "height": 844})
     for path in PATHS:
@@ -117,6 +122,7 @@ def test_no_page_is_wider_than_a_phone_or_unreadable_to_a_screen_reader(trained,
         assert page.locator("h1").count() == 1
 
 
+@pytest.mark.slow
 def test_text_can_be_read_in_light_and_dark(trained, browser):
     contrast = (Path(__file__).parent / "contrast.js").read_text()
     for scheme in ("light", "dark"):

@@ -8,7 +8,7 @@ from published import publish
 
 from serving import serving, start, stop
 from sparring.games.catalogue import open_game
-from sparring.games.resimulation import mismatches
+from sparring.games.resimulation import resimulate
 from sparring.nets.model_files import read_weights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.registry import open_registry
@@ -59,9 +59,10 @@ def test_a_whole_game_of_connect_four_by_clicks_is_recorded_for_both_seats(serve
     assert [seat.actor for seat in episode.seats] == ["person", "script:random"]
     assert [bool(seat.player) for seat in episode.seats] == [True, False]
     assert sum(seat.outcome for seat in episode.seats) == 0
-    assert mismatches(chunks_of(server, "connect-four", episode.episode), open_game("connect-four")) == 0
+    assert resimulate(chunks_of(server, "connect-four", episode.episode), open_game("connect-four")).mismatches == ()
 
 
+@pytest.mark.slow
 def test_a_game_by_keys_alone_and_the_other_begins_the_next(server, page):
     page.goto(f"{server.url}/play/connect-four")
     page.locator(".columns button").first.wait_for()
@@ -78,6 +79,7 @@ def test_a_game_by_keys_alone_and_the_other_begins_the_next(server, page):
     assert len(episodes(server, "connect-four")) == before + 1
 
 
+@pytest.mark.slow
 def test_duel_with_keys_and_a_reload_in_the_middle_loses_nothing(server, page):
     page.goto(f"{server.url}/play/duel")
     page.locator("#again").wait_for()
@@ -99,9 +101,10 @@ def test_duel_with_keys_and_a_reload_in_the_middle_loses_nothing(server, page):
     assert person.header.steps > 20
     assert set(person.columns["action"][2:15]) == {0}
     assert person.columns["action"][-1] == 2
-    assert mismatches(chunks, open_game("duel")) == 0
+    assert resimulate(chunks, open_game("duel")).mismatches == ()
 
 
+@pytest.mark.slow
 def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_path, page):
     first = start(tmp_path / "data")
     page.goto(f"{first.url}/play/cartpole")
@@ -116,7 +119,7 @@ def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_pat
         page.wait_for_function("() => !Object.keys(localStorage).some(key => key.startsWith('sparring/spool/'))")
         (episode,) = episodes(again, "cartpole")
         assert (episode.complete, episode.seats[0].actor, episode.seats[0].ending) == (True, "person", "terminated")
-        assert mismatches(chunks_of(again, "cartpole", episode.episode), open_game("cartpole")) == 0
+        assert resimulate(chunks_of(again, "cartpole", episode.episode), open_game("cartpole")).mismatches == ()
     assert all("Failed to load" in problem for problem in page.problems)
     page.problems.clear()  # the browser itself notes each request that nobody answered
 
@@ -174,6 +177,7 @@ def test_a_champion_that_remembers_is_given_its_memory_back(server, page, where)
         assert np.where(legal, out["logits"], -np.inf).argmax() == bot.columns["action"][step]
 
 
+@pytest.mark.slow
 def test_when_the_server_chooses_and_goes_away_the_page_says_so_and_offers_another_game(tmp_path, page):
     page.add_init_script("Object.defineProperty(Crypto.prototype, 'subtle', { value: undefined })")
     with serving(tmp_path / "data") as away:

@@ -24,7 +24,7 @@ def write_run(data, name, *, game="cartpole", state="running", pid=None, rows=()
     return folder / "metrics.jsonl"
 
 
-def test_games_say_who_reigns_and_what_was_played(server):
+def test_games_show_the_champion_and_what_was_played(server):
     before = httpx.get(f"{server.url}/api/games").json()
     assert [game["id"] for game in before["games"]] == ["cartpole", "connect-four", "duel"]
     assert before["trust"] == server.trust

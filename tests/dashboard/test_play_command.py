@@ -8,8 +8,8 @@ import pytest
 from published import publish
 
 from sparring.games.catalogue import open_game
-from sparring.games.chunk_checks import check
-from sparring.games.resimulation import mismatches
+from sparring.games.chunk_checks import check_chunk
+from sparring.games.resimulation import resimulate
 from sparring.store import open_store
 from sparring.store.protocol import Query
 
@@ -42,8 +42,8 @@ def test_a_game_against_the_champion_needs_no_server(tmp_path, seat):
     assert episode.seats[seat].actor == "person"
     game = open_game("connect-four")
     for chunk in chunks:
-        check(chunk, game.spec)
-    assert mismatches(chunks, game) == 0
+        check_chunk(chunk, game.spec)
+    assert resimulate(chunks, game).mismatches == ()
 
 
 def test_leaving_in_the_middle_is_recorded_as_cut_short(tmp_path):

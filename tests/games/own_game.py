@@ -8,7 +8,7 @@ import numpy as np
 
 from sparring.games.protocol import RUNNING, TERMINATED, Game, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
-from sparring.games.vectorize import Seen, VectorGame
+from sparring.games.vectorize import SingleView, VectorGame
 from sparring.wire.ids import GameId
 
 SPEC = GameSpec(
@@ -37,20 +37,20 @@ class Countdown:
     def __init__(self) -> None:
         self.left, self.mover = 0, 0
 
-    def reset(self, seed: int) -> Seen:
+    def reset(self, seed: int) -> SingleView:
         self.left, self.mover = 15 + seed % 7, 0
         return self.seen((0.0, 0.0))
 
-    def step(self, actions: Sequence[np.ndarray]) -> Seen:
+    def step(self, actions: Sequence[np.ndarray]) -> SingleView:
         self.left -= int(actions[self.mover]) + 1
         won = self.left == 0
         winner, self.mover = self.mover, 1 - self.mover
         return self.seen(((1.0, -1.0), (-1.0, 1.0))[winner] if won else (0.0, 0.0))
 
-    def seen(self, reward: tuple[float, float]) -> Seen:
+    def seen(self, reward: tuple[float, float]) -> SingleView:
         over = self.left == 0
         matches = {"observation/left": np.array([self.left], np.float32)}
-        return Seen(
+        return SingleView(
             observation=(matches, matches),
             to_act=(self.mover == 0 and not over, self.mover == 1 and not over),
             reward=reward,
@@ -101,7 +101,7 @@ class Broken(VectorGame):
         if self.fault == "forgetful":
             self._games[0].left -= 1  # type: ignore[attr-defined]
 
-    def _note(self, i: int, seen: Seen) -> None:
+    def _note(self, i: int, seen: SingleView) -> None:
         super()._note(i, seen)
         if self.fault == "endless":
             self._ending[i], self._to_act[i] = seen.ending, seen.to_act

@@ -44,6 +44,7 @@ def test_a_seed_and_actions_give_the_same_frames_in_any_row_and_after_any_game(g
     assert frames(pair, 0, 5, 9) != first  # other no-op starts
 
 
+@pytest.mark.slow
 def test_the_final_observation_is_the_last_frame_and_the_other_game_loses_none() -> None:
     """Held against ALE's own vector, stepped bare with the same actions."""
     from ale_py.vector_env import AtariVectorEnv

@@ -9,7 +9,7 @@ from small_chunks import episode, with_columns, with_entry, with_header
 
 from sparring.errors import ChunkRefused, WireError
 from sparring.games import cartpole, connect_four, duel
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, parse
 from sparring.wire.chunk import Chunk, decode, encode
 
@@ -21,7 +21,7 @@ STEPS = CART.header.steps
 
 def refusal(chunk: Chunk, spec: GameSpec) -> ChunkRefused:
     with pytest.raises(ChunkRefused) as caught:
-        check(chunk, spec)
+        check_chunk(chunk, spec)
     return caught.value
 
 
@@ -37,8 +37,8 @@ def refusal(chunk: Chunk, spec: GameSpec) -> ChunkRefused:
 def test_real_play_passes_also_after_its_way_over_the_wire(spec: GameSpec, players: list[str]) -> None:
     for seed in range(5):
         for chunk in episode(spec.id, *players, seed=seed):
-            check(chunk, spec)
-            check(decode(encode(chunk)), spec)
+            check_chunk(chunk, spec)
+            check_chunk(decode(encode(chunk)), spec)
 
 
 HEADERS = [
@@ -75,7 +75,7 @@ def test_a_header_that_cannot_be_is_refused(fields: dict[str, object], field: st
 
 @pytest.mark.parametrize("actor", ["person", "model:" + "a" * 64, "script:random", "script:my-bot_2.1"])
 def test_everyone_who_may_act_is_accepted(actor: str) -> None:
-    check(with_header(CART, actor=actor), cartpole.SPEC)
+    check_chunk(with_header(CART, actor=actor), cartpole.SPEC)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -116,14 +116,14 @@ def test_a_column_is_missing_unknown_or_of_another_kind() -> None:
 def test_the_last_view_belongs_to_the_end() -> None:
     assert refusal(with_columns(CART, final_observation__state=None), cartpole.SPEC).field == f"final_{STATE}"
     running = with_header(CART, ending="running", outcome=None)
-    check(running, cartpole.SPEC)  # what came after the last step may be sent early
-    check(with_columns(running, final_observation__state=None), cartpole.SPEC)
+    check_chunk(running, cartpole.SPEC)  # what came after the last step may be sent early
+    check_chunk(with_columns(running, final_observation__state=None), cartpole.SPEC)
     wrong = with_columns(CART, final_observation__state=np.zeros(5, np.float32))
     assert refusal(wrong, cartpole.SPEC).field == f"final_{STATE}"
 
 
 def test_a_log_probability_is_at_most_zero() -> None:
-    check(with_columns(CART, behaviour_logp=np.full(STEPS, 1e-6, np.float32)), cartpole.SPEC)
+    check_chunk(with_columns(CART, behaviour_logp=np.full(STEPS, 1e-6, np.float32)), cartpole.SPEC)
     for value in (0.1, np.nan, -np.inf):
         wrong = with_columns(CART, behaviour_logp=np.full(STEPS, value, np.float32))
         assert refusal(wrong, cartpole.SPEC).field == "behaviour_logp"
@@ -139,7 +139,7 @@ def test_an_action_outside_of_its_mask_is_refused() -> None:
 
 
 def test_the_state_of_a_recurrent_actor_is_finite() -> None:
-    check(with_columns(CART, state__h=np.ones(8, np.float32)), cartpole.SPEC)
+    check_chunk(with_columns(CART, state__h=np.ones(8, np.float32)), cartpole.SPEC)
     assert refusal(with_columns(CART, state__h=np.full(8, np.nan, np.float32)), cartpole.SPEC).field == "state/h"
 
 
@@ -233,8 +233,8 @@ def arena(**columns: np.ndarray) -> Chunk:
 
 
 def test_entities_multi_discrete_and_rounded_bounds() -> None:
-    check(arena(), ARENA)
-    check(arena(legal=np.ones((2, 8), np.uint8)), ARENA)
+    check_chunk(arena(), ARENA)
+    check_chunk(arena(legal=np.ones((2, 8), np.uint8)), ARENA)
     assert refusal(arena(action=np.array([[3, 0], [0, 0]], np.int8)), ARENA).field == "action"
     assert refusal(arena(action=np.array([[0, -1], [0, 0]], np.int8)), ARENA).limit == [0, 4]
     assert refusal(arena(observation__foes__count=np.array([[5], [0]], np.uint8)), ARENA).limit == 4
@@ -261,7 +261,7 @@ def test_a_density_may_exceed_one() -> None:
         "behaviour_logp": np.ones(1, np.float32),
     }
     header = msgspec.structs.replace(CART.header, spec=spec.hash, steps=1, ending="running", outcome=None)
-    check(Chunk(header, columns), spec)
+    check_chunk(Chunk(header, columns), spec)
     assert refusal(with_columns(Chunk(header, columns), legal=np.ones((1, 1), np.uint8)), spec).field == "legal"
 
 
@@ -276,7 +276,7 @@ def test_damaged_chunks_are_refused_and_never_crash_the_check() -> None:
             noise = array.reshape(-1).view(np.uint8)
             noise[rng.integers(len(noise))] ^= np.uint8(1 << rng.integers(8))
             try:
-                check(Chunk(raw.header, {**raw.columns, name: array}), spec)
+                check_chunk(Chunk(raw.header, {**raw.columns, name: array}), spec)
             except ChunkRefused as error:
                 msgspec.json.encode([error.field, error.value, error.limit])
                 refused += 1
@@ -284,5 +284,5 @@ def test_damaged_chunks_are_refused_and_never_crash_the_check() -> None:
             damaged = bytearray(packed)
             damaged[rng.integers(len(damaged))] ^= 1 << rng.integers(8)
             with contextlib.suppress(WireError, ChunkRefused):
-                check(decode(bytes(damaged)), spec)
+                check_chunk(decode(bytes(damaged)), spec)
     assert refused > 50

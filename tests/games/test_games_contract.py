@@ -5,7 +5,7 @@ import pytest
 
 from sparring.errors import ConfigError, Missing, Refused, WireError
 from sparring.games.catalogue import open_game
-from sparring.games.conformance import examine
+from sparring.games.conformance import check_conformance
 from sparring.games.protocol import RUNNING, TERMINATED
 
 GAMES = [
@@ -31,9 +31,11 @@ GAMES = [
 EPISODES = {"atari:Pong": 1}  # some 900 ticks each
 
 
-@pytest.mark.parametrize("game_id", GAMES)
+@pytest.mark.parametrize(
+    "game_id", [pytest.param(name, marks=pytest.mark.slow) if name in EPISODES else name for name in GAMES]
+)
 def test_a_game_keeps_every_promise_of_the_protocol(game_id: str) -> None:
-    found = examine(lambda n: open_game(game_id, n), EPISODES.get(game_id, 6))
+    found = check_conformance(lambda n: open_game(game_id, n), EPISODES.get(game_id, 6))
     assert found.broken == ()
     assert found.steps >= 6
 
@@ -162,7 +164,7 @@ def test_nothing_runs_before_its_first_reset() -> None:
 def test_a_broken_promise_is_found(fault: str, said: str) -> None:
     from own_game import broken
 
-    found = examine(lambda n: broken(fault, n), episodes=2)
+    found = check_conformance(lambda n: broken(fault, n), episodes=2)
     assert any(sentence.startswith(said) for sentence in found.broken), found.broken
 
 

@@ -60,6 +60,7 @@ def test_tracker_beats_random_nearly_always(seat: int) -> None:
     assert (outcomes("duel", players, 100)[:, seat] > 0).mean() >= 0.98
 
 
+@pytest.mark.slow
 def test_a_duel_rewards_skill_and_even_players_part_even() -> None:
     tracker = script("duel", "tracker")
     even = outcomes("duel", [tracker, tracker], 100)[:, 0]

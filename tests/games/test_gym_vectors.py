@@ -3,10 +3,9 @@
 import gymnasium
 import numpy as np
 
-from sparring.games import gym_vector as gym_vectors
 from sparring.games.catalogue import open_game
-from sparring.games.conformance import examine
-from sparring.games.gymnasium import SEEDS
+from sparring.games.conformance import check_conformance
+from sparring.games.gymnasium import NATIVE_FROM, SEEDS, NativeVector
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 
 N, TICKS = 8, 700
@@ -14,7 +13,7 @@ N, TICKS = 8, 700
 
 def test_a_native_vector_plays_what_single_environments_play() -> None:
     game = open_game("gym:CartPole-v1", N)
-    assert isinstance(game, gym_vectors.Vector)
+    assert isinstance(game, NativeVector)
     singles = [gymnasium.make("CartPole-v1") for _ in range(N)]
     rng = np.random.default_rng(3)
     endings = set()
@@ -42,7 +41,7 @@ def test_a_native_vector_plays_what_single_environments_play() -> None:
 
 def test_a_game_plays_the_same_whatever_stands_beside_it() -> None:
     few, many = open_game("gym:CartPole-v1", 2), open_game("gym:CartPole-v1", N)
-    assert not isinstance(few, gym_vectors.Vector)
+    assert not isinstance(few, NativeVector)
     seeds = np.arange(N, dtype=np.uint64)
     few.reset(seeds[:2], np.ones(2, bool))
     many.reset(seeds, np.ones(N, bool))
@@ -56,4 +55,4 @@ def test_a_game_plays_the_same_whatever_stands_beside_it() -> None:
 
 
 def test_a_native_vector_keeps_every_promise_of_a_game() -> None:
-    assert examine(lambda n: open_game("gym:CartPole-v1", max(n, gym_vectors.FEWEST))).broken == ()
+    assert check_conformance(lambda n: open_game("gym:CartPole-v1", max(n, NATIVE_FROM))).broken == ()

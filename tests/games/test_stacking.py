@@ -127,6 +127,7 @@ def test_a_rollout_holds_stacks_that_never_cross_episodes() -> None:
     assert (after == expected(after[:, -1, 0])).all()
 
 
+@pytest.mark.slow
 def test_replay_stores_single_frames_and_gives_the_stacks_that_the_policy_saw() -> None:
     player = actor()
     table = Table(SEAT, 200, streams=2, masks=False, frame_stack=STACK)

@@ -57,5 +57,5 @@ def test_evidence_says_against_whom_the_mean_was_earned():
     one, other = model("connect-four", 1), model("connect-four", 2)
     assert trial(one, None, episodes=2, seed=0).evidence.against == "script:tactical"
     met = trial(one, other, episodes=2, seed=0).evidence
-    assert (met.against, met.rival) == ("script:tactical", "tactical")
+    assert (met.against, met.opponent) == ("script:tactical", "tactical")
     assert trial(model("cartpole", 1), None, episodes=2, seed=0).evidence.against is None

@@ -76,12 +76,12 @@ def test_verify_names_what_is_damaged_and_fails(spar, registry):
         registry.publish(model)
         assert spar("promote", model.id, "--force-reason", "a test")[0] == 0
     (registry.root / models[0].id / WEIGHTS).write_bytes(b"damaged")
-    (newest,) = registry.root.glob("champions/*/*/*/000002.json")
+    (newest,) = registry.root.glob("champions/*/*-000002.json")
     newest.write_bytes(newest.read_bytes().replace(b"a test", b"a tast"))
     code, said, text = spar("verify")
     assert (code, said["bad"]) == (1, 2)
     assert {row["id"]: row["ok"] for row in said["models"]} == {models[0].id: False, models[1].id: True}
-    assert "does not hash to what it says" in said["champions"][0]["error"]
+    assert "it is not signed by" in said["champions"][0]["error"]
     assert "weights.safetensors hashes to" in text
 
 
@@ -113,7 +113,8 @@ def test_the_gate_lets_the_first_and_the_not_worse_pass_and_no_other(spar, regis
     assert (code, said["code"], said["do"]) == (1, "refused", "Train on, or give --force-reason")
     assert said["value"]["incumbent"] == order[-1]
     assert said["error"].startswith("it is worse: ")
-    assert registry.evidence(order[0]).mean == scores[order[0]]  # kept, though it was refused
+    listed = {item.card.id: item.evidence for item in registry.models(GameId("cartpole"))}
+    assert listed[order[0]].mean == scores[order[0]]  # stored, though it was refused
     code, said, _ = spar("promote", order[0], "--force-reason", " ")
     assert (code, said["error"]) == (1, "no reason is given")
     code, said, _ = spar("promote", order[0], "--force-reason", "I want to see it")

@@ -79,11 +79,11 @@ def test_models_are_listed_by_game_oldest_first_with_their_evidence(registry):
 
 def test_what_an_evaluation_said_is_kept_without_a_promotion(registry):
     registry.publish(small_model(1))
-    registry.judge(small_model(1).id, EVIDENCE)
+    registry.save_evidence(small_model(1).id, EVIDENCE)
     assert [(item.evidence, item.champion) for item in registry.models(GAME)] == [(EVIDENCE, False)]
     assert registry.champion(GAME, "1") is None
     with pytest.raises(Missing):
-        registry.judge(small_model(2).id, EVIDENCE)
+        registry.save_evidence(small_model(2).id, EVIDENCE)
     for number in (float("nan"), float("inf")):
         with pytest.raises(Refused, match="its return is"):
             registry.promote(GAME, small_model(1).id, msgspec.structs.replace(EVIDENCE, mean=number))
@@ -103,7 +103,7 @@ def test_two_open_registries_see_each_others_work(url, registry):
         assert second.champion(GAME, "1") == registry.champion(GAME, "1")
 
 
-def test_a_promoted_model_reigns_over_its_version_with_a_signed_manifest(registry):
+def test_a_promoted_model_is_champion_of_its_version_with_a_signed_manifest(registry):
     model, other = small_model(1), small_model(2, version="2")
     for item in (model, other):
         registry.publish(item)

@@ -47,7 +47,11 @@ def fresh(root):
 
 
 def run(root, inject):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     return subprocess.run(
         [STRACE, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={inject.split(':')[0]}", "-e", f"inject={inject}"]
         + [sys.executable, "-c", PUBLISH, str(root)],

@@ -111,7 +111,7 @@ def test_an_entry_in_another_place_is_refused_and_a_strange_object_is_passed_ove
     objects.put("champions/cartpole/999999999990-000009.json", objects.get(entry))  # fast-forward
     objects.put("champions/duel/999999999998-000001.json", objects.get(entry))  # mix-and-match
     for game in (GAME, GameId("duel")):
-        with open_registry(bucket_url) as late, pytest.raises(ModelDamaged, match="it is the record 1 of cartpole"):
+        with open_registry(bucket_url) as late, pytest.raises(ModelDamaged, match="it is the entry 1 of cartpole"):
             late.champion(game, "1")
 
 
@@ -131,7 +131,7 @@ def test_an_answer_that_was_lost_is_not_taken_for_anothers_work(bucket_url, s3_s
         assert len(lost) >= 5
     with open_registry(bucket_url) as registry:
         assert registry.fetch(small_model(1).id) == small_model(1)
-        assert [reign.champion.counter for reign in registry.history(GAME, "1")] == [1]
+        assert [entry.champion.counter for entry in registry.history(GAME, "1")] == [1]
 
 
 PROMOTER = """
@@ -149,7 +149,7 @@ with open_registry(sys.argv[1]) as registry:
 
 
 def test_racing_promoters_lose_nothing_and_no_reader_sees_a_counter_fall(bucket_url):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     each = 15
     with open_registry(bucket_url) as registry:
         registry.publish(small_model(0))
@@ -175,11 +175,11 @@ def test_racing_promoters_lose_nothing_and_no_reader_sees_a_counter_fall(bucket_
         assert [len(counters) for counters in said] == [each] * 3
         assert sorted(counter for counters in said for counter in counters) == list(range(2, 2 + 3 * each))
         assert all(counters == sorted(counters) for counters in said)
-        assert [reign.champion.counter for reign in registry.history(GAME, "1")] == list(range(1, 2 + 3 * each))
+        assert [entry.champion.counter for entry in registry.history(GAME, "1")] == list(range(1, 2 + 3 * each))
         assert len(registry.models(GAME)) == 1 + 3 * each
 
 
-def test_a_champion_is_signed_anew_once_by_whoever_is_first(bucket_url):
+def test_a_champion_is_re_signed_once_by_the_first_that_asks(bucket_url):
     now_s = [1_700_000_000.0]
     registries = [S3Registry(bucket_url, champion_days=7.0, clock=lambda: now_s[0]) for _ in range(4)]
     try:
@@ -194,7 +194,7 @@ def test_a_champion_is_signed_anew_once_by_whoever_is_first(bucket_url):
         for thread in threads:
             thread.join()
         assert {verify(signed, registries[0].trust).counter for signed in answers} == {2}
-        assert [reign.record.kind for reign in registries[0].history(GAME, "1")] == ["promotion", "renewal"]
+        assert [entry.kind for entry in registries[0].history(GAME, "1")] == ["promotion", "re-sign"]
     finally:
         for one in registries:
             one.__exit__(None, None, None)
@@ -326,11 +326,11 @@ def test_evidence_is_read_again_only_where_it_changed(bucket_url, s3_server):
     with open_registry(bucket_url) as writer, toll(s3_server.endpoint) as way:
         for number in range(3):
             writer.publish(small_model(number))
-            writer.judge(small_model(number).id, EVIDENCE)
+            writer.save_evidence(small_model(number).id, EVIDENCE)
         with open_registry(through(bucket_url, way.endpoint)) as reader:
             assert len(reader.models(GAME)) == 3
             way.seen.clear()
-            writer.judge(small_model(1).id, msgspec.structs.replace(EVIDENCE, mean=7.0))
+            writer.save_evidence(small_model(1).id, msgspec.structs.replace(EVIDENCE, mean=7.0))
             assert [item.evidence.mean for item in reader.models(GAME)] == [480.0, 7.0, 480.0]
             read = [path for verb, path in way.seen if verb == "GET" and "list-type" not in path]
             assert len(read) == 1
@@ -351,7 +351,7 @@ def test_a_champion_is_told_from_memory_for_as_long_as_it_may_be(bucket_url, s3_
 
 def test_what_is_strange_is_logged_and_left_out(registry, objects, caplog):
     registry.publish(small_model())
-    registry.judge(small_model().id, EVIDENCE)
+    registry.save_evidence(small_model().id, EVIDENCE)
     objects.put(f"evidence/{small_model().id}.json", b"{}")
     objects.put(f"models/{small_model(1).id}/card.json", b"{}")
     with caplog.at_level(logging.WARNING):
@@ -364,7 +364,7 @@ def test_parts_of_a_bucket_are_read_in_the_order_of_their_names(bucket_url):
     for number in (3, 1, 2):
         bucket.put(f"x/{number}", b"%d" % number)
     assert [entry.key for entry in bucket.list("x/")] == ["x/1", "x/2", "x/3"]
-    assert [entry.key for entry in bucket.list("x/", most=2)] == ["x/1", "x/2"]
+    assert [entry.key for entry in bucket.list("x/", limit=2)] == ["x/1", "x/2"]
     with pytest.raises(ModelDamaged, match="larger than 0 bytes"):
         bucket.get("x/1", 0)
     bucket.close()

@@ -53,7 +53,7 @@ class Nursery:
 
     def __init__(self):
         folder = Path(__file__).parent
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent)])}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent), *sys.path])}
         self._process = subprocess.Popen(
             [sys.executable, "-c", NURSERY], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -69,6 +69,7 @@ def test_every_command_of_models_works_on_a_bucket(spar, bucket_url, tmp_path):
     assert "public=1" in text
 
 
+@pytest.mark.slow
 def test_a_run_publishes_into_the_bucket_and_its_gate_reads_the_champion_there(spar, bucket_url):
     words = ("train", "cartpole", "--algo", "ppo", "--seed", "1", "--set", "registry.gate_episodes=2")
     small = ("--topology", "single", "--set", "train.envs=2", "--set", "train.torch_threads=1")

@@ -13,7 +13,7 @@ import pytest
 from derived import GAME, chunks_of
 from sparring.errors import Missing, Refused
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.store import open_store
@@ -121,7 +121,7 @@ def test_minari_gets_whole_episodes_and_gives_them_back(
     back = list(minari_sets.read(folder, "sparring/cartpole-v0", spec_of(GAME)))
     assert len(back) == 5
     for chunk in back:
-        check(chunk, spec_of(GAME))
+        check_chunk(chunk, spec_of(GAME))
     mine = np.concatenate([chunk.columns["observation/state"] for chunk in chunks_of(1, 0, 0)])
     assert np.array_equal(back[0].columns["observation/state"], mine)
     assert {one.verdict for one in store.append(back)} == {"new"}

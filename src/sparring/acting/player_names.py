@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import spec_of
 from sparring.games.scripts import script
-from sparring.registry.protocol import Registry
+from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring.durable import kept, replace_file
+from sparring.durable import disk_errors, replace_file
 from sparring.errors import ConfigError
 from sparring.wire.chunk import Array
 
@@ -89,7 +89,7 @@ def keep_picture(figure: "Figure", path: Path) -> None:
     """The figure in a file of that format, whole; StoreFailed where the disk would not keep it."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=120)
-    with kept(path):
+    with disk_errors(path):
         replace_file(path, drawn.getvalue())
 
 

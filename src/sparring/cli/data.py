@@ -158,7 +158,7 @@ def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, outpu
     """Append in groups. A chunk of a game that the catalogue knows must keep to its spec, as at the gateway."""
     import msgspec
 
-    from sparring.games.chunk_checks import check
+    from sparring.games.chunk_checks import check_chunk
     from sparring.wire.chunk import Chunk
 
     counts: dict[str, int] = {}
@@ -175,7 +175,7 @@ def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, outpu
     for chunk in chunks:
         spec = catalogue.spec(chunk.header.game, chunk.header.version)
         if spec is not None:
-            check(chunk, spec)
+            check_chunk(chunk, spec)
         # Received now, whatever the file says: that is when this store's models may first have seen it.
         header = msgspec.structs.replace(chunk.header, received_at_ms=int(time.time() * 1000))
         group.append(Chunk(header, chunk.columns))

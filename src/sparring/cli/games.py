@@ -82,13 +82,13 @@ def _check_spec(path: Path, output: Output) -> dict[str, Any]:
 def _check_game(game: str, episodes: int, seed: int, output: Output) -> dict[str, Any]:
     from sparring.errors import ConfigError
     from sparring.games.catalogue import open_game, spec_of
-    from sparring.games.conformance import examine
+    from sparring.games.conformance import check_conformance
 
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes}", where="spar games check", do="Play at least one")
     spec = spec_of(game)
     _describe(spec, output)
-    found = examine(lambda n: open_game(game, n), episodes, seed)
+    found = check_conformance(lambda n: open_game(game, n), episodes, seed)
     for fault in found.broken:
         output.say(f"broken: {fault}")
     verdict = "every promise is kept" if not found.broken else f"{len(found.broken)} promises are broken"

@@ -124,10 +124,10 @@ def _first_chunk(path: Path) -> Any:
 
 
 def _check(path: Path) -> int:
-    from sparring.games.chunk_checks import check
+    from sparring.games.chunk_checks import check_chunk
 
     spec, chunk = _first_chunk(path)
-    check(chunk, spec)
+    check_chunk(chunk, spec)
     return int(chunk.header.steps)
 
 

@@ -20,7 +20,8 @@ from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, Sparrin
 
 if TYPE_CHECKING:
     from sparring.registry.champions.log import ChampionEntry
-    from sparring.registry.protocol import Evidence, Listed, Registry
+    from sparring.registry.protocol import Evidence, ListedModel
+    from sparring.registry.registry import Registry
     from sparring.wire.ids import GameId, ModelId
     from sparring.wire.model import Model
 
@@ -172,19 +173,19 @@ def _promote(registry: "Registry", args: argparse.Namespace, output: Output) -> 
 
 
 def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry.champions.log import before
+    from sparring.registry.champions.rules import rollback_target
     from sparring.wire.champion import verify
 
     if args.what is None:
         raise _usage("rollback GAME")
     lane = _newest_lane(registry, args.what)
-    target = before(lane) if lane else None
+    target = rollback_target(lane) if lane else None
     if target is None:
         raise Missing(
-            "there is no champion to return to", where=f"game {args.what}", do="`spar models list` shows who reigns"
+            "there is no champion to return to", where=f"game {args.what}", do="`spar models list` shows the champion"
         )
-    now, then = lane[-1].champion, next(reign for reign in reversed(lane) if reign.champion.model == target)
-    evidence = _by_hand(then.record.evidence, "rollback", f"from {now.model}")
+    now, then = lane[-1].champion, next(entry for entry in reversed(lane) if entry.champion.model == target)
+    evidence = _by_hand(then.evidence, "rollback", f"from {now.model}")
     champion = verify(registry.promote(args.what, target, evidence, now.seat), registry.trust)
     output.say(
         f"{target[:SHORT]} is champion of {args.what} {champion.version} again (counter {champion.counter}), "
@@ -194,7 +195,7 @@ def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) ->
 
 
 def _copy(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Models, their evidence and who reigns; counters go on, so that clients follow without a gap."""
+    """Models, their evidence and the champions; counters go on, so that clients follow without a gap."""
     from sparring.registry import open_registry
     from sparring.wire.champion import verify
 
@@ -211,13 +212,13 @@ def _copy(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
             for listed in registry.models(game):
                 copied.append(other.publish(registry.fetch(listed.card.id)))
                 if listed.evidence is not None:
-                    other.judge(copied[-1], listed.evidence)
+                    other.save_evidence(copied[-1], listed.evidence)
                 output.progress(f"{copied[-1][:SHORT]} of {game}")
             lanes = [lane for version in registry.versions(game) if (lane := registry.history(game, version))]
             above = max((lane[-1].champion.counter for lane in lanes), default=0)
             for lane in sorted(lanes, key=_last_decision):
                 last = lane[-1]
-                signed = other.promote(game, last.champion.model, last.record.evidence, above=above)
+                signed = other.promote(game, last.champion.model, last.evidence, above=above)
                 champions.append(msgspec.to_builtins(verify(signed, other.trust)))
         output.say(f"{len(copied)} models and {len(champions)} champions: {args.to.partition('?')[0]}")
     return {"models": copied, "champions": champions}
@@ -248,7 +249,7 @@ def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, outpu
     evidence = trial(model, incumbent, episodes=episodes, seed=args.seed).evidence
     verdict = passes(evidence)
     if math.isfinite(evidence.mean):
-        registry.judge(model.id, evidence)  # also of one that does not pass: the next list shows it
+        registry.save_evidence(model.id, evidence)  # also of one that does not pass: the next list shows it
     if not verdict.passed:
         raise Refused(
             verdict.reason,
@@ -261,13 +262,13 @@ def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, outpu
 
 
 def _newest_lane(registry: "Registry", game: "GameId") -> "list[ChampionEntry]":
-    """The history in which the game's last promotion or rollback stands; renewals do not count."""
+    """The history in which the game's last promotion or rollback stands; re-signs do not count."""
     lanes = [registry.history(game, version) for version in registry.versions(game)]
     return max(lanes, key=_last_decision, default=[])
 
 
 def _last_decision(lane: "list[ChampionEntry]") -> int:
-    return max((reign.champion.counter for reign in lane if reign.record.kind != "renewal"), default=0)
+    return max((entry.champion.counter for entry in lane if entry.kind != "re-sign"), default=0)
 
 
 def _verified_lane(registry: "Registry", game: "GameId", version: str) -> dict[str, Any]:
@@ -331,11 +332,11 @@ def _games(registry: "Registry") -> "Iterator[GameId]":
             yield game
 
 
-def _row(listed: "Listed") -> tuple[object, ...]:
+def _row(listed: "ListedModel") -> tuple[object, ...]:
     card, evidence = listed.card, listed.evidence
     scored = f"{evidence.mean:.4g} ± {evidence.sd:.3g}" if evidence and evidence.episodes else ""
-    if scored and evidence and evidence.rival:
-        scored += f" against {evidence.rival}"
+    if scored and evidence and evidence.opponent:
+        scored += f" against {evidence.opponent}"
     return (
         card.id[:SHORT],
         card.game,
@@ -348,7 +349,7 @@ def _row(listed: "Listed") -> tuple[object, ...]:
     )
 
 
-def _described(listed: "Listed") -> dict[str, Any]:
+def _described(listed: "ListedModel") -> dict[str, Any]:
     card = listed.card
     return {
         "id": card.id,

@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Show and run the episode again; the --json object, with exit code 1 where it differs."""
     from sparring.games.catalogue import open_game
-    from sparring.games.resimulation import replay
+    from sparring.games.resimulation import resimulate
     from sparring.store import open_store
 
     file = Path(args.config.store_url.removeprefix("sqlite:///"))
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if not args.quiet:
         output.say(f"{head.game} version {head.version}, seed {head.seed}")
         output.table(("tick", "seat", "step", "actor", "action", "reward"), _steps(chunks))
-    found = replay(chunks, open_game(head.game))
+    found = resimulate(chunks, open_game(head.game))
     for one in found.mismatches:
         output.say(f"seat {one.seat} step {one.step}: {one.what} was {one.recorded}, the game gives {one.simulated}")
     if not found.mismatches:

@@ -1,12 +1,13 @@
 """Routes of the pages: HTML and modules as they lie in `web/`, and the API that they poll.
 
 Everything comes from this server: no other host, no build step, nothing inline, so that the strictest
-content security policy holds. Who may read is the gateway's to say.
+content security policy holds. The gateway decides who may read.
 """
 
 import hashlib
 import mimetypes
 import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sparring.dashboard.overview import PLAYABLE, Fresh, Overview
 from sparring.dashboard.runs import Runs
 from sparring.errors import Missing, Refused
 from sparring.games.catalogue import Catalogue
-from sparring.registry.protocol import Registry
+from sparring.registry.registry import Registry
 from sparring.store.protocol import LedgerStore
 
 FRESH_S = 1.0  # pages poll every second or two; many of them cost as much as one
@@ -46,45 +47,28 @@ def routes(config: Config, store: LedgerStore, registry: Registry, catalogue: Ca
     overview = Overview(store, registry, catalogue, runs)
     games = Fresh(overview.games, FRESH_S, time.monotonic)
     promotions = Fresh(overview.promotions, FRESH_S, time.monotonic)
-    seen = Fresh(runs.seen, FRESH_S, time.monotonic)
+    run_list = Fresh(runs.list, FRESH_S, time.monotonic)
     minutes = Fresh(lambda: overview.minutes(int(time.time() * 1000)), MINUTES_FRESH_S, time.monotonic)
 
-    def list_games(request: Request) -> Response:
+    def games_answer(request: Request) -> object:
         rows = games()
-        running = sum(row.running for row in rows)
-        return _json({"games": rows, "running": running, "trust": registry.trust})
+        return {"games": rows, "running": sum(row.running for row in rows), "trust": registry.trust}
 
-    def list_models(request: Request) -> Response:
-        return _json({"models": overview.models(request.query_params.get("game", ""))})
-
-    def list_promotions(request: Request) -> Response:
-        return _json({"promotions": promotions()})
-
-    def list_runs(request: Request) -> Response:
-        return _json({"runs": seen()})
-
-    def read_metrics(request: Request) -> Response:
-        return _json(runs.metrics(request.path_params["run"], _whole(request, "after")))
-
-    def read_stats(request: Request) -> Response:
-        return _json(overview.stats(request.query_params.get("game", "")))
-
-    def list_minutes(request: Request) -> Response:
-        return _json({"games": minutes(), "now_ms": int(time.time() * 1000)})
-
+    answers: dict[str, Callable[[Request], object]] = {
+        "/api/games": games_answer,
+        "/api/models": lambda request: {"models": overview.models(request.query_params.get("game", ""))},
+        "/api/promotions": lambda request: {"promotions": promotions()},
+        "/api/runs": lambda request: {"runs": run_list()},
+        "/api/runs/{run}/metrics": lambda request: runs.metrics(request.path_params["run"], _whole(request, "after")),
+        "/api/stats": lambda request: overview.stats(request.query_params.get("game", "")),
+        "/api/minutes": lambda request: {"games": minutes(), "now_ms": int(time.time() * 1000)},
+    }
+    pages = {"/": "index.html", "/models": "models.html", "/learning": "learning.html"}
     return [
-        Route("/", _page("index.html")),
-        Route("/models", _page("models.html")),
-        Route("/learning", _page("learning.html")),
+        *(Route(path, _page(name)) for path, name in pages.items()),
         Route("/play/{game}", _play),
         Route("/web/{path:path}", _static),
-        Route("/api/games", list_games),
-        Route("/api/models", list_models),
-        Route("/api/promotions", list_promotions),
-        Route("/api/runs", list_runs),
-        Route("/api/runs/{run}/metrics", read_metrics),
-        Route("/api/stats", read_stats),
-        Route("/api/minutes", list_minutes),
+        *(Route(path, _json(answer)) for path, answer in answers.items()),
     ]
 
 
@@ -118,8 +102,12 @@ def _file(path: Path, request: Request, status: int = 200) -> Response:
     return Response(content, status, headers, kind)
 
 
-def _json(value: object) -> Response:
-    return Response(_encode(value), headers={"Cache-Control": "no-store"}, media_type="application/json")
+def _json(answer: Callable[[Request], object]) -> Any:
+    def handler(request: Request) -> Response:
+        headers = {"Cache-Control": "no-store"}
+        return Response(_encode(answer(request)), headers=headers, media_type="application/json")
+
+    return handler
 
 
 def _whole(request: Request, name: str) -> int:

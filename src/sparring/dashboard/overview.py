@@ -1,4 +1,4 @@
-"""What the pages say of games and models, gathered from store, registry and runs."""
+"""What the pages show of games and models, read from store, registry and runs."""
 
 import base64
 import math
@@ -14,7 +14,8 @@ from sparring.errors import Missing, ModelDamaged
 from sparring.games.catalogue import Catalogue
 from sparring.games.spec import GameSpec
 from sparring.registry.champions.log import ChampionEntry
-from sparring.registry.protocol import Evidence, Listed, Registry
+from sparring.registry.protocol import Evidence, ListedModel
+from sparring.registry.registry import Registry
 from sparring.store.protocol import GameStats, LedgerStore, Minute
 from sparring.wire.champion import Champion
 from sparring.wire.ids import GameId, ModelId
@@ -27,16 +28,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Reigning:
-    """The champion of a game's newest version."""
-
-    model: ModelId
-    counter: int
-    issued_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class GameSeen:
+class GameSummary:
     """One game on the first page. `people_steps` counts both seats of games that a person played."""
 
     id: GameId
@@ -49,12 +41,12 @@ class GameSeen:
     episodes: int
     last_received_ms: int | None
     models: int
-    champion: Reigning | None
+    champion: Champion | None
     running: int
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSeen:
+class ModelSummary:
     """One row of the models' page."""
 
     id: ModelId
@@ -104,28 +96,31 @@ class Overview:
     def __init__(self, store: LedgerStore, registry: Registry, catalogue: Catalogue, runs: Runs) -> None:
         self.store, self.registry, self.catalogue, self.runs = store, registry, catalogue, runs
 
-    def games(self) -> list[GameSeen]:
+    def games(self) -> list[GameSummary]:
         """Every game, in its newest version."""
-        learning = [run.game for run in self.runs.seen() if run.state == "running"]
+        learning = [run.game for run in self.runs.list() if run.state == "running"]
         return [self._game(spec, learning.count(spec.id)) for spec in self._newest()]
 
-    def models(self, game: str) -> list[ModelSeen]:
+    def models(self, game: str) -> list[ModelSummary]:
         """Every model of the game: the champion first, then by what its evaluation said, then the newest."""
         spec = self.known(game)
-        reigning = self._reigning(spec)
-        rows = [_model(listed, reigning) for listed in self.registry.models(spec.id)]
-        return sorted(rows, key=lambda row: (not row.champion, -_merit(row), -row.created_at_ms))
+        champion = self._champion(spec)
+        rows = [_model(listed, champion) for listed in self.registry.models(spec.id)]
+        return sorted(
+            rows,
+            key=lambda row: (not row.champion, -(row.evidence.mean if row.evidence else -math.inf), -row.created_at_ms),
+        )
 
     def promotions(self) -> list[Promotion]:
-        """Who became champion of what, the newest first. Renewals of a signature are left out."""
+        """Who became champion of what, the newest first. Re-signs are left out."""
         found: list[Promotion] = []
         for spec in self._newest():
             for version in self.registry.versions(spec.id):
                 try:
-                    found += [_promotion(reign) for reign in self.registry.history(spec.id, version)]
+                    found += [_promotion(entry) for entry in self.registry.history(spec.id, version)]
                 except ModelDamaged:
-                    continue  # the registry itself says so, to whoever asks for that champion
-        shown = [promotion for promotion in found if promotion.kind != "renewal"]
+                    continue  # the registry reports it to every caller that asks for that champion
+        shown = [promotion for promotion in found if promotion.kind != "re-sign"]
         return sorted(shown, key=lambda promotion: -promotion.at_ms)[:MAX_PROMOTIONS]
 
     def stats(self, game: str) -> GameStats:
@@ -148,9 +143,9 @@ class Overview:
     def _newest(self) -> list[GameSpec]:
         return list({spec.id: spec for spec in self.catalogue.games()}.values())
 
-    def _game(self, spec: GameSpec, running: int) -> GameSeen:
+    def _game(self, spec: GameSpec, running: int) -> GameSummary:
         stats = self.store.stats(spec.id)
-        return GameSeen(
+        return GameSummary(
             id=spec.id,
             version=spec.version,
             turns=spec.turns,
@@ -161,29 +156,26 @@ class Overview:
             episodes=stats.episodes,
             last_received_ms=stats.last_received_ms,
             models=len(self.registry.models(spec.id)),
-            champion=self._reigning(spec),
+            champion=self._champion(spec),
             running=running,
         )
 
-    def _reigning(self, spec: GameSpec) -> Reigning | None:
+    def _champion(self, spec: GameSpec) -> Champion | None:
         try:
             signed = self.registry.champion(spec.id, spec.version)
         except ModelDamaged:
             return None
-        if signed is None:
-            return None
-        said = msgspec.json.decode(base64.b64decode(signed.payload), type=Champion)
-        return Reigning(said.model, said.counter, said.issued_at_ms)
+        return None if signed is None else msgspec.json.decode(base64.b64decode(signed.payload), type=Champion)
 
 
-def _model(listed: Listed, reigning: Reigning | None) -> ModelSeen:
+def _model(listed: ListedModel, champion: Champion | None) -> ModelSummary:
     card = listed.card
-    reigns = reigning is not None and reigning.model == card.id
-    return ModelSeen(
+    counter = champion.counter if champion is not None and champion.model == card.id else None
+    return ModelSummary(
         id=card.id,
         version=card.version,
-        champion=reigns,
-        counter=reigning.counter if reigning is not None and reigns else None,
+        champion=counter is not None,
+        counter=counter,
         created_at_ms=card.created_at_ms,
         algorithm=card.lineage.algorithm,
         policy=card.policy,
@@ -195,10 +187,6 @@ def _model(listed: Listed, reigning: Reigning | None) -> ModelSeen:
     )
 
 
-def _merit(row: ModelSeen) -> float:
-    return row.evidence.mean if row.evidence is not None else -math.inf
-
-
-def _promotion(reign: ChampionEntry) -> Promotion:
-    said = reign.champion
-    return Promotion(said.game, said.model, said.counter, said.issued_at_ms, reign.record.kind, reign.record.evidence)
+def _promotion(entry: ChampionEntry) -> Promotion:
+    said = entry.champion
+    return Promotion(said.game, said.model, said.counter, said.issued_at_ms, entry.kind, entry.evidence)

@@ -16,7 +16,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class RunSeen:
+class RunSummary:
     """One run. `state` is "died" where it says running and its process is gone."""
 
     run: str
@@ -30,8 +30,8 @@ class RunSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsRead:
-    """Lines of metrics after some place, and the place to go on from. `reset`: the file began anew."""
+class MetricRows:
+    """Lines of metrics after some place, and the place to go on from. `reset`: the file was started again."""
 
     rows: list[dict[str, float | str | None]]
     next: int
@@ -44,16 +44,16 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def seen(self) -> list[RunSeen]:
+    def list(self) -> list[RunSummary]:
         """Every run whose files read; those that learn now first, then the newest."""
         try:
             entries = [entry for entry in os.scandir(self.folder) if entry.is_dir() and _RUN.match(entry.name)]
         except FileNotFoundError:
             return []
-        found = [run for entry in entries if (run := _seen(Path(entry.path))) is not None]
+        found = [run for entry in entries if (run := _read_run(Path(entry.path))) is not None]
         return sorted(found, key=lambda run: (run.state != "running", -run.started_at_ms, run.run))
 
-    def metrics(self, run: str, after: int) -> MetricsRead:
+    def metrics(self, run: str, after: int) -> MetricRows:
         """What was measured after byte `after` of the run's file, whole lines only."""
         if not _RUN.match(run) or not (self.folder / run).is_dir():
             raise Missing("there is no such run", where=f"run {run[:80]!r}", do="/api/runs lists those that are there")
@@ -65,13 +65,13 @@ class Runs:
                 file.seek(start)
                 data = file.read(MAX_READ_BYTES)
         except FileNotFoundError:
-            return MetricsRead([], 0, after > 0)
+            return MetricRows([], 0, after > 0)
         whole = data[: data.rfind(b"\n") + 1]
         rows = [row for line in whole.splitlines() if (row := _row(line)) is not None]
-        return MetricsRead(_thinned(rows), start + len(whole), reset)
+        return MetricRows(_thinned(rows), start + len(whole), reset)
 
 
-def _seen(folder: Path) -> RunSeen | None:
+def _read_run(folder: Path) -> RunSummary | None:
     about, status = _object(folder / "run.json"), _object(folder / "status.json") or {}
     if about is None:
         return None
@@ -79,7 +79,7 @@ def _seen(folder: Path) -> RunSeen | None:
     if state == "running" and not _alive(status.get("pid")):
         state = "died"
     started = int(about.get("started_at_ms", 0))
-    return RunSeen(
+    return RunSummary(
         run=folder.name,
         game=str(about.get("game", "")),
         algo=str(about.get("algo", "")),
@@ -93,13 +93,11 @@ def _seen(folder: Path) -> RunSeen | None:
 
 def _alive(pid: object) -> bool:
     if not isinstance(pid, int) or pid <= 0:
-        return True  # it does not say, so there is nothing to doubt
+        return True  # the status names no process
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # it runs as another user
     return True
 
 

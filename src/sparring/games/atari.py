@@ -5,16 +5,15 @@ their brighter pixels, in grey, 84 x 84. A single picture travels; spec.frame_st
 Rewards are the game's points, never clipped (docs/decisions/0015-atari-by-ale-vectors.md).
 """
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sparring.errors import ConfigError, Missing, Refused
-from sparring.games.moves import discrete_moves
-from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Game, View
+from sparring.errors import ConfigError, Missing
+from sparring.games.game_state import OneSeatGame, did_you_mean, not_installed
+from sparring.games.protocol import RUNNING, Actions, Game, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, checked, discrete
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
@@ -54,11 +53,11 @@ def open_game(text: str, n: int) -> Game:
     return Atari(rom, name, n, _options(options, f"game 'atari:{text}'"))
 
 
-class Atari:
+class Atari(OneSeatGame):
     """n consoles with one cartridge."""
 
     def __init__(self, rom: str, name: str, n: int, options: Options, most_ticks: int = MOST_TICKS) -> None:
-        self.n = n
+        super().__init__(n)
         self._consoles = _vector_class()(
             rom,
             n,
@@ -82,78 +81,40 @@ class Atari:
         game_id = GameId(f"atari:{name}{options}")
         spec = GameSpec(id=game_id, turns="simultaneous", seats=(seat,), max_ticks=most_ticks, frame_stack=4)
         self.spec = checked(spec, f"game {game_id!r}")
-        self._powered = False  # ALE wants all consoles reset together once, before any alone
-        self._running = np.zeros(n, bool)
-        self._ending = np.full(n, TERMINATED, np.uint8)  # nothing runs before its first reset
-        self._score = np.zeros(n, np.float32)
-        self._tick = np.zeros(n, np.int64)
+        self._reset_once = False  # ALE wants all consoles reset together once, before any alone
         self._screen = np.zeros((n, SIDE, SIDE), np.uint8)  # of the last view
 
     def reset(self, seeds: Array, which: Array) -> View:
-        """Start anew the games of `which`."""
+        """Start the games of `which`, each from its own seed."""
         which = np.asarray(which, bool)
-        if not which.any():
-            return self._view(np.zeros(self.n, np.float32), self._screen)
-        kept = (np.asarray(seeds, np.uint64) % _SEEDS).astype(np.int64)
-        if self._powered:
-            shown, _ = self._consoles.reset(seed=kept[which], options={"reset_mask": which})
-        else:
-            shown, _ = self._consoles.reset(seed=kept)
-            self._powered = True
-        self._running = self._running | which
-        self._ending[which], self._score[which], self._tick[which] = RUNNING, 0.0, 0
-        return self._view(np.zeros(self.n, np.float32), self._keeping(~which, shown))
+        if which.any():
+            seeds = (np.asarray(seeds, np.uint64) % _SEEDS).astype(np.int64)
+            if self._reset_once:
+                shown, _ = self._consoles.reset(seed=seeds[which], options={"reset_mask": which})
+            else:
+                shown, _ = self._consoles.reset(seed=seeds)
+                self._reset_once = True
+            self._start(which)
+            self._show(which, shown)
+        return self._view({SCREEN: self._screen.copy()})
 
     def step(self, actions: Actions) -> View:
         """Every running game goes on by four frames."""
-        ran = self._running
-        moves = discrete_moves(self.spec, 0, np.asarray(actions[0]), ran)
-        if not ran.any():
-            return self._view(np.zeros(self.n, np.float32), self._screen)
+        running = self._ending == RUNNING
+        moves = self._checked_actions(0, actions[0], running)
+        if not running.any():
+            return self._view({SCREEN: self._screen.copy()})
         shown, points, terminated, truncated, _ = self._consoles.step(moves)
-        # ALE starts a finished game anew in the step after its end. Whatever such a console plays is not shown,
-        # and the reset that its owner asks for, from a seed, begins from nothing of it.
-        earned = np.where(ran, points, 0).astype(np.float32)
-        self._score += earned
-        self._tick += ran
-        self._ending[ran & truncated] = TRUNCATED
-        self._ending[ran & terminated] = TERMINATED
-        self._running = self._ending == RUNNING
-        return self._view(earned, self._keeping(~ran, shown))
+        # ALE restarts a finished game in the step after its end. What such a console plays is not shown, and the
+        # reset from a seed keeps nothing of it.
+        reward = self._advance(running, points, terminated, truncated)
+        self._show(running, shown)
+        return self._view({SCREEN: self._screen.copy()}, reward)
 
-    def save(self) -> bytes:
-        """Refused: ALE's vectors do not give their state."""
-        raise self._no_state()
-
-    def restore(self, state: bytes) -> None:
-        """Refused: ALE's vectors do not take a state."""
-        raise self._no_state()
-
-    def _keeping(self, still: Array, shown: Array) -> Array:
-        """[n, 84, 84]: what the consoles show, and in the games of `still` what was seen last."""
+    def _show(self, which: Array, shown: Array) -> None:
+        """Take the screens of `which`; the other games keep what they showed last."""
         screen = shown[:, 0]
-        if still.any():
-            screen[still] = self._screen[still]
-        return screen
-
-    def _view(self, earned: Array, screen: Array) -> View:
-        self._screen = screen.copy()  # what is shown belongs to the caller
-        return View(
-            to_act=self._running[:, None].copy(),
-            observation=({SCREEN: screen},),
-            legal=(None,),
-            reward=earned[:, None],
-            ending=self._ending[:, None].copy(),
-            outcome=np.where(self._running, 0, self._score).astype(np.float32)[:, None],
-            tick=self._tick.copy(),
-        )
-
-    def _no_state(self) -> Refused:
-        return Refused(
-            "its state cannot be saved and restored",
-            where=f"game {self.spec.id}",
-            do="Use a game whose spec says resimulates = true",
-        )
+        self._screen = screen if which.all() else np.where(which[:, None, None], screen, self._screen)
 
 
 def _vector_class() -> Any:
@@ -161,8 +122,7 @@ def _vector_class() -> Any:
         import ale_py
         from ale_py.vector_env import AtariVectorEnv
     except ModuleNotFoundError:
-        do = 'Install it with: pip install "sparring[games]"'
-        raise Missing("ale-py is not installed", where="games atari:…", do=do) from None
+        raise not_installed("ale-py", "games atari:…") from None
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its greeting would stand among our own lines
     return AtariVectorEnv
 
@@ -176,9 +136,7 @@ def _rom(name: str) -> str:
     roms = {rom_id_to_name(rom): rom for rom in get_all_rom_ids()}
     if name in roms:
         return roms[name]
-    plain = {known.lower(): known for known in roms}
-    near = difflib.get_close_matches(name.lower(), plain, n=1)
-    do = f"Did you mean 'atari:{plain[near[0]]}'" if near else "Use one of " + ", ".join(sorted(roms))
+    do = did_you_mean(name.title(), roms, "Use one of " + ", ".join(sorted(roms)), "atari:")
     raise Missing("there is no such game", where=f"game 'atari:{name}'", do=do)
 
 

@@ -7,11 +7,10 @@ import math
 
 import numpy as np
 
-from sparring.games import splitmix as chance
-from sparring.games import state_bytes as snapshot
-from sparring.games.moves import discrete_moves
-from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, View
+from sparring.games.game_state import OneSeatGame
+from sparring.games.protocol import RUNNING, Actions, Columns, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
+from sparring.games.splitmix import uniform
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -43,10 +42,7 @@ SPEC = GameSpec(
     # Velocities have no natural bound, and a leaf has one bound for all its entries.
     seats=(
         SeatSpec(
-            name="cart",
-            observation=(vector("observation/state", 4),),
-            action=discrete(2),
-            reward_bounds=(0.0, 1.0),
+            name="cart", observation=(vector("observation/state", 4),), action=discrete(2), reward_bounds=(0.0, 1.0)
         ),
     ),
     max_ticks=MAX_TICKS,
@@ -54,60 +50,37 @@ SPEC = GameSpec(
 )
 
 
-class CartPole:
+class CartPole(OneSeatGame):
     """n carts. The state is float64 and the observation its float32 rounding, as in Gymnasium."""
 
     spec = SPEC
 
     def __init__(self, n: int = 1) -> None:
-        self.n = n
+        super().__init__(n)
         self._state = np.zeros((n, 4))  # position, velocity, angle, angular velocity
-        self._tick = np.zeros(n, np.int64)
-        self._ending = np.full(n, TERMINATED, np.uint8)  # nothing runs before its first reset
 
     def reset(self, seeds: Array, which: Array) -> View:
         """Each of the four numbers starts uniform in ±0.05."""
         for k in range(4):
-            start = -START_SPREAD + 2 * START_SPREAD * chance.uniform(seeds.astype(np.uint64), k)
+            start = -START_SPREAD + 2 * START_SPREAD * uniform(seeds.astype(np.uint64), k)
             self._state[which, k] = start[which]
-        self._tick[which] = 0
-        self._ending[which] = RUNNING
-        return self._view(np.zeros(self.n, np.float32))
+        self._start(which)
+        return self._view(self._observation())
 
     def step(self, actions: Actions) -> View:
         """Push each cart left (0) or right (1) for one tick, which earns 1, also when the pole falls in it."""
         running = self._ending == RUNNING
-        pushes = discrete_moves(SPEC, 0, actions[0], running)
+        pushes = self._checked_actions(0, actions[0], running)
         moved = _moved(self._state, (2 * pushes - 1) * FORCE)
         self._state = np.where(running[:, None], moved, self._state)
-        self._tick += running
         fallen = (np.abs(self._state[:, 0]) > MAX_POSITION) | (np.abs(self._state[:, 2]) > MAX_ANGLE)
-        self._ending[running & (self._tick >= MAX_TICKS)] = TRUNCATED
-        self._ending[running & fallen] = TERMINATED
-        return self._view(running.astype(np.float32))
-
-    def save(self) -> bytes:
-        """All n games, exactly."""
-        return snapshot.freeze(SPEC, self._arrays())
-
-    def restore(self, state: bytes) -> None:
-        """Back to what `save` gave."""
-        snapshot.thaw(SPEC, state, self._arrays())
+        return self._view(self._observation(), self._advance(running, running, fallen))
 
     def _arrays(self) -> dict[str, Array]:
-        return {"state": self._state, "tick": self._tick, "ending": self._ending}
+        return {"state": self._state, **super()._arrays()}
 
-    def _view(self, reward: Array) -> View:
-        over = self._ending != RUNNING
-        return View(
-            to_act=~over[:, None],
-            observation=({"observation/state": self._state.astype(np.float32)},),
-            legal=(None,),
-            reward=reward[:, None],
-            ending=self._ending[:, None].copy(),
-            outcome=np.where(over, self._tick, 0).astype(np.float32)[:, None],
-            tick=self._tick.copy(),
-        )
+    def _observation(self) -> Columns:
+        return {"observation/state": self._state.astype(np.float32)}
 
 
 def _moved(state: Array, force: Array) -> Array:
@@ -129,7 +102,7 @@ def sin_cos(angle: Array) -> tuple[Array, Array]:
     """Taylor's series up to the 13th and 12th power: within the last bit of the true value for |angle| ≤ 0.25.
 
     Not np.sin: libraries and browsers differ in its last bit, which a falling pole multiplies a
-    hundredfold each second, and a recorded episode could not be run again elsewhere.
+    hundredfold each second, and a recorded episode could not be run again on another machine.
     """
     square = angle * angle
     sums = np.empty((2, len(angle)))

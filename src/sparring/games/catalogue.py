@@ -1,6 +1,5 @@
 """Which games there are: the built-in ones, those of other libraries by id, and specs in TOML."""
 
-import difflib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from sparring.config import Config
 from sparring.errors import ConfigError, Missing
 from sparring.games import cartpole, connect_four, duel
+from sparring.games.game_state import did_you_mean
 from sparring.games.protocol import Game
 from sparring.games.spec import GameSpec, checked, read
 from sparring.user_code import look_beside
@@ -121,6 +121,5 @@ def _from_function(game_id: str, module: str, function: str, n: int) -> Game:
 
 
 def _unknown(game_id: str) -> Missing:
-    near = difflib.get_close_matches(game_id, BUILT_IN, n=1)
     do = "Use one of " + ", ".join(BUILT_IN) + ", atari:GAME, gym:ID, pz:MODULE, spiel:NAME or module:function"
-    return Missing("there is no such game", where=f"game {game_id!r}", do=f"Did you mean {near[0]!r}" if near else do)
+    return Missing("there is no such game", where=f"game {game_id!r}", do=did_you_mean(game_id, BUILT_IN, do))

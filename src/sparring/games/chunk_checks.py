@@ -1,11 +1,9 @@
-"""What one chunk alone can show to be wrong, held against its game's spec.
+"""Checks of one chunk against its game's spec: everything that can be wrong with a chunk on its own.
 
-The gateway asks this of every chunk before it is kept, some thousand times a second on each core: what
-follows from the spec is worked out once, and each column is reduced twice, to its smallest and
-largest value, which NaN and infinity cannot pass either.
+The gateway checks every chunk before it is stored, some thousand times a second on each core: what follows from the
+spec is worked out once, and each column is reduced to its minimum and maximum, which also finds NaN and infinity.
 """
 
-import difflib
 import functools
 import math
 import re
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import ChunkRefused
+from sparring.games.game_state import did_you_mean
 from sparring.games.spec import DISCRETE, GameSpec, Leaf, SeatSpec
 from sparring.wire.chunk import MAX_COLUMNS, MAX_STEPS, Array, Chunk, Header
 from sparring.wire.ids import is_episode
@@ -24,7 +23,7 @@ LOGP_SLACK = 1e-5  # log 1 = 0, give or take the rounding of a softmax
 _ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-def check(chunk: Chunk, spec: GameSpec) -> None:
+def check_chunk(chunk: Chunk, spec: GameSpec) -> None:
     """Return, or raise ChunkRefused with the first field that breaks the spec, its value and the limit."""
     plan = _plan(spec)
     head = chunk.header
@@ -32,9 +31,7 @@ def check(chunk: Chunk, spec: GameSpec) -> None:
     seat = plan.seats[head.seat]
     _check_names(chunk, seat)
     columns, steps = chunk.columns, head.steps
-    for expected in seat.each_step:
-        expected.check(columns[expected.name], (steps, *expected.shape))
-    for expected in seat.optional:
+    for expected in (*seat.each_step, *seat.optional):
         if expected.name in columns:
             expected.check(columns[expected.name], (steps, *expected.shape))
     for expected in seat.final:
@@ -47,7 +44,8 @@ def check(chunk: Chunk, spec: GameSpec) -> None:
         if (largest := int(columns[count].max())) > most:
             raise _refused(count, largest, most, f"{leaf} holds at most {most}", "Send no more entities than fit")
     for name in columns.keys() - seat.known:
-        _check_state(name, columns[name])
+        if columns[name].dtype.kind == "f" and not np.isfinite(columns[name]).all():
+            raise _refused(name, "NaN or inf", "finite numbers", "it is no number", "Send finite ones")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +173,7 @@ def _check_names(chunk: Chunk, seat: _SeatPlan) -> None:
         raise _refused(min(missing), None, sorted(seat.required), "the column is missing", "Send every column")
     for name in names - seat.known:
         if not name.startswith("state/"):
-            near = difflib.get_close_matches(name, seat.known, n=1)
-            do = f"Did you mean {near[0]!r}" if near else "Send the spec's columns alone"
+            do = did_you_mean(name, seat.known, "Send the spec's columns alone")
             raise _refused(name, None, sorted(seat.known), "there is no such column", do)
     if len(names) > MAX_COLUMNS:
         raise _refused("columns", len(names), MAX_COLUMNS, "there are too many", "Send the spec's columns alone")
@@ -209,11 +206,6 @@ def _check_legal(legal: Array, action: Array, choices: tuple[int, ...]) -> None:
         row = int((taken == 0).any(axis=1).argmax())
         limit = np.flatnonzero(legal[row]).tolist()
         raise _refused("action", action[row].tolist(), limit, f"the action of step {row} is not legal", "Mend the mask")
-
-
-def _check_state(name: str, array: Array) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise _refused(name, "NaN or inf", "finite numbers", "it is no number", "Send finite ones")
 
 
 def _plain(number: float) -> float | int:

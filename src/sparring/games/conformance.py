@@ -1,6 +1,6 @@
-"""Does a game keep the promises of `protocol.py`? Random episodes, and every promise held against them.
+"""Does a game keep the promises of `protocol.py`? Plays random episodes and checks each promise.
 
-`spar games check` runs this on a game that somebody wrote; the tests run it on every game there is.
+`spar games check` runs this on your own game; the tests run it on every game of the package.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from sparring.errors import ChunkRefused, SparringError
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Game, View
-from sparring.games.resimulation import replay
+from sparring.games.resimulation import resimulate
 from sparring.games.scripted_play import play
 from sparring.games.scripts import Script, script_for
 from sparring.games.spec import GameSpec, Leaf, checked
@@ -24,7 +24,7 @@ PEEK_TICKS = 64  # compared one by one between two runs of the same seed
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ConformanceReport:
     """What was tried, and every promise that was broken, each said once."""
 
     episodes: int
@@ -32,7 +32,7 @@ class Findings:
     broken: tuple[str, ...]
 
 
-def examine(open_game: Open, episodes: int = 20, seed: int = 0) -> Findings:
+def check_conformance(open_game: Open, episodes: int = 20, seed: int = 0) -> ConformanceReport:
     """Play random episodes of the game and hold it against the protocol."""
     game = open_game(ROWS)
     checked(game.spec, f"game {game.spec.id!r}")
@@ -44,14 +44,14 @@ def examine(open_game: Open, episodes: int = 20, seed: int = 0) -> Findings:
     for chunks in recorded:
         for chunk in chunks:
             try:
-                check(decode(encode(chunk)), game.spec)
+                check_chunk(decode(encode(chunk)), game.spec)
             except ChunkRefused as error:
                 broken[f"its recorded play is refused: {error}"] = None
         if game.spec.resimulates and len({chunk.header.seat for chunk in chunks}) == len(scripts):
-            wrong = replay(chunks, open_game(1)).mismatches
+            wrong = resimulate(chunks, open_game(1)).mismatches
             broken |= {f"a recorded episode runs differently again: {wrong[0]}": None} if wrong else {}
     steps = sum(chunk.header.steps for chunks in recorded for chunk in chunks)
-    return Findings(episodes, steps, tuple(broken))
+    return ConformanceReport(episodes, steps, tuple(broken))
 
 
 def _views_are_well_formed(open_game: Open, seed: int) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _views_are_well_formed(open_game: Open, seed: int) -> Iterator[str]:
     game, walk = open_game(ROWS), _Walk(seed)
     view = walk.begin(game)
     while not view.over.all():
-        yield from view_faults(game.spec, view)
+        yield from view_errors(game.spec, view)
         kept = _bytes(view)
         before, view = view, walk.step(game, view)
         if _bytes(before) != kept:
@@ -69,7 +69,7 @@ def _views_are_well_formed(open_game: Open, seed: int) -> Iterator[str]:
         if walk.ticks > game.spec.max_ticks:
             yield f"a game runs on after max_ticks = {game.spec.max_ticks}"
             return
-    yield from view_faults(game.spec, view)
+    yield from view_errors(game.spec, view)
     after = game.step(walk.choose(game.spec, view))
     if after.reward.any() or _bytes(after, rewards=False) != _bytes(view, rewards=False):
         yield "a finished game does not stand still"
@@ -81,7 +81,7 @@ def _games_are_repeatable(open_game: Open, seed: int) -> Iterator[str]:
     walk, single = _Walk(seed), _Walk(seed + 1)
     left, right = walk.begin(many), single.begin(alone)
     for _ in range(PEEK_TICKS):
-        if _row(left, 1) != _row(right, 0):
+        if _bytes(left, 1) != _bytes(right, 0):
             yield "the same seed and actions give another game: in another row, or beside others"
             return
         left, right = walk.step(many, left), single.step(alone, right)
@@ -122,7 +122,10 @@ class _Walk:
 
     def choose(self, spec: GameSpec, view: View) -> list[Array]:
         script = script_for(spec, "random")
-        return [np.concatenate([self._one(script, s, view, i) for i in range(len(self.rngs))]) for s in _seats(spec)]
+        return [
+            np.concatenate([self._one(script, s, view, i) for i in range(len(self.rngs))])
+            for s in range(len(spec.seats))
+        ]
 
     def step(self, game: Game, view: View) -> View:
         self.ticks += 1
@@ -134,7 +137,7 @@ class _Walk:
         return script.act(s, seen, None if legal is None else legal[i : i + 1], self.rngs[i])
 
 
-def view_faults(spec: GameSpec, view: View) -> Iterator[str]:
+def view_errors(spec: GameSpec, view: View) -> Iterator[str]:
     """What is wrong with one view: shapes, dtypes, bounds, and whether its parts agree."""
     n, seats = view.to_act.shape[0], len(spec.seats)
     shapes = {"to_act": bool, "reward": np.float32, "ending": np.uint8, "outcome": np.float32}
@@ -150,16 +153,16 @@ def view_faults(spec: GameSpec, view: View) -> Iterator[str]:
     if (view.to_act & ended).any():
         yield "a seat that has ended is asked to act"
     if not (view.to_act.any(axis=1) | view.over).all():
-        yield "a running game asks nobody to act"
+        yield "a running game asks no seat to act"
     if spec.turns == "alternating" and (view.to_act.sum(axis=1) > 1).any():
         yield "turns are alternating and two seats are asked at once"
     if view.outcome[~view.over].any():
         yield "there is an outcome before the game is over"
     for s in range(seats):
-        yield from _seat_faults(spec, view, s)
+        yield from _seat_errors(spec, view, s)
 
 
-def _seat_faults(spec: GameSpec, view: View, s: int) -> Iterator[str]:
+def _seat_errors(spec: GameSpec, view: View, s: int) -> Iterator[str]:
     seat, n = spec.seats[s], len(view.tick)
     low, high = seat.reward_bounds
     if not ((view.reward[:, s] >= low - 1e-6) & (view.reward[:, s] <= high + 1e-6)).all():
@@ -169,7 +172,7 @@ def _seat_faults(spec: GameSpec, view: View, s: int) -> Iterator[str]:
         yield f"seat {s} sees {list(seen)}, not the spec's leaves in their order"
         return
     for leaf in seat.observation:
-        yield from _leaf_faults(leaf, seen[leaf.name], n)
+        yield from _leaf_errors(leaf, seen[leaf.name], n)
     legal = view.legal[s]
     if legal is not None and (legal.shape != (n, seat.action.masks) or legal.dtype != bool):
         yield f"the legal mask of seat {s} is {legal.dtype} {legal.shape}, not bool {(n, seat.action.masks)}"
@@ -177,28 +180,16 @@ def _seat_faults(spec: GameSpec, view: View, s: int) -> Iterator[str]:
         yield f"seat {s} has no legal action; where it is not asked every entry should be true"
 
 
-def _leaf_faults(leaf: Leaf, array: Array, n: int) -> Iterator[str]:
+def _leaf_errors(leaf: Leaf, array: Array, n: int) -> Iterator[str]:
     if array.shape != (n, *leaf.shape) or array.dtype != leaf.dtype:
         yield f"{leaf.name} is {array.dtype} {array.shape}, not {leaf.dtype} {(n, *leaf.shape)}"
     elif not np.isfinite(array).all():
         yield f"{leaf.name} holds NaN or infinity"
 
 
-def _seats(spec: GameSpec) -> range:
-    return range(len(spec.seats))
-
-
-def _bytes(view: View, *, rewards: bool = True) -> bytes:
-    rows = (view.tick, view.to_act, view.ending, view.outcome, *([view.reward] if rewards else []))
-    masks = (legal for legal in view.legal if legal is not None)
-    return b"".join(np.ascontiguousarray(a).tobytes() for a in (*rows, *masks, *_observations(view)))
-
-
-def _row(view: View, i: int) -> bytes:
-    masks = (legal for legal in view.legal if legal is not None)
-    arrays = (view.tick, view.to_act, view.ending, view.outcome, view.reward, *masks, *_observations(view))
-    return b"".join(np.ascontiguousarray(a[i]).tobytes() for a in arrays)
-
-
-def _observations(view: View) -> Iterator[Array]:
-    return (array for seen in view.observation for array in seen.values())
+def _bytes(view: View, row: int | None = None, *, rewards: bool = True) -> bytes:
+    """All arrays of the view, or of one of its rows."""
+    arrays = [view.tick, view.to_act, view.ending, view.outcome, *([view.reward] if rewards else [])]
+    arrays += [legal for legal in view.legal if legal is not None]
+    arrays += [array for seen in view.observation for array in seen.values()]
+    return b"".join(np.ascontiguousarray(array if row is None else array[row]).tobytes() for array in arrays)

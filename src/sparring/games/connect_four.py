@@ -7,8 +7,7 @@ no line runs on into the next (John Tromp's layout).
 
 import numpy as np
 
-from sparring.games import state_bytes as snapshot
-from sparring.games.moves import discrete_moves
+from sparring.games.game_state import BaseGame
 from sparring.games.protocol import RUNNING, TERMINATED, Actions, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete
 from sparring.wire.chunk import Array
@@ -40,16 +39,14 @@ SPEC = GameSpec(
 )
 
 
-class ConnectFour:
+class ConnectFour(BaseGame):
     """n boards. Each seat sees its own stones in plane 0 and the other's in plane 1."""
 
     spec = SPEC
 
     def __init__(self, n: int = 1) -> None:
-        self.n = n
+        super().__init__(n)
         self._stones = np.zeros((n, 2), np.uint64)
-        self._tick = np.zeros(n, np.int64)
-        self._ending = np.full(n, TERMINATED, np.uint8)  # nothing runs before its first reset
         self._outcome = np.zeros(n, np.float32)  # of seat 0
 
     def reset(self, seeds: Array, which: Array) -> View:
@@ -65,8 +62,8 @@ class ConnectFour:
         running = self._ending == RUNNING
         second = self._tick % 2 == 1
         legal = self._legal()
-        moves = discrete_moves(SPEC, 0, actions[0], running & ~second, legal)
-        moves = np.where(second, discrete_moves(SPEC, 1, actions[1], running & second, legal), moves)
+        moves = self._checked_actions(0, actions[0], running & ~second, legal)
+        moves = np.where(second, self._checked_actions(1, actions[1], running & second, legal), moves)
         rows, mover = np.flatnonzero(running), second.astype(np.int64)
         full = self._stones[:, 0] | self._stones[:, 1]
         stone = (full + _BOTTOM[moves]) & _COLUMN[moves]  # the carry stops at the lowest empty cell
@@ -77,16 +74,8 @@ class ConnectFour:
         self._ending[won | (running & (self._tick == COLUMNS * ROWS))] = TERMINATED
         return self._view(np.where(won, self._outcome, 0).astype(np.float32))
 
-    def save(self) -> bytes:
-        """All n games, exactly."""
-        return snapshot.freeze(SPEC, self._arrays())
-
-    def restore(self, state: bytes) -> None:
-        """Back to what `save` gave."""
-        snapshot.thaw(SPEC, state, self._arrays())
-
     def _arrays(self) -> dict[str, Array]:
-        return {"stones": self._stones, "tick": self._tick, "ending": self._ending, "outcome": self._outcome}
+        return {"stones": self._stones, "outcome": self._outcome, **super()._arrays()}
 
     def _legal(self) -> Array:
         full = self._stones[:, 0] | self._stones[:, 1]

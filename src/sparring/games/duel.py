@@ -7,11 +7,10 @@ downwards, both from the middle of the field; seat 0 plays on the left.
 
 import numpy as np
 
-from sparring.games import splitmix as chance
-from sparring.games import state_bytes as snapshot
-from sparring.games.moves import discrete_moves
+from sparring.games.game_state import BaseGame
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
+from sparring.games.splitmix import draw
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -55,20 +54,18 @@ SPEC = GameSpec(
 )
 
 
-class Duel:
+class Duel(BaseGame):
     """n fields. Both seats see themselves on the left."""
 
     spec = SPEC
 
     def __init__(self, n: int = 1) -> None:
-        self.n = n
+        super().__init__(n)
         self._seed = np.zeros(n, np.uint64)
         self._ball = np.zeros((n, 4), np.int64)  # x, y, vx, vy
         self._paddle = np.zeros((n, 2), np.int64)  # y of the middle
         self._pause = np.zeros(n, np.int64)
         self._score = np.zeros((n, 2), np.int64)
-        self._tick = np.zeros(n, np.int64)
-        self._ending = np.full(n, TERMINATED, np.uint8)  # nothing runs before its first reset
 
     def reset(self, seeds: Array, which: Array) -> View:
         """Paddles in the middle, and the first serve drawn from the seed."""
@@ -83,7 +80,7 @@ class Duel:
     def step(self, actions: Actions) -> View:
         """Paddles move, then the ball; a miss is a point, and the next serve."""
         running = self._ending == RUNNING
-        moves = np.stack([discrete_moves(SPEC, seat, actions[seat], running) for seat in (0, 1)], axis=1)
+        moves = np.stack([self._checked_actions(seat, actions[seat], running) for seat in (0, 1)], axis=1)
         moved = self._paddle + np.where(running[:, None], (moves - 1) * PADDLE_SPEED, 0)
         self._paddle = moved.clip(-PADDLE_LIMIT, PADDLE_LIMIT)
         flying = running & (self._pause == 0)
@@ -100,27 +97,12 @@ class Duel:
             self._serve(scored)
         return self._view(point.astype(np.float32))
 
-    def save(self) -> bytes:
-        """All n games, exactly."""
-        return snapshot.freeze(SPEC, self._arrays())
-
-    def restore(self, state: bytes) -> None:
-        """Back to what `save` gave."""
-        snapshot.thaw(SPEC, state, self._arrays())
-
     def _arrays(self) -> dict[str, Array]:
-        return {
-            "seed": self._seed,
-            "ball": self._ball,
-            "paddle": self._paddle,
-            "pause": self._pause,
-            "score": self._score,
-            "tick": self._tick,
-            "ending": self._ending,
-        }
+        state = {"seed": self._seed, "ball": self._ball, "paddle": self._paddle}
+        return {**state, "pause": self._pause, "score": self._score, **super()._arrays()}
 
     def _serve(self, which: Array) -> None:
-        drawn = chance.draw(self._seed[which], self._score[which].sum(axis=1))
+        drawn = draw(self._seed[which], self._score[which].sum(axis=1))
         side = np.where(drawn & np.uint64(1), 1, -1)
         self._ball[which, :2] = 0
         self._ball[which, 2] = side * SERVE_SPEED

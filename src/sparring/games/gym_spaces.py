@@ -17,7 +17,7 @@ _MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Reader:
     """How a value of one space becomes arrays."""
 
     leaves: tuple[Leaf, ...]
@@ -25,9 +25,9 @@ class Reading:
     plain: bool = False  # its one leaf holds a value's numbers as they come, so many values can be read at once
 
 
-def observation(space: Any, where: str) -> Reading:
+def observation(space: Any, where: str) -> Reader:
     """The leaves of an observation space: one for each space that is not a Dict or Tuple, named by its path."""
-    return _reading(space, "", where)
+    return _reader(space, "", where)
 
 
 def action(space: Any, where: str) -> tuple[Leaf, Callable[[Array], Any]]:
@@ -48,7 +48,7 @@ def action(space: Any, where: str) -> tuple[Leaf, Callable[[Array], Any]]:
     raise _unsupported(space, "action", where)
 
 
-def _reading(space: Any, path: str, where: str) -> Reading:
+def _reader(space: Any, path: str, where: str) -> Reader:
     kind = type(space).__name__
     if kind == "Dict":
         return _joined({str(key): (key, inner) for key, inner in space.spaces.items()}, path, where)
@@ -57,38 +57,38 @@ def _reading(space: Any, path: str, where: str) -> Reading:
     name = f"observation{path or ('/image' if _is_image(space) else '/state')}"
     if kind == "Discrete":
         start, leaf = int(space.start), _discrete(name, int(space.n))
-        return Reading((leaf,), lambda value: {name: np.asarray(int(value) - start, np.int32)})
+        return Reader((leaf,), lambda value: {name: np.asarray(int(value) - start, np.int32)})
     if kind in ("MultiDiscrete", "MultiBinary"):
         leaf = _multi_discrete(name, space)
-        return Reading((leaf,), lambda value: {name: np.asarray(value, np.int32).reshape(-1)})
+        return Reader((leaf,), lambda value: {name: np.asarray(value, np.int32).reshape(-1)})
     if kind == "Box":
         return _image(name, space) if _is_image(space) else _numbers(name, space)
     raise _unsupported(space, name, where)
 
 
-def _joined(inner: dict[str, tuple[Any, Any]], path: str, where: str) -> Reading:
-    parts = [(key, _reading(space, f"{path}/{name}", where)) for name, (key, space) in inner.items()]
+def _joined(inner: dict[str, tuple[Any, Any]], path: str, where: str) -> Reader:
+    parts = [(key, _reader(space, f"{path}/{name}", where)) for name, (key, space) in inner.items()]
     leaves = tuple(leaf for _, part in parts for leaf in part.leaves)
-    return Reading(leaves, lambda value: {k: a for key, part in parts for k, a in part.read(value[key]).items()})
+    return Reader(leaves, lambda value: {k: a for key, part in parts for k, a in part.read(value[key]).items()})
 
 
-def _numbers(name: str, space: Any) -> Reading:
+def _numbers(name: str, space: Any) -> Reader:
     dtype = _dtype(space.dtype)
     shape = tuple(space.shape) or (1,)
     low, high = _bounds(space)
     kind: Any = "vector" if len(shape) == 1 else "box"
     leaf = Leaf(name=name, kind=kind, shape=shape, dtype=dtype, low=low, high=high)
-    return Reading((leaf,), lambda value: {name: np.asarray(value, dtype).reshape(shape)}, plain=True)
+    return Reader((leaf,), lambda value: {name: np.asarray(value, dtype).reshape(shape)}, plain=True)
 
 
-def _image(name: str, space: Any) -> Reading:
+def _image(name: str, space: Any) -> Reader:
     """Images travel as [channels, height, width]; Gymnasium's have their channels last, or none."""
     shape = tuple(space.shape)
     chw = (1, *shape) if len(shape) == 2 else (shape[2], shape[0], shape[1])
     leaf = Leaf(name=name, kind="image", shape=chw, dtype="uint8", low=0.0, high=255.0)
     if len(shape) == 2:
-        return Reading((leaf,), lambda value: {name: np.asarray(value)[None]})
-    return Reading((leaf,), lambda value: {name: np.asarray(value).transpose(2, 0, 1)})
+        return Reader((leaf,), lambda value: {name: np.asarray(value)[None]})
+    return Reader((leaf,), lambda value: {name: np.asarray(value).transpose(2, 0, 1)})
 
 
 def _is_image(space: Any) -> bool:

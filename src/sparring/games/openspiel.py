@@ -4,7 +4,6 @@ Chance is drawn from the game's seed. Where information is hidden a seat sees it
 it knows), else the observation.
 """
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ import msgspec
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games import splitmix as chance
+from sparring.games.game_state import did_you_mean, not_installed
 from sparring.games.protocol import RUNNING, TERMINATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked, discrete, vector
-from sparring.games.vectorize import Seen, VectorGame
+from sparring.games.splitmix import uniform
+from sparring.games.vectorize import SingleGame, SingleView, VectorGame
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -26,10 +26,10 @@ def open_game(name: str, n: int) -> Game:
     """n games of that name, or Missing."""
     library, game = _load(name)
     spec = _spec(library, game, name)
-    return VectorGame(lambda: _Table(library, game, spec), n)
+    return VectorGame(lambda: _OpenSpielGame(library, game, spec), n)
 
 
-class _Table:
+class _OpenSpielGame(SingleGame):
     """One game."""
 
     def __init__(self, library: Any, game: Any, spec: GameSpec) -> None:
@@ -41,13 +41,13 @@ class _Table:
         self._draws = 0
         self._returns = np.zeros(len(spec.seats))
 
-    def reset(self, seed: int) -> Seen:
+    def reset(self, seed: int) -> SingleView:
         self._state = self._game.new_initial_state()
         self._seed[0], self._draws = seed, 0
         self._returns[:] = 0
         return self._show()
 
-    def step(self, actions: Sequence[Array]) -> Seen:
+    def step(self, actions: Sequence[Array]) -> SingleView:
         if self._state.is_simultaneous_node():
             self._state.apply_actions([int(action) for action in actions])  # 0 for a player without a choice
         else:
@@ -63,7 +63,7 @@ class _Table:
         self._state = self._game.deserialize_state(text)
         self._seed[0], self._returns[:] = seed, returns
 
-    def _show(self) -> Seen:
+    def _show(self) -> SingleView:
         while self._state.is_chance_node():
             self._state.apply_action(self._drawn())
         seats = range(len(self.spec.seats))
@@ -73,7 +73,7 @@ class _Table:
         # A player without a legal action is not asked: neither the idle one nor anyone at the end.
         masks = [np.array(self._state.legal_actions_mask(p), bool) for p in seats]
         to_act = tuple(bool(mask.any()) and not over for mask in masks)
-        return Seen(
+        return SingleView(
             observation=tuple(self._seen(p) for p in seats),
             to_act=to_act,
             reward=tuple(earned.tolist()),
@@ -89,7 +89,7 @@ class _Table:
     def _drawn(self) -> int:
         """One outcome of a chance node, by the seed's next number."""
         outcomes, probabilities = zip(*self._state.chance_outcomes(), strict=True)
-        drawn = chance.uniform(self._seed, self._draws)[0]
+        drawn = uniform(self._seed, self._draws)[0]
         self._draws += 1
         place = int(np.searchsorted(np.cumsum(probabilities), drawn, side="right"))
         return int(outcomes[min(place, len(outcomes) - 1)])
@@ -144,13 +144,11 @@ def _load(name: str) -> tuple[Any, Any]:
     try:
         import pyspiel
     except ModuleNotFoundError:
-        do = 'Install it with: pip install "sparring[games]"'
-        raise Missing("open_spiel is not installed", where=where, do=do) from None
+        raise not_installed("open_spiel", where) from None
     known = pyspiel.registered_names()
     short = name.partition("(")[0]
     if short not in known:  # asked first, since OpenSpiel prints the whole list as it fails
-        near = difflib.get_close_matches(short, known, n=1)
-        do = f"Did you mean 'spiel:{near[0]}'" if near else "pyspiel.registered_names() lists them"
+        do = did_you_mean(short, known, "pyspiel.registered_names() lists them", "spiel:")
         raise Missing("OpenSpiel has no such game", where=where, do=do)
     try:
         return pyspiel, pyspiel.load_game(name)

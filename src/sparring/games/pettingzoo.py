@@ -4,7 +4,6 @@ Where there is a parallel version (all agents at once) it is played, else the on
 An "action_mask", in the observation or beside it, becomes the legal mask.
 """
 
-import difflib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import Missing
-from sparring.games import gym_spaces as spaces
+from sparring.games import gym_spaces
+from sparring.games.game_state import did_you_mean, not_installed
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked
-from sparring.games.vectorize import Seen, VectorGame
+from sparring.games.vectorize import SingleGame, SingleView, VectorGame
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -28,7 +28,7 @@ def open_game(name: str, n: int) -> Game:
     """n games of that name, or Missing."""
     library, env_id = _found(name)
     parallel = env_id in library.parallel_registry
-    return VectorGame(lambda: _Table(_make(library, env_id, parallel, name), parallel, name), n)
+    return VectorGame(lambda: _PettingZooGame(_make(library, env_id, parallel, name), parallel, name), n)
 
 
 class _Seat:
@@ -39,19 +39,19 @@ class _Seat:
         inner = getattr(space, "spaces", None)
         self.masked = isinstance(inner, dict) and "action_mask" in inner
         # By PettingZoo's custom a masked observation is {"observation": …, "action_mask": …}.
-        self.reading = spaces.observation(inner["observation"] if self.masked and inner else space, where)
-        self.leaf, self.act = spaces.action(env.action_space(agent), where)
-        self.seen: Columns = {leaf.name: np.zeros(leaf.shape, leaf.dtype) for leaf in self.reading.leaves}
+        self.reader = gym_spaces.observation(inner["observation"] if self.masked and inner else space, where)
+        self.leaf, self.act = gym_spaces.action(env.action_space(agent), where)
+        self.seen: Columns = {leaf.name: np.zeros(leaf.shape, leaf.dtype) for leaf in self.reader.leaves}
         self.legal: Array | None = None
 
     def look(self, observation: Any, info: dict[str, Any]) -> None:
         """Keep what the agent sees now; an agent that is gone keeps what it saw last."""
         mask = observation["action_mask"] if self.masked else info.get("action_mask")
         self.legal = None if mask is None or self.leaf.kind != "discrete" else np.asarray(mask, bool)
-        self.seen = self.reading.read(observation["observation"] if self.masked else observation)
+        self.seen = self.reader.read(observation["observation"] if self.masked else observation)
 
 
-class _Table:
+class _PettingZooGame(SingleGame):
     """One game."""
 
     def __init__(self, env: Any, parallel: bool, name: str) -> None:
@@ -65,7 +65,7 @@ class _Table:
             SeatSpec(
                 name=str(agent),
                 team=place,
-                observation=seat.reading.leaves,
+                observation=seat.reader.leaves,
                 action=seat.leaf,
                 reward_bounds=(-REWARD_BOUND, REWARD_BOUND),
             )
@@ -74,17 +74,17 @@ class _Table:
         turns: Any = "simultaneous" if parallel else "alternating"
         self.spec = checked(GameSpec(id=GameId(f"pz:{name}"), turns=turns, seats=seats, max_ticks=MOST_TICKS), where)
 
-    def reset(self, seed: int) -> Seen:
+    def reset(self, seed: int) -> SingleView:
         self._ending = dict.fromkeys(self._agents, RUNNING)
         self._score = dict.fromkeys(self._agents, 0.0)
         started = self._env.reset(seed=seed % _SEEDS)
         if self._parallel:
             self._look(*started)
         else:
-            self._look_around()
+            self._look_at_all()
         return self._show({})
 
-    def step(self, actions: Sequence[Array]) -> Seen:
+    def step(self, actions: Sequence[Array]) -> SingleView:
         chosen = dict(zip(self._agents, actions, strict=True))
         if self._parallel:
             moves = {agent: self._seats[agent].act(chosen[agent]) for agent in self._env.agents}
@@ -93,7 +93,7 @@ class _Table:
         else:
             mover = self._env.agent_selection
             self._env.step(self._seats[mover].act(chosen[mover]))
-            self._look_around()
+            self._look_at_all()
             rewards, terminated, truncated = self._env.rewards, self._env.terminations, self._env.truncations
         rewards = {agent: float(reward) for agent, reward in rewards.items()}
         for agent in self._agents:
@@ -102,33 +102,27 @@ class _Table:
                 ended = TERMINATED if terminated.get(agent) else TRUNCATED if truncated.get(agent) else RUNNING
                 self._ending[agent] = ended
         if not self._parallel:
-            self._bury()
+            self._step_ended_agents()
         return self._show(rewards)
-
-    def save(self) -> bytes:
-        raise NotImplementedError("Many asks only games that resimulate")
-
-    def restore(self, state: bytes) -> None:
-        raise NotImplementedError("Many asks only games that resimulate")
 
     def _look(self, observations: dict[Any, Any], infos: dict[Any, Any]) -> None:
         for agent, observation in observations.items():
             self._seats[agent].look(observation, infos.get(agent, {}))
 
-    def _look_around(self) -> None:
+    def _look_at_all(self) -> None:
         agents = self._env.agents
         self._look({agent: self._env.observe(agent) for agent in agents}, self._env.infos)
 
-    def _bury(self) -> None:
+    def _step_ended_agents(self) -> None:
         """PettingZoo wants a step without an action for each agent that has ended, before the others go on."""
         while self._env.agents and self._ending[self._env.agent_selection] != RUNNING:
             self._env.step(None)
 
-    def _show(self, rewards: dict[Any, float]) -> Seen:
+    def _show(self, rewards: dict[Any, float]) -> SingleView:
         live = set(self._env.agents) if self._parallel else {self._env.agent_selection} & set(self._env.agents)
-        if not live:  # nobody is left to ask, whatever the flags say
+        if not live:  # no agent is left, whatever the flags say
             self._ending = {agent: ending or TERMINATED for agent, ending in self._ending.items()}
-        return Seen(
+        return SingleView(
             observation=tuple(seat.seen for seat in self._seats.values()),
             to_act=tuple(agent in live for agent in self._agents),
             reward=tuple(rewards.get(agent, 0.0) for agent in self._agents),
@@ -144,12 +138,10 @@ def _found(name: str) -> tuple[Any, str]:
     try:
         import pettingzoo
     except ModuleNotFoundError:
-        do = 'Install it with: pip install "sparring[games]"'
-        raise Missing("pettingzoo is not installed", where=where, do=do) from None
+        raise not_installed("pettingzoo", where) from None
     known = {f"{spec.name}_v{spec.version}": env_id for env_id, spec in pettingzoo.aec_registry.items()}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        do = f"Did you mean 'pz:{near[0]}'" if near else "pettingzoo.pprint_registry() lists them"
+        do = did_you_mean(name, known, "pettingzoo.pprint_registry() lists them", "pz:")
         raise Missing("PettingZoo has no such game", where=where, do=do)
     return pettingzoo, known[name]
 

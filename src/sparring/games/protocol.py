@@ -1,4 +1,4 @@
-"""Games, n at once: what every game offers, and what is seen of it."""
+"""The interface of games, n at once, and the View that they give."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Game(Protocol):
     n: int
 
     def reset(self, seeds: Array, which: Array) -> View:
-        """Start anew those games where `which` (bool [n]) is true, from `seeds` (uint64 [n])."""
+        """Start the games where `which` (bool [n]) is true, from `seeds` (uint64 [n])."""
         ...
 
     def step(self, actions: Actions) -> View:

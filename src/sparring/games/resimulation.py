@@ -1,4 +1,4 @@
-"""A recorded episode again, from its seed and its actions: was each s' really f(s, a)?"""
+"""Run a recorded episode again from its seed and actions, and compare: was each s' really f(s, a)?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,12 +52,7 @@ class _Seat:
         return len(self.columns["action"])
 
 
-def mismatches(chunks: Sequence[Chunk], game: Game) -> int:
-    """How many steps and ends of one episode the game does not give again; Refused where it cannot be asked."""
-    return len(replay(chunks, game).mismatches)
-
-
-def replay(chunks: Sequence[Chunk], game: Game) -> Resimulation:
+def resimulate(chunks: Sequence[Chunk], game: Game) -> Resimulation:
     """Run one episode again in row 0 of `game`: all its seats, each recorded from its first step without a gap."""
     seats = _joined(chunks, game)
     seed = chunks[0].header.seed

@@ -1,9 +1,8 @@
-"""Players that need no model: opponents to measure against, mock players, teachers.
+"""Scripted players, which need no model: opponents to measure against, mock players, teachers.
 
 A script sees what its seat sees and nothing else, and draws from the generator it is given.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from numpy.random import Generator
 
 from sparring.errors import Missing
 from sparring.games import connect_four, duel
+from sparring.games.game_state import did_you_mean
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec, Leaf
 from sparring.wire.chunk import Array
@@ -48,8 +48,7 @@ def script_for(spec: GameSpec, name: str) -> Script:
     """The script of that name for the game of that spec, or Missing."""
     known: dict[str, Act] = {"random": _random, **_SCRIPTS.get(spec.id, {})}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        do = f"Did you mean {near[0]!r}" if near else f"Use one of {', '.join(known)}"
+        do = did_you_mean(name, known, f"Use one of {', '.join(known)}")
         raise Missing(f"there is no script {name!r}", where=f"scripts of {spec.id}", do=do)
     return Script(name, spec, known[name])
 

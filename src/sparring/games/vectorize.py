@@ -1,6 +1,6 @@
-"""From one game to n: whoever has a game that plays alone writes a `SingleGame`, and `VectorGame` plays n of them.
+"""From one game to n: a `SingleGame` plays one, and `VectorGame` plays n of them.
 
-The adapters of other libraries are made so, and a game of one's own may be (docs/games.md).
+The adapters of PettingZoo and OpenSpiel are written so, and your own game may be (docs/games.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,16 +10,15 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from sparring.errors import Refused, WireError
-from sparring.games import state_bytes as snapshot
-from sparring.games.moves import discrete_moves
+from sparring.errors import WireError
+from sparring.games.game_state import BaseGame, read_state, state_bytes
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Columns, View
 from sparring.games.spec import GameSpec
 from sparring.wire.chunk import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SingleView:
     """What one game shows; each tuple has one entry per seat."""
 
     observation: tuple[Columns, ...]  # leaf name → array of the leaf's shape and dtype
@@ -35,34 +34,33 @@ class SingleGame(Protocol):
 
     spec: GameSpec
 
-    def reset(self, seed: int) -> Seen:
-        """Start anew."""
+    def reset(self, seed: int) -> SingleView:
+        """Start a new game."""
         ...
 
-    def step(self, actions: Sequence[Array]) -> Seen:
+    def step(self, actions: Sequence[Array]) -> SingleView:
         """Go on by one decision; one action per seat, those of seats that do not act mean nothing."""
         ...
 
     def save(self) -> bytes:
         """The game exactly, where `spec.resimulates`; never called otherwise."""
-        ...
+        raise AssertionError("resimulates is false")
 
     def restore(self, state: bytes) -> None:
         """Back to what `save` gave."""
-        ...
+        raise AssertionError("resimulates is false")
 
 
-class VectorGame:
+class VectorGame(BaseGame):
     """n single games as one `Game`. It counts ticks, and cuts a game short at `spec.max_ticks`."""
 
     def __init__(self, make: Callable[[], SingleGame], n: int) -> None:
-        self.n = n
+        super().__init__(n)
         self._games = [make() for _ in range(n)]
         self.spec = self._games[0].spec
         seats = len(self.spec.seats)
-        self._tick = np.zeros(n, np.int64)
         self._to_act = np.zeros((n, seats), bool)
-        self._ending = np.full((n, seats), TERMINATED, np.uint8)  # nothing runs before its first reset
+        self._ending = np.full((n, seats), TERMINATED, np.uint8)  # [n, seats] here
         self._outcome = np.zeros((n, seats), np.float32)
         self._observation = tuple(
             {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in seat.observation} for seat in self.spec.seats
@@ -71,7 +69,7 @@ class VectorGame:
         self._legal: list[Array | None] = [None] * seats
 
     def reset(self, seeds: Array, which: Array) -> View:
-        """Start anew the games of `which`."""
+        """Start the games of `which`."""
         for i in np.flatnonzero(which).tolist():
             self._tick[i] = 0
             self._note(i, self._games[i].reset(int(seeds[i])))
@@ -80,7 +78,9 @@ class VectorGame:
     def step(self, actions: Actions) -> View:
         """Step each running game in turn."""
         running = (self._ending == RUNNING).any(axis=1)
-        moves = [self._moves(s, np.asarray(action)) for s, action in enumerate(actions)]
+        moves = [
+            self._checked_actions(s, action, self._to_act[:, s], self._legal[s]) for s, action in enumerate(actions)
+        ]
         reward = np.zeros(self._ending.shape, np.float32)
         for i in np.flatnonzero(running).tolist():
             seen = self._games[i].step([move[i] for move in moves])
@@ -93,7 +93,7 @@ class VectorGame:
         """All n games exactly; Refused where the game cannot."""
         self._require_resimulation()
         games = [game.save() for game in self._games]
-        return msgspec.msgpack.encode((games, snapshot.freeze(self.spec, self._arrays())))
+        return msgspec.msgpack.encode((games, state_bytes(self.spec, self._arrays())))
 
     def restore(self, state: bytes) -> None:
         """Back to what `save` gave; Refused where the game cannot."""
@@ -102,20 +102,11 @@ class VectorGame:
             games, arrays = msgspec.msgpack.decode(state, type=tuple[list[bytes], bytes])
         except msgspec.DecodeError as error:
             raise WireError(str(error), where=f"state of {self.spec.id}", do="Restore what save() gave") from None
-        snapshot.thaw(self.spec, arrays, self._arrays())
+        read_state(self.spec, arrays, self._arrays())
         for game, saved in zip(self._games, games, strict=True):
             game.restore(saved)
 
-    def _moves(self, seat: int, action: Array) -> Array:
-        leaf = self.spec.seats[seat].action
-        if leaf.kind == "discrete":
-            return discrete_moves(self.spec, seat, action, self._to_act[:, seat], self._legal[seat])
-        if action.shape != (self.n, *leaf.shape):
-            do = f"Give {(self.n, *leaf.shape)}"
-            raise Refused(f"actions of shape {action.shape}", where=f"{self.spec.id}, seat {seat}", do=do)
-        return action
-
-    def _note(self, i: int, seen: Seen) -> None:
+    def _note(self, i: int, seen: SingleView) -> None:
         self._ending[i] = seen.ending
         if self._tick[i] >= self.spec.max_ticks:
             self._ending[i, self._ending[i] == RUNNING] = TRUNCATED
@@ -150,11 +141,3 @@ class VectorGame:
             legal = self._legal[s]
             arrays |= {} if legal is None else {f"{s}/legal": legal}
         return arrays
-
-    def _require_resimulation(self) -> None:
-        if not self.spec.resimulates:
-            raise Refused(
-                "its state cannot be saved and restored",
-                where=f"game {self.spec.id}",
-                do="Use a game whose spec says resimulates = true",
-            )

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import ChunkRefused, Conflict, Gone, NotYours, Refused, SparringError
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.gateway.http_errors import BadRequest, TooLarge, TooMany, answer, described, json_response
 from sparring.gateway.identity import Caller
 from sparring.gateway.json_columns import columns
@@ -106,7 +106,7 @@ def prepared(chunk: Chunk, game: str, caller: Caller, parts: GatewayState) -> Ch
         received_at_ms=parts.now_ms(),
     )
     ready = Chunk(header, chunk.columns, chunk.body)
-    check(ready, spec)
+    check_chunk(ready, spec)
     _well_dated(ready, parts)
     return _within_size(ready)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sparring.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
-    from sparring.registry.protocol import Registry
+    from sparring.registry.registry import Registry
 
 BACKENDS = {"file": "sparring.registry.file:FileRegistry", "s3": "sparring.registry.s3.registry:S3Registry"}
 NEEDS = {"s3": "aws"}  # the extra of a backend that needs one

@@ -1,4 +1,4 @@
-"""What a registry asks of a model before it keeps or believes it: ids, cards, names of files, evidence."""
+"""Checks of a model before a registry stores or returns it: ids, cards, names of files, evidence."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Models from elsewhere, verified before they are believed: a folder, or a gateway over HTTP."""
+"""Models from an exported folder or from a gateway over HTTP, verified before they are used."""
 
 import hashlib
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def model_in(folder: Path) -> Model:
             raise Missing(f"there is no {name}", where=str(folder), do="Give the folder of one model") from None
 
     text = read(CARD)
-    return _assembled(ModelId(hashlib.sha256(text).hexdigest()), text, read)
+    return _model(ModelId(hashlib.sha256(text).hexdigest()), text, read)
 
 
 def model_from(url: str, model: ModelId, token: str | None) -> Model:
@@ -41,10 +41,10 @@ def model_from(url: str, model: ModelId, token: str | None) -> Model:
         text = read(CARD)
         if (found := hashlib.sha256(text).hexdigest()) != model:
             raise ModelDamaged(f"its card hashes to {found[:12]}", where=f"model {model[:12]}", do="Do not use it")
-        return _assembled(model, text, read)
+        return _model(model, text, read)
 
 
-def _assembled(model: ModelId, text: bytes, read: Callable[[str], bytes]) -> Model:
+def _model(model: ModelId, text: bytes, read: Callable[[str], bytes]) -> Model:
     card = read_card(text, model)
     return check(model, card, {name: read(name) for name in card.files})
 

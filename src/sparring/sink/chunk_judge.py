@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sparring.errors import ChunkRefused, Refused, SparringError
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.spec import GameSpec
 from sparring.stream.protocol import Placed
 from sparring.wire.chunk import MAX_ENCODED_BYTES, MAX_HEADER_BYTES, Chunk, Header, decode, encode
@@ -68,7 +68,7 @@ class ChunkJudge:
             )
         said = msgspec.structs.replace(head, uploader=placed.uploader, received_at_ms=placed.arrived_ms)
         ready = Chunk(said, chunk.columns, chunk.body)
-        check(ready, spec)
+        check_chunk(ready, spec)
         if wrong := misdated(said.episode, said.received_at_ms, self._keep_ms):
             raise ChunkRefused(wrong, where="chunk, episode", do="Mend the sender's clock", field="episode")
         # The header has grown by what the stream says: with it the chunk must still be one that reads.

@@ -72,7 +72,7 @@ export class Connection {
     });
   }
 
-  /** The id of the model that acts, or null while none reigns. */
+  /** The id of the model that acts, or null while there is no champion. */
   get model() {
     return this.champions.model?.id ?? null;
   }

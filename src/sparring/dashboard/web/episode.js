@@ -28,7 +28,7 @@ export class Recording {
   }
 
   /**
-   * The model's action (or chance, while no model reigns). Recording it says so by itself. A recurrent model
+   * The model's action (or a random one, while there is no champion). Recording it says so by itself. A recurrent model
    * remembers each call: ask it once for each decision.
    */
   async act(observation, legal = null) {

@@ -19,7 +19,7 @@ export class Match {
     return this.game.ending.every((ending) => ending !== 0);
   }
 
-  /** Whether nobody has decided anything yet. */
+  /** Whether no seat has decided anything yet. */
   get untouched() {
     return this.episodes.every((episode) => episode.count === 0);
   }

@@ -6,12 +6,12 @@ import { SparringError } from "./server.js";
 const REFRESH_EVERY_MS = 3000;
 export const NO_ADVICE = "There is no champion yet, so there is no advice worth having.";
 
-/** Whether another champion reigns than the one held: asked of the overview, which is never a 404. */
+/** Whether the champion is another than the one held: asked of the overview, which is never a 404. */
 export async function newer(connection) {
   try {
     const { games } = await server.get("/api/games");
-    const reigning = games.find((one) => one.id === connection.game)?.champion?.model ?? null;
-    return reigning !== null && reigning !== connection.model;
+    const current = games.find((one) => one.id === connection.game)?.champion?.model ?? null;
+    return current !== null && current !== connection.model;
   } catch (error) {
     if (!(error instanceof SparringError)) throw error;
     return false; // the server rests; the model that is held plays on

@@ -13,7 +13,7 @@ from sparring.nets.model_files import make_model
 from sparring.nets.policies import BUILT_IN
 from sparring.nets.user_policy import open_policy
 from sparring.registry.champions.gate import passes
-from sparring.registry.protocol import Registry
+from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import WEIGHTS, Lineage, Model
@@ -84,7 +84,7 @@ class ModelPublisher:
         alone, evidence = tried.alone, tried.evidence
         verdict = passes(evidence)
         if not self.promote or not verdict.passed:
-            self.registry.judge(model.id, evidence)
+            self.registry.save_evidence(model.id, evidence)
             said = "not promoted, as asked" if verdict.passed else f"not promoted: {verdict.reason}"
             return PublishedModel(model.id, alone, False, said)
         self.registry.promote(plan.spec.id, model.id, evidence)

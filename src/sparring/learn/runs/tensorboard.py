@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sparring.durable import kept, replace_file
+from sparring.durable import disk_errors, replace_file
 
 Line = Mapping[str, float | int | str | None]
 
@@ -45,7 +45,7 @@ class EventFile:
         step = step_of(line)
         if step <= self._last_step:
             return
-        with kept(self.path):
+        with disk_errors(self.path):
             if not self.path.exists():
                 self.path.parent.mkdir(exist_ok=True)
                 replace_file(self.path, self._header())
@@ -60,7 +60,7 @@ class EventFile:
             if step_of(line) > self._last_step:
                 records.append(self._record(line))
                 self._last_step = step_of(line)
-        with kept(self.path):
+        with disk_errors(self.path):
             self.path.parent.mkdir(exist_ok=True)
             replace_file(self.path, b"".join(records))
 

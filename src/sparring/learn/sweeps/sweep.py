@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.config import Config
-from sparring.durable import kept
+from sparring.durable import disk_errors
 from sparring.errors import ConfigError, Missing, Refused, StoreFailed, TrainingStopped
 from sparring.learn.algorithms import open_algorithm
 from sparring.learn.plan import TrainRequest, assignments, plan
@@ -227,7 +227,7 @@ def _study(folder: Path, file: SweepFile) -> "Iterator[Study]":
         raise Missing("the package optuna is not installed", where="--sweep", do=do) from None
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with kept(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     with lock:

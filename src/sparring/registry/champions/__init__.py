@@ -1,1 +1,1 @@
-"""Which model is champion: the signed log, the rules on it, the promotion gate."""
+"""Which model is champion: the signed champion log, promotion, rollback and re-signing, the promotion gate."""

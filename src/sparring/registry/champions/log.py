@@ -1,167 +1,218 @@
-"""Who reigned when: one append-only folder of signed records for each version and seat of a game.
+"""The champion log: one append-only list of signed entries for each game, on any backend's objects.
 
-    champions/<game>/<version>/<seat or "all">/000007.json
+    champions/<game>/999999999992-000007.json
 
-The newest record is the reign. Counters rise over all of a game's versions and seats together, so a
-client that is served by "all" today and by its seat's own champion tomorrow never sees one go back.
+The first half of the name counts down, so that the newest entry is the first of a listing. An entry is created only
+where nothing has its name: of two writers with one counter the second is refused, and takes the next. Counters rise
+over all of a game's versions and seats together, so a client that is served by the champion for all seats today and by
+its seat's own champion tomorrow never sees one go back. Each entry lists the newest counter of every version and seat
+before it, so the champion of any of them is two reads away however long the log. Its signature covers the whole entry.
 """
 
-import contextlib
-import fcntl
-import hashlib
+import base64
 import logging
-import os
 import re
-from collections.abc import Iterator, Sequence
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from sparring.durable import append_file, folder_name, kept, make_folders, original_name, read_inside
+from sparring.durable import folder_name
 from sparring.errors import ModelDamaged
-from sparring.registry.protocol import Evidence
+from sparring.registry.protocol import Evidence, Objects
+from sparring.registry.signing_key import SigningKey
 from sparring.wire.champion import Champion, Signed, canonical, verify
 from sparring.wire.ids import GameId, ModelId
 
-MAX_RECORD_BYTES = 64 << 10
+MAX_ENTRY_BYTES = 1 << 20
+READERS = 8
+LISTED = 8  # names in a listing for the newest entry, in case a file that is no entry sorts before it
+_LAST = 10**12 - 1
+_NAME = re.compile(r"(\d{12})-(\d{6,12})\.json\Z")
+Kind = Literal["promotion", "rollback", "re-sign"]
+
 log = logging.getLogger(__name__)
-_RECORD = re.compile(r"^(\d{6,})\.json$")
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One signing. A renewal prolongs the reign before it and changes nothing else."""
-
-    kind: Literal["promotion", "rollback", "renewal"]
-    signed: Signed
-    evidence: Evidence
-    hash: str = ""  # SHA-256 over the other three: the signature covers only the manifest
-
-    def digest(self) -> str:
-        """What `hash` must be."""
-        return hashlib.sha256(canonical((self.kind, self.signed, self.evidence))).hexdigest()
+class CounterTaken(Exception):
+    """Another writer appended an entry with this counter first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChampionEntry:
-    """A record whose signature held, and what it says."""
+    """One verified entry. A re-sign extends the expiry of the entry before it and changes nothing else."""
 
+    kind: Kind
     champion: Champion
-    record: Record
+    signed: Signed  # `champion` as it is signed for clients
+    evidence: Evidence
 
 
-def before(history: Sequence[ChampionEntry]) -> ModelId | None:
-    """The model that a rollback returns to: the one that reigned before the present one; None where none did.
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """The newest counter of a game's log, and that of each version and seat."""
 
-    Promotions pile up and a rollback takes the top off, so a second rollback goes further back
-    instead of returning to what the first one removed.
-    """
-    pile: list[ModelId] = []
-    for reign in history:
-        model = reign.champion.model
-        if reign.record.kind == "rollback" and model in pile:
-            while pile[-1] != model:
-                pile.pop()
-        elif not pile or pile[-1] != model:
-            pile.append(model)
-    return pile[-2] if len(pile) > 1 else None
+    counter: int
+    newest: dict[tuple[str, int | None], int]
+
+
+class _Newest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: str
+    seat: int | None
+    counter: int
+
+
+class _StoredEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: int = 1
+    writer: str  # random: a writer whose answer was lost recognises its own entry
+    newest_before: tuple[_Newest, ...]
+    kind: Kind
+    signed: Signed
+    evidence: Evidence
+    signature: str = ""  # by the registry's signing key, over all of the above
+
+    def signed_bytes(self) -> bytes:
+        return canonical(msgspec.structs.replace(self, signature=""))
 
 
 class ChampionLog:
-    """All records under `champions/`. Verified records stay in memory: a record's file never changes."""
+    """The logs of all games of one registry. Verified entries stay in memory: an entry never changes.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._known: dict[Path, ChampionEntry] = {}
-        self._any = False
+    Safe to call from several threads. A champion may be answered from memory for `fresh_s` seconds."""
 
-    def any(self) -> bool:
-        """Whether anything was ever signed here."""
-        self._any = self._any or next(self.root.glob("*/*/*/*.json"), None) is not None
-        return self._any
+    def __init__(self, objects: Objects, key: SigningKey, fresh_s: float = 0.0) -> None:
+        self._objects, self._key, self._fresh_s = objects, key, fresh_s
+        self._known: dict[tuple[GameId, int], tuple[LogHead, ChampionEntry]] = {}
+        self._heads: dict[GameId, tuple[float, LogHead]] = {}  # with the monotonic second when it was read
+        self._lock = threading.Lock()  # of many threads that ask at once one reads, the others take its result
 
     def versions(self, game: GameId) -> list[str]:
-        """The game's versions that have, or had, a champion."""
-        return sorted(original_name(entry.name) for entry in self._game(game).glob("*") if entry.is_dir())
+        """The game's versions that have, or had, a champion; ModelDamaged where no entry of the log verifies."""
+        head = self.head(game)
+        return sorted({version for version, _ in (head.newest or self._head(game).newest)})
 
-    def newest(self, game: GameId, version: str, seat: int | None, trust: str) -> ChampionEntry | None:
-        """The present reign of exactly that lane; ModelDamaged where its record does not verify."""
-        lane = self._lane(game, version, seat)
-        numbers = _numbers(lane)
-        return self._read(lane, max(numbers), trust) if numbers else None
+    def newest(self, game: GameId, version: str, seat: int | None) -> ChampionEntry | None:
+        """The newest entry of exactly that version and seat; ModelDamaged where it does not verify."""
+        folder_name(version, "version")  # refuses what cannot name a version
+        counter = self._head(game, self._fresh_s).newest.get((version, seat))
+        return None if counter is None else self._entry(game, counter)[1]
 
-    def history(self, game: GameId, version: str, seat: int | None, trust: str) -> list[ChampionEntry]:
-        """Every reign of the lane, oldest first."""
-        lane = self._lane(game, version, seat)
-        return [self._read(lane, number, trust) for number in sorted(_numbers(lane))]
+    def history(self, game: GameId, version: str, seat: int | None) -> list[ChampionEntry]:
+        """Every entry of that version and seat, oldest first."""
+        with ThreadPoolExecutor(READERS) as pool:
+            entries = [entry for _, entry in pool.map(lambda c: self._entry(game, c), self._counters(game))]
+        return [entry for entry in entries if (entry.champion.version, entry.champion.seat) == (version, seat)]
 
-    def reigning(self, game: GameId, trust: str) -> set[ModelId]:
-        """The models that are champion of any version and seat. A damaged record is left out, and logged."""
+    def champions(self, game: GameId) -> set[ModelId]:
+        """The models that are champion of any version and seat. A damaged entry is left out, and logged."""
         found = set()
-        for lane in self._game(game).glob("*/*"):
-            try:
-                if numbers := _numbers(lane):
-                    found.add(self._read(lane, max(numbers), trust).champion.model)
-            except ModelDamaged as error:
-                log.warning("no champion is shown for it: %s", error)
+        try:
+            for counter in self._head(game).newest.values():
+                found.add(self._entry(game, counter)[1].champion.model)
+        except ModelDamaged as error:
+            log.warning("no champion is shown for it: %s", error)
         return found
 
-    @contextlib.contextmanager
-    def writing(self, game: GameId) -> Iterator[int]:
-        """The game's next counter, for the one who holds its lock."""
-        folder = self._game(game)
-        with kept(folder):
-            make_folders(folder, self.root.parent)
-            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    def head(self, game: GameId) -> LogHead:
+        """Where the next entry goes. Where the newest entry is damaged, a new one is still possible after it."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            lanes = folder.glob("*/*")
-            yield 1 + max((number for lane in lanes for number in _numbers(lane)), default=0)
-        finally:
-            os.close(fd)
+            return self._head(game)
+        except ModelDamaged as error:
+            log.warning("the log's newest entry is damaged: %s", error)
+        counters = self._counters(game)
+        for counter in reversed(counters):
+            try:
+                return LogHead(counters[-1], self._entry(game, counter)[0].newest)
+            except ModelDamaged as error:
+                log.warning("skipped: %s", error)
+        return LogHead(counters[-1], {})
 
-    def append(self, champion: Champion, record: Record) -> None:
-        """Keep the record; durable on return. Only under `writing`."""
-        lane = self._lane(champion.game, champion.version, champion.seat)
-        with kept(lane):
-            make_folders(lane, self.root.parent)
-            whole = msgspec.structs.replace(record, hash=record.digest())
-            path = lane / f"{champion.counter:06}.json"
-            append_file(path, msgspec.json.encode(whole))
-        self._known[path] = ChampionEntry(champion, whole)
+    def append(self, entry: ChampionEntry, after: LogHead) -> None:
+        """Store the entry, durable on return; CounterTaken where another writer appended since `after` was read."""
+        said = entry.champion
+        newest_before = tuple(_Newest(*slot, counter) for slot, counter in after.newest.items())
+        writer = secrets.token_hex(16)
+        stored = _StoredEntry(
+            writer=writer, newest_before=newest_before, kind=entry.kind, signed=entry.signed, evidence=entry.evidence
+        )
+        signature = base64.b64encode(self._key.private().sign(stored.signed_bytes())).decode()
+        text = msgspec.json.encode(msgspec.structs.replace(stored, signature=signature))
+        key = _key(said.game, said.counter)
+        if not self._objects.put_new(key, text) and self._objects.get(key, MAX_ENTRY_BYTES) != text:
+            raise CounterTaken(key)
+        head = LogHead(said.counter, {**after.newest, (said.version, said.seat): said.counter})
+        with self._lock:
+            self._known[said.game, said.counter] = head, entry
+            self._heads[said.game] = time.monotonic(), head
 
-    def _read(self, lane: Path, number: int, trust: str) -> ChampionEntry:
-        path = lane / f"{number:06}.json"
-        if path in self._known:
-            return self._known[path]
-        text = read_inside(lane, path.name, MAX_RECORD_BYTES)
+    def _head(self, game: GameId, max_age_s: float = 0.0) -> LogHead:
+        with self._lock:
+            read_s, known = self._heads.get(game, (0.0, None))
+            now_s = time.monotonic()
+            if known is not None:
+                if now_s - read_s < max_age_s:
+                    return known
+                # Asking for the next name is cheaper than a listing, and usually nothing has it. Only a game's first
+                # entry may have any counter.
+                if known.counter and self._objects.get(_key(game, known.counter + 1), MAX_ENTRY_BYTES) is None:
+                    self._heads[game] = now_s, known
+                    return known
+            counters = self._counters(game, LISTED)
+            head = self._entry(game, counters[-1])[0] if counters else LogHead(0, {})
+            self._heads[game] = now_s, head
+            return head
+
+    def _counters(self, game: GameId, limit: int | None = None) -> list[int]:
+        names = (_NAME.search(found.key) for found in self._objects.list(_folder(game), limit))
+        return sorted(int(name[2]) for name in names if name and int(name[1]) + int(name[2]) == _LAST)
+
+    def _entry(self, game: GameId, counter: int) -> tuple[LogHead, ChampionEntry]:
+        """That entry, and the log's head once it is in."""
+        if (known := self._known.get((game, counter))) is not None:
+            return known
+        key = _key(game, counter)
+        text = self._objects.get(key, MAX_ENTRY_BYTES)
+        if text is None:
+            raise _damaged(key, "it is gone")
         try:
-            record = msgspec.json.decode(text, type=Record)
+            stored = msgspec.json.decode(text, type=_StoredEntry)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _damaged(path, f"it does not read: {error}") from None
-        if record.hash != record.digest() or msgspec.json.encode(record) != text:
-            raise _damaged(path, "it does not hash to what it says")
-        champion = verify(record.signed, trust)
-        seat = "all" if champion.seat is None else str(champion.seat)
-        if champion.counter != number or self._lane(champion.game, champion.version, champion.seat) != lane:
-            raise _damaged(path, f"it is the record {champion.counter} of {champion.game} {champion.version} {seat}")
-        return self._known.setdefault(path, ChampionEntry(champion, record))
-
-    def _game(self, game: GameId) -> Path:
-        return self.root / folder_name(game, "game")
-
-    def _lane(self, game: GameId, version: str, seat: int | None) -> Path:
-        return self._game(game) / folder_name(version, "version") / ("all" if seat is None else f"{seat:d}")
+            raise _damaged(key, f"it does not read: {error}") from None
+        trust = self._key.trust
+        if stored.format != 1 or msgspec.json.encode(stored) != text or not _signature_holds(stored, trust):
+            raise _damaged(key, f"it is not signed by {trust}")
+        champion = verify(stored.signed, trust)
+        if (champion.counter, champion.game) != (counter, game):
+            raise _damaged(key, f"it is the entry {champion.counter} of {champion.game}")
+        newest = {(before.version, before.seat): before.counter for before in stored.newest_before}
+        head = LogHead(counter, {**newest, (champion.version, champion.seat): counter})
+        entry = ChampionEntry(stored.kind, champion, stored.signed, stored.evidence)
+        return self._known.setdefault((game, counter), (head, entry))
 
 
-def _numbers(lane: Path) -> list[int]:
+def _signature_holds(stored: _StoredEntry, trust: str) -> bool:
     try:
-        names = os.listdir(lane)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [int(found[1]) for name in names if (found := _RECORD.match(name))]
+        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(trust.removeprefix("ed25519:"), validate=True))
+        signature = base64.b64decode(stored.signature, validate=True)
+        public.verify(signature, stored.signed_bytes())
+    except (InvalidSignature, ValueError):
+        return False
+    return base64.b64encode(signature).decode() == stored.signature  # base64 has several spellings of one signature
 
 
-def _damaged(path: Path, wrong: str) -> ModelDamaged:
-    return ModelDamaged(wrong, where=str(path), do="Bring it back from a backup, or promote a model anew")
+def _folder(game: GameId) -> str:
+    return f"champions/{folder_name(game, 'game')}/"
+
+
+def _key(game: GameId, counter: int) -> str:
+    return f"{_folder(game)}{_LAST - counter:012}-{counter:06}.json"
+
+
+def _damaged(key: str, wrong: str) -> ModelDamaged:
+    return ModelDamaged(wrong, where=key, do="Restore it from a backup, or promote a model again")

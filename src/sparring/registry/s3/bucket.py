@@ -5,6 +5,7 @@ Every failure is one sentence that names the setting to change. Credentials come
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import logging
@@ -23,6 +24,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sparring.errors import ConfigError, ModelDamaged
+from sparring.registry.protocol import ListedObject
 from sparring.registry.s3.errors import TAKEN, code_of, sentence
 
 PART_BYTES = 8 << 20
@@ -46,7 +48,7 @@ class Address:
     region: str | None = None
     public: bool = False  # models are read by everybody, without a signature
     key: str | None = None  # the file of the key that signs champions here
-    fresh_s: float = 1.0  # for so long a champion may be told from memory
+    fresh_s: float = 1.0  # for so many seconds a champion may be answered from memory
     setting: str = "registry.url"  # where it is written: errors name it
 
     @classmethod
@@ -89,105 +91,87 @@ class Address:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One object in a list."""
-
-    key: str
-    etag: str
-
-
 class Bucket:
     """Safe to call from several threads. Keys are relative to the address's prefix."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        try:
+        with self._sentences():
             described = botocore.session.Session()
             described.register_component("data_loader", _LOADER)
             self._session = Session(region_name=address.region, botocore_session=described)
-            # Opening asks once with short patience, so that a wrong setting is said within seconds.
-            self._open_once(self._client(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2}))
+            # Opening asks once with short timeouts, so that a wrong setting is reported within seconds.
+            quick = self._client(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2})
+            try:
+                quick.list_objects_v2(Bucket=address.bucket, Prefix=address.prefix, MaxKeys=1)
+            finally:
+                quick.close()
             self._s3 = self._client(connect_timeout=4, read_timeout=60, retries={"total_max_attempts": 4})
-            self._linking = self._client(signature_version=UNSIGNED) if address.public else self._s3
-        except (BotoCoreError, ClientError, ValueError) as error:
-            raise self._said(error) from None
+            self._link_client = self._client(signature_version=UNSIGNED) if address.public else self._s3
+
+    def __str__(self) -> str:
+        return str(self.address)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Release the connections."""
         self._s3.close()
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
         """The object, whole; None where there is none; ModelDamaged where it is larger."""
-        for left in reversed(range(READ_TRIES)):
-            try:
-                answer = self._s3.get_object(**self._at(key))
-                if answer["ContentLength"] > max_bytes:
-                    raise ModelDamaged(
-                        f"it is larger than {max_bytes} bytes", where=f"{self.address}/{key}", do="Remove it"
-                    )
-                content: bytes = answer["Body"].read()
-                return content
-            except ClientError as error:
-                if code_of(error) in ("NoSuchKey", "404"):
-                    return None
-                raise self._said(error) from None
-            except BotoCoreError as error:  # a body that broke off is not tried again by botocore itself
-                if not left:
-                    raise self._said(error) from None
-        raise AssertionError("unreachable")
+        with self._sentences("NoSuchKey", "404"):
+            for tries_left in reversed(range(READ_TRIES)):
+                try:
+                    answer = self._s3.get_object(**self._at(key))
+                    if answer["ContentLength"] > max_bytes:
+                        wrong = f"it is larger than {max_bytes} bytes"
+                        raise ModelDamaged(wrong, where=f"{self.address}/{key}", do="Remove it")
+                    content: bytes = answer["Body"].read()
+                    return content
+                except BotoCoreError:  # botocore itself does not try again when a body breaks off
+                    if not tries_left:
+                        raise
+        return None
 
     def put(self, key: str, content: bytes) -> None:
-        """Keep `content` under the key, instead of whatever was there."""
+        """Store `content` under the key, in place of what was there."""
         self._put(key, content, {})
 
     def put_new(self, key: str, content: bytes) -> bool:
-        """Keep `content` where nothing is yet. False where something is, which stays.
+        """Store `content` where there is nothing yet. False where there is, which stays.
 
-        After a lost answer the something may be this very content: who must know compares.
+        After a lost answer it may be this very content: a caller who must know compares.
         """
-        try:
-            self._put(key, content, {"IfNoneMatch": "*"})
-        except FileExistsError:
-            return False
-        return True
+        return self._put(key, content, {"IfNoneMatch": "*"})
 
-    def list(self, prefix: str, *, most: int | None = None) -> Iterator[Entry]:
-        """What begins with `prefix`, in the order of its bytes; at most `most`."""
+    def list(self, prefix: str, limit: int | None = None) -> Iterator[ListedObject]:
+        """What begins with `prefix`, in the order of its bytes; at most `limit`."""
         token: dict[str, str] = {}
         while True:
             page = self._call(
                 "list_objects_v2",
                 Bucket=self.address.bucket,
                 Prefix=self.address.prefix + prefix,
-                MaxKeys=min(most or 1000, 1000),
+                MaxKeys=min(limit or 1000, 1000),
                 **token,
             )
             for item in page.get("Contents", ()):
-                yield Entry(item["Key"].removeprefix(self.address.prefix), item["ETag"])
-            if most is not None or not page.get("IsTruncated"):
+                yield ListedObject(item["Key"].removeprefix(self.address.prefix), item["ETag"])
+            if limit is not None or not page.get("IsTruncated"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def link(self, key: str, seconds: int) -> str:
         """An address that anyone can download from: for so many seconds, or for good where the bucket is public."""
-        try:
-            made: str = self._linking.generate_presigned_url("get_object", Params=self._at(key), ExpiresIn=seconds)
-        except BotoCoreError as error:
-            raise self._said(error) from None
-        return made
+        with self._sentences():
+            made: str = self._link_client.generate_presigned_url("get_object", Params=self._at(key), ExpiresIn=seconds)
+            return made
 
     def share(self, prefix: str, yes: bool) -> None:
         """Let everybody read what begins with `prefix`, or no longer. Other statements of the policy stay."""
         name = "SparringModels" + hashlib.sha256(f"{self.address.prefix}{prefix}".encode()).hexdigest()[:12]
-        try:
+        policy: dict[str, Any] = {"Version": "2012-10-17", "Statement": []}
+        with self._sentences("NoSuchBucketPolicy"):
             policy = json.loads(self._s3.get_bucket_policy(Bucket=self.address.bucket)["Policy"])
-        except ClientError as error:
-            if code_of(error) != "NoSuchBucketPolicy":
-                raise self._said(error) from None
-            policy = {"Version": "2012-10-17", "Statement": []}
-        except BotoCoreError as error:
-            raise self._said(error) from None
         others = [said for said in policy["Statement"] if said.get("Sid") != name]
         ours = {
             "Sid": name,
@@ -211,19 +195,16 @@ class Bucket:
             if now_s - upload["Initiated"].timestamp() > STALE_UPLOAD_S:
                 self._call("abort_multipart_upload", **where, Key=upload["Key"], UploadId=upload["UploadId"])
 
-    def _put(self, key: str, content: bytes, condition: dict[str, str]) -> None:
-        """FileExistsError where the condition does not hold."""
-        try:
+    def _put(self, key: str, content: bytes, condition: dict[str, str]) -> bool:
+        """False where the condition does not hold."""
+        done = False
+        with self._sentences(*(TAKEN if condition else ())):
             if len(content) <= ALONE_BYTES:
                 self._s3.put_object(**self._at(key), Body=content, ContentMD5=_md5(content), **condition)
             else:
                 self._put_in_parts(key, content, condition)
-        except ClientError as error:
-            if condition and code_of(error) in TAKEN:
-                raise FileExistsError(key) from None
-            raise self._said(error) from None
-        except BotoCoreError as error:
-            raise self._said(error) from None
+            done = True
+        return done
 
     def _put_in_parts(self, key: str, content: bytes, condition: dict[str, str]) -> None:
         at = self._at(key)
@@ -244,12 +225,6 @@ class Bucket:
                 self._s3.abort_multipart_upload(**upload)
             raise
 
-    def _open_once(self, quick: Any) -> None:
-        try:
-            quick.list_objects_v2(Bucket=self.address.bucket, Prefix=self.address.prefix, MaxKeys=1)
-        finally:
-            quick.close()
-
     def _client(self, **settings: Any) -> Any:
         style = {"addressing_style": "path" if self.address.endpoint else "auto"}
         # Content-MD5 is ours and every server knows it; boto3's newer checksums are refused by some.
@@ -263,16 +238,20 @@ class Bucket:
         return self._session.client("s3", endpoint_url=self.address.endpoint, config=config)
 
     def _call(self, verb: str, **what: Any) -> Any:
-        try:
+        with self._sentences():
             return getattr(self._s3, verb)(**what)
-        except (BotoCoreError, ClientError) as error:
-            raise self._said(error) from None
 
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.address.bucket, "Key": self.address.prefix + key}
 
-    def _said(self, error: Exception) -> Exception:
-        return sentence(error, str(self.address), self.address.endpoint, self.address.setting)
+    @contextlib.contextmanager
+    def _sentences(self, *expected: str) -> Iterator[None]:
+        """Turn what S3 and boto3 raise into one sentence; the block ends without an error at the `expected` codes."""
+        try:
+            yield
+        except (BotoCoreError, ClientError, ValueError) as error:
+            if not (isinstance(error, ClientError) and code_of(error) in expected):
+                raise sentence(error, str(self.address), self.address.endpoint, self.address.setting) from None
 
 
 def _md5(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What S3 and the way to it say, as one sentence: which setting is wrong, and what to do."""
+"""Errors of S3 and of the connection to it, as one sentence: which setting is wrong, and what to do."""
 
 from botocore.exceptions import (
     ClientError,

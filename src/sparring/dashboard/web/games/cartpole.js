@@ -1,7 +1,7 @@
 // CartPole for the browser: the twin of src/sparring/games/cartpole.py. The rules are in docs/rules.md.
 
-import { uniform } from "./chance.js";
-import { checkedMove } from "./moves.js";
+import { uniform } from "./splitmix.js";
+import { checkedMove } from "./checked_move.js";
 
 const GRAVITY = 9.8;
 const POLE_MASS = 0.1;

@@ -1,6 +1,6 @@
 // Connect Four for the browser: the twin of src/sparring/games/connect_four.py. The rules are in docs/rules.md.
 
-import { checkedMove } from "./moves.js";
+import { checkedMove } from "./checked_move.js";
 
 export const COLUMNS = 7;
 export const ROWS = 6;
@@ -24,7 +24,7 @@ export class Game {
     this.reward = [0, 0];
     this.ending = [1, 1]; // nothing runs before its first reset
     this.outcome = [0, 0];
-    this.line = []; // the cells of a winning four, for whoever draws the board
+    this.line = []; // the cells of a winning four, for the board that draws them
   }
 
   reset(_seed) {

@@ -1,8 +1,8 @@
 // Duel for the browser: the twin of src/sparring/games/duel.py. The rules are in docs/rules.md.
 // Every number of the state is an integer; x grows to the right and y downwards, from the middle of the field.
 
-import { draw } from "./chance.js";
-import { checkedMove } from "./moves.js";
+import { draw } from "./splitmix.js";
+import { checkedMove } from "./checked_move.js";
 
 export const HALF_HEIGHT = 3072;
 export const PADDLE_X = 4864;

@@ -1,4 +1,4 @@
-// What is there to play, how much was played, and who reigns.
+// What is there to play, how much was played, and who is champion.
 
 import { $, ago, brief, count, h, poll, s, say, server, short, show } from "../page.js";
 import { hour } from "../minutes.js";
@@ -36,11 +36,11 @@ function cartArt() {
     s("line", { class: "art-pole", x1: 160, y1: 122, x2: 174, y2: 38 }));
 }
 
-function reigns(game) {
+function championOf(game) {
   if (game.champion)
     return [h("span", { class: "tag champion" }, `champion no. ${game.champion.counter}`), " ",
       h("a", { href: `/models?game=${encodeURIComponent(game.id)}`, class: "mono small" }, short(game.champion.model)),
-      h("span", { class: "quiet small" }, ` crowned ${ago(game.champion.issued_at_ms)}`)];
+      h("span", { class: "quiet small" }, ` since ${ago(game.champion.issued_at_ms)}`)];
   const training = game.running ? "training has begun…" : ["train it with ", h("code", {}, `spar train ${game.id}`)];
   return [h("span", { class: "quiet small" }, "no champion yet: playing at random; ", training)];
 }
@@ -54,7 +54,7 @@ function card(game) {
   return h("li", { class: "game card", "data-game": game.id },
     art && h("figure", {}, art()),
     h("div", { class: "body" },
-      h("h2", {}, title), h("p", { class: "quiet" }, about), h("p", { class: "reigns" }, reigns(game)),
+      h("h2", {}, title), h("p", { class: "quiet" }, about), h("p", { class: "current-champion" }, championOf(game)),
       h("dl", {}, numbers.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, brief(value))))),
       h("div", { class: "actions" },
         play,

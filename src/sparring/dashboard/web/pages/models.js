@@ -61,7 +61,7 @@ function row(model, index) {
   const parents = model.parents.map((id) => h("code", { class: "under", title: id }, short(id)));
   const run = h("span", { class: "under", title: model.run }, `run ${model.run.split("-").at(-1)}`);
   const files = [["card.json", "card"], ["weights.safetensors", "weights"], ["model.onnx", "ONNX"]];
-  return h("tr", { class: model.champion && "reigning", "data-model": model.id },
+  return h("tr", { class: model.champion && "champion-row", "data-model": model.id },
     cell("rank", h("span", { class: "number" }, String(index + 1))),
     cell("model", h("code", { title: model.id }, short(model.id)), " ",
       model.champion && h("span", { class: "tag champion" }, `champion no. ${model.counter}`),

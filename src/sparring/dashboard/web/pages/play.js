@@ -4,13 +4,13 @@ import { connect, SparringError } from "../client.js";
 import { hex } from "../ids.js";
 import { Panel } from "../panel.js";
 import { $, h, linked, say, server, withKeys } from "../page.js";
-import { playByClock } from "../flows/clock.js";
-import { playByTurns } from "../flows/turns.js";
+import { playInRealTime } from "../flows/real_time.js";
+import { playTurnBased } from "../flows/turn_based.js";
 
 const FLOWS = {
-  "connect-four": ["../boards/connect_four.js", "../games/connect_four.js", playByTurns],
-  duel: ["../boards/duel.js", "../games/duel.js", playByClock],
-  cartpole: ["../boards/cartpole.js", "../games/cartpole.js", playByClock],
+  "connect-four": ["../boards/connect_four.js", "../games/connect_four.js", playTurnBased],
+  duel: ["../boards/duel.js", "../games/duel.js", playInRealTime],
+  cartpole: ["../boards/cartpole.js", "../games/cartpole.js", playInRealTime],
 };
 
 /** A name for this browser's player; the server turns it into a pseudonym before anything is kept. */
@@ -36,7 +36,7 @@ async function begin() {
   await play({ game, board, Game: rules.Game, connection, panel: new Panel(connection, game) });
 }
 
-// A page that comes back from the browser's cache was recorded as left: begin anew.
+// A page that comes back from the browser's cache was recorded as left: start again.
 addEventListener("pageshow", (event) => event.persisted && location.reload());
 
 begin().catch((error) => {

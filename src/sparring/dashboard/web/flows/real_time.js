@@ -7,7 +7,7 @@ import { SparringError } from "../server.js";
 
 const LONGEST_SLEEP_MS = 250; // a page that was hidden goes on from where it was
 
-export async function playByClock(setting) {
+export async function playInRealTime(setting) {
   return setting.game === "duel" ? new DuelTable(setting).open() : new CartTable(setting).open();
 }
 

@@ -7,7 +7,7 @@ import { SparringError } from "../server.js";
 
 const THINKING_MS = 450; // an answer at once feels like a slap
 
-export async function playByTurns({ game, board, Game, connection, panel }) {
+export async function playTurnBased({ game, board, Game, connection, panel }) {
   const rules = new Game();
   let match = null, busy = true, advice = null;
 
