@@ -20,7 +20,7 @@ import pytest
 
 from derived import GAME
 from servers.aws_servers import S3, Kinesis
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 from servers.process import Process
 from servers.running import cassandra
 from servers.spark_cluster import Spark

@@ -18,7 +18,7 @@ from sparring.games.catalogue import Catalogue
 from sparring.sink.batch_writer import count
 from sparring.sink.spark import executor as spark_work
 from sparring.sink.spark import source as spark_source
-from sparring.sink.spark.executor import Settings, keep_partition, merged
+from sparring.sink.spark.executor import ExecutorSettings, merged, write_partition
 from sparring.sink.spark.query import failure
 from sparring.sink.spark.source import ShardReader
 from sparring.store import open_store
@@ -33,7 +33,7 @@ class Driver:
     def __init__(self, url: str, data: Path, run: str) -> None:
         self.reader, self.store_url = ShardReader(url, run), store_of(data)
         games = tuple(Catalogue.from_config(Config()).games())
-        self.settings = msgspec.json.encode(Settings(url, self.store_url, "", 0.0, games))
+        self.settings = msgspec.json.encode(ExecutorSettings(url, self.store_url, "", 0.0, games))
 
     def plan(self, start: dict[str, Any]) -> dict[str, Any]:
         planned: dict[str, Any] = json.loads(json.dumps(self.reader.latestOffset(start, None)))
@@ -43,7 +43,7 @@ class Driver:
         """With `parts` it dies when that many partitions are stored, before anything is counted."""
         rows = []
         for partition in list(self.reader.partitions(start, end))[:parts]:
-            (made,) = keep_partition(self.settings, name, self.reader.read(partition))
+            (made,) = write_partition(self.settings, name, self.reader.read(partition))
             rows.append(made.column(0)[0].as_py())
         if parts is None:
             with open_store(self.store_url) as store:

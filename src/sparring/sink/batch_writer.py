@@ -23,7 +23,7 @@ Offer = tuple[Placed, Chunk]
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchResult:
     """What became of a batch, or of a part of it. `kept` holds what the batch brought."""
 
     chunks: int = 0
@@ -38,7 +38,7 @@ class Outcome:
 class _Work:
     """A batch in progress."""
 
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: BatchResult = field(default_factory=BatchResult)
     aside: list[Quarantined] = field(default_factory=list)
     counted: set[Key] = field(default_factory=set)
     taken: bool = False  # the store gave a verdict on a chunk of it
@@ -59,7 +59,7 @@ class BatchWriter:
         self._judge, self._store, self._ledger = judge, store, ledger
         self._clock_ms, self._pause = clock_ms, pause
 
-    def keep(self, placed: Sequence[Placed], *, again: bool) -> Outcome:
+    def keep(self, placed: Sequence[Placed], *, again: bool) -> BatchResult:
         """Store what may be stored and quarantine the rest; both durable on return.
 
         `again` says that this batch may have been stored in part before: then what the store had counts as brought
@@ -74,7 +74,7 @@ class BatchWriter:
         stuck = self._offered_again(stuck, work)
         if len(stuck) > 1 and not work.taken:
             raise stuck[0][1]
-        work.aside += [put_aside(one, not_taken(chunk, error)) for (one, chunk), error in stuck]
+        work.aside += [quarantine_row(one, not_taken(chunk, error)) for (one, chunk), error in stuck]
         if work.aside:
             self._ledger.quarantine(work.aside)
         work.outcome.quarantined = len(work.aside)
@@ -83,7 +83,7 @@ class BatchWriter:
 
     def _passed(self, some: Sequence[Placed], work: _Work) -> list[Offer]:
         judged = [(one, self._judge(one)) for one in some]
-        work.aside += [put_aside(one, refusal) for one, refusal in judged if isinstance(refusal, Refusal)]
+        work.aside += [quarantine_row(one, refusal) for one, refusal in judged if isinstance(refusal, Refusal)]
         return [(one, chunk) for one, chunk in judged if isinstance(chunk, Chunk)]
 
     def _offer_all(self, offers: list[Offer], work: _Work, again: bool) -> list[tuple[Offer, StoreRefused]]:
@@ -116,7 +116,7 @@ class BatchWriter:
         outcome, stored_ms, work.taken = work.outcome, self._clock_ms(), True
         for (one, chunk), kept in zip(offers, verdicts, strict=True):
             if kept.verdict not in ("new", "had"):
-                work.aside.append(put_aside(one, refused(chunk, kept)))
+                work.aside.append(quarantine_row(one, refused(chunk, kept)))
                 continue
             outcome.had += kept.verdict == "had"
             if kept.verdict == "new" or (again and chunk.key not in work.counted):
@@ -126,7 +126,7 @@ class BatchWriter:
                 outcome.kept.append(chunk)
                 outcome.minutes.add(chunk.header, stored_ms)
 
-    def _count_ends(self, outcome: Outcome) -> None:
+    def _count_ends(self, outcome: BatchResult) -> None:
         """Returns of the seats that ended: summed here where one chunk holds all of it, by the store otherwise."""
         elsewhere: dict[GameId, dict[tuple[EpisodeId, int], Chunk]] = {}
         for chunk in outcome.kept:
@@ -176,7 +176,7 @@ def not_taken(chunk: Chunk, error: StoreRefused) -> Refusal:
     return Refusal("refused", str(error)[: 3 * MAX_TEXT], "", chunk.header)
 
 
-def put_aside(placed: Placed, refusal: Refusal) -> Quarantined:
+def quarantine_row(placed: Placed, refusal: Refusal) -> Quarantined:
     """The row of something that was not stored: why, and where it lies. Its bytes stay in the stream.
 
     Its game is "" unless that is one of ours, so that whoever lists games and "" misses nothing.

@@ -36,7 +36,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: dict[str, _Entry]
 
 
-class Hold:
+class SinkLock:
     """A context manager: one sink at a time reads a stream into a data folder, until it ends or dies."""
 
     def __init__(self, folder: Path, stream_url: str) -> None:
@@ -61,14 +61,14 @@ class Hold:
         os.close(self._lock)  # which lets go of it
 
 
-class Positions:
+class Checkpoint:
     """The file, for whoever holds its stream."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: SinkLock) -> None:
         """Reads it; StoreFailed where it is there and does not read."""
         # The lock is on another file: this one is replaced by a new one with every batch.
         self.path = hold.folder / f"{hold.name}.json"
-        self.places: dict[str, ShardPosition] = {}
+        self.positions: dict[str, ShardPosition] = {}
         self.begun: dict[str, Position] = {}  # shard → end of a batch that was begun and maybe not finished
         self._read()
 
@@ -77,9 +77,9 @@ class Positions:
         self.begun = dict(ends)
         self._write()
 
-    def finish(self, places: Mapping[str, ShardPosition]) -> None:
-        """All that lies before `places` is stored; on disk on return."""
-        self.places, self.begun = dict(places), {}
+    def finish(self, positions: Mapping[str, ShardPosition]) -> None:
+        """All that lies before `positions` is stored; on disk on return."""
+        self.positions, self.begun = dict(positions), {}
         self._write()
 
     def _read(self) -> None:
@@ -96,17 +96,17 @@ class Positions:
         if said.format != FORMAT:
             do = "Use the Sparring that wrote it, or a newer one"
             raise StoreFailed(f"it has format {said.format}", where=str(self.path), do=do)
-        self.places = {
+        self.positions = {
             name: ShardPosition(Position(entry.position), entry.ended) for name, entry in said.shards.items()
         }
         self.begun = {name: Position(one.until) for name, one in said.shards.items() if one.until is not None}
 
     def _write(self) -> None:
-        names = self.places.keys() | self.begun.keys()
+        names = self.positions.keys() | self.begun.keys()
         entries = {
             name: _Entry(place.position, place.ended, self.begun.get(name))
             for name in sorted(names)
-            for place in [self.places.get(name, ShardPosition())]
+            for place in [self.positions.get(name, ShardPosition())]
         }
         try:
             replace_file(self.path, msgspec.json.encode(_File(FORMAT, entries)))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparring.errors import SparringError, StoreFailed, Unreachable
-from sparring.sink.batch_writer import BatchWriter, Outcome, count
-from sparring.sink.checkpoint import Positions
+from sparring.sink.batch_writer import BatchResult, BatchWriter, count
+from sparring.sink.checkpoint import Checkpoint
 from sparring.sink.shard_positions import ShardPosition, readable, remembered
 from sparring.sink.spark.offsets import PAGE_CHUNKS, read_until
 from sparring.store.protocol import Ledger
@@ -24,7 +24,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # after a server did not answer
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SinkProgress:
     """Since the sink began."""
 
     seconds: float
@@ -55,17 +55,17 @@ class ProcessSink:
     def __init__(
         self,
         stream: Stream,
-        keeper: BatchWriter,
+        writer: BatchWriter,
         ledger: Ledger,
-        positions: Positions,
+        positions: Checkpoint,
         lake: "Lake | None",
     ) -> None:
-        self._stream, self._keeper, self._ledger = stream, keeper, ledger
+        self._stream, self._writer, self._ledger = stream, writer, ledger
         self._positions, self._lake = positions, lake
         self._shards: list[Shard] = []
         self._asked_s = -SHARDS_EVERY_S
         self._begun_s = time.monotonic()
-        self._sum, self._batches, self._behind_ms = Outcome(), 0, 0
+        self._sum, self._batches, self._behind_ms = BatchResult(), 0, 0
 
     def run(
         self,
@@ -73,9 +73,9 @@ class ProcessSink:
         trigger_s: float,
         once: bool,
         stop: Callable[[float], bool],
-        tell: Callable[[Progress], None],
+        tell: Callable[[SinkProgress], None],
         complain: Callable[[SparringError], None],
-    ) -> Progress:
+    ) -> SinkProgress:
         """Go on until `stop(seconds)`, which waits that long, says so; with `once` until the stream is empty.
 
         A server that does not answer is asked again for as long as it takes: nothing is lost meanwhile.
@@ -101,10 +101,10 @@ class ProcessSink:
                 if stop(max(0.0, begun_s + pause_s - time.monotonic())):
                     return self.progress()
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         """What was done so far."""
         done, seconds = self._sum, time.monotonic() - self._begun_s
-        return Progress(
+        return SinkProgress(
             seconds,
             done.chunks,
             done.steps,
@@ -120,10 +120,10 @@ class ProcessSink:
         now_s = time.monotonic()
         if now_s - self._asked_s >= SHARDS_EVERY_S:
             self._shards, self._asked_s = self._stream.shards(), now_s
-        places, begun = self._positions.places, self._positions.begun
-        shards = readable(self._shards, places)
+        positions, begun = self._positions.positions, self._positions.begun
+        shards = readable(self._shards, positions)
         batches = list(
-            readers.map(lambda shard: self._read(shard, places.get(shard.id, ShardPosition()), begun), shards)
+            readers.map(lambda shard: self._read(shard, positions.get(shard.id, ShardPosition()), begun), shards)
         )
         self._behind_ms = max((batch.page.behind_ms for batch in batches), default=0)
         full = [batch for batch in batches if batch.page.placed]
@@ -134,7 +134,7 @@ class ProcessSink:
         ended = [batch for batch in batches if batch.page.ended]
         if full or ended:
             reached = {batch.shard.id: ShardPosition(batch.page.position, batch.page.ended) for batch in batches}
-            self._positions.finish(remembered(self._shards, {**places, **reached}))
+            self._positions.finish(remembered(self._shards, {**positions, **reached}))
         if ended:
             self._asked_s = -SHARDS_EVERY_S  # its children wait
         return bool(full), not full and not ended and not self._behind_ms
@@ -146,7 +146,7 @@ class ProcessSink:
         return _Batch(shard, place.position, read_until(self._stream, shard, place.position, until), True)
 
     def _keep(self, batch: _Batch) -> None:
-        outcome = self._keeper.keep(batch.page.placed, again=batch.again)
+        outcome = self._writer.keep(batch.page.placed, again=batch.again)
         if self._lake is not None:
             self._lake.write(batch.name, outcome.kept)
         count(self._ledger, batch.name, outcome.minutes)

@@ -15,12 +15,12 @@ class ShardPosition:
     ended: bool = False
 
 
-def readable(shards: Sequence[Shard], places: Mapping[str, ShardPosition]) -> list[Shard]:
+def readable(shards: Sequence[Shard], positions: Mapping[str, ShardPosition]) -> list[Shard]:
     """The shards to be read now: parents to their end before their children."""
-    return readable_shards(shards, {name for name, place in places.items() if place.ended})
+    return readable_shards(shards, {name for name, place in positions.items() if place.ended})
 
 
-def remembered(shards: Sequence[Shard], places: Mapping[str, ShardPosition]) -> dict[str, ShardPosition]:
-    """The places worth keeping: of shards that the stream still has."""
+def remembered(shards: Sequence[Shard], positions: Mapping[str, ShardPosition]) -> dict[str, ShardPosition]:
+    """The positions worth keeping: of shards that the stream still has."""
     still = {shard.id for shard in shards}
-    return {name: place for name, place in places.items() if name in still}
+    return {name: place for name, place in positions.items() if name in still}

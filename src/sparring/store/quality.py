@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sparring.store.protocol import Query, Store
-from sparring.store.sketches import Heavy, Moments, Spread
+from sparring.store.sketches import HeavyHitters, Moments, RunningStats
 from sparring.wire.chunk import Array, Chunk
 
 MOST_ACTIONS = 4_096  # distinct actions counted one by one
-MOST_PRINTS = 1_000_000  # endings remembered to find doubles
+MOST_FINGERPRINTS = 1_000_000  # endings remembered to find doubles
 RARE = 0.01  # an action tried less often than this share is rarely tried
 
 
@@ -64,7 +64,7 @@ class _Version:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Totals:
     """Everything that is summed up over the chunks."""
 
     chunks: int = 0
@@ -75,11 +75,11 @@ class _Tally:
     discrete: bool = True
     ends: int = 0
     doubles: int = 0
-    prints: set[bytes] = field(default_factory=set)
+    fingerprints: set[bytes] = field(default_factory=set)
     actors: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
-    players: Heavy = field(default_factory=Heavy)
-    uploaders: Heavy = field(default_factory=Heavy)
+    players: HeavyHitters = field(default_factory=HeavyHitters)
+    uploaders: HeavyHitters = field(default_factory=HeavyHitters)
     versions: dict[str, _Version] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
@@ -117,36 +117,36 @@ class _Tally:
 
     def _add_end(self, chunk: Chunk) -> None:
         self.ends += 1
-        print_ = hashlib.blake2b(f"{chunk.header.seat} {chunk.header.first_step}".encode(), digest_size=8)
+        fingerprint = hashlib.blake2b(f"{chunk.header.seat} {chunk.header.first_step}".encode(), digest_size=8)
         for name in sorted(chunk.columns):
-            print_.update(np.ascontiguousarray(chunk.columns[name]).data)
-        found = print_.digest()
-        self.doubles += found in self.prints
-        if len(self.prints) < MOST_PRINTS:
-            self.prints.add(found)
+            fingerprint.update(np.ascontiguousarray(chunk.columns[name]).data)
+        found = fingerprint.digest()
+        self.doubles += found in self.fingerprints
+        if len(self.fingerprints) < MOST_FINGERPRINTS:
+            self.fingerprints.add(found)
 
 
 def quality(
     store: Store, query: Query, *, seed: int = 0, progress: Callable[[int], None] = lambda chunks: None
 ) -> Quality:
     """Look at everything in `query`. `progress` is told how many chunks were read, now and then."""
-    tally = _Tally()
+    tally = _Totals()
     for chunk in store.read(query):
         tally.add(chunk)
         if tally.chunks % 4_096 == 0:
             progress(tally.chunks)
     episodes = incomplete = 0
-    returns = Spread(np.random.default_rng(seed))
+    returns = RunningStats(np.random.default_rng(seed))
     for record in store.episodes(query):
         episodes += 1
         incomplete += not record.complete
         for seat in record.seats:
             if seat.complete:
                 returns.add(seat.reward)
-    return _judged(_summed_up(tally, episodes, incomplete, returns))
+    return _with_advice(_report(tally, episodes, incomplete, returns))
 
 
-def _summed_up(tally: _Tally, episodes: int, incomplete: int, returns: Spread) -> Quality:
+def _report(tally: _Totals, episodes: int, incomplete: int, returns: RunningStats) -> Quality:
     steps = max(tally.steps, 1)
     actions = sum((version.actions for version in tally.versions.values()), Counter[int]()) if tally.discrete else {}
     tried = sum(actions.values()) or 1
@@ -196,7 +196,7 @@ def _drift(versions: dict[str, _Version], *, discrete: bool) -> tuple[Drift, ...
     return tuple(sorted(found, key=lambda drift: -drift.shift))
 
 
-def _judged(found: Quality) -> Quality:
+def _with_advice(found: Quality) -> Quality:
     """The same with what it suits and what it lacks, in words."""
     suits, missing = [], []
     if found.steps < 1_000:

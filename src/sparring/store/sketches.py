@@ -11,7 +11,7 @@ from sparring.wire.chunk import Array
 
 
 @dataclass(slots=True)
-class Heavy:
+class HeavyHitters:
     """Counts by name, exact up to `most` names; above it the rarest share their counts (Misra & Gries 1982)."""
 
     most: int = 10_000
@@ -32,7 +32,7 @@ class Heavy:
 
 
 @dataclass(slots=True)
-class Spread:
+class RunningStats:
     """Mean, deviation, extremes and quantiles of numbers that pass by; quantiles from a fair draw of `kept`."""
 
     rng: Generator

@@ -25,7 +25,7 @@ RESULT = "summary binary"
 _RESULT = pa.schema([("summary", pa.binary())])
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that an executor must know, as data: it has no file of the machine on which the driver runs."""
 
     stream_url: str
@@ -63,7 +63,7 @@ class _Sum:
     lake: list[Chunk] = field(default_factory=list)
 
 
-def keep_partition(settings: bytes, batch: str, rows: Iterator[Any]) -> Iterator[Any]:
+def write_partition(settings: bytes, batch: str, rows: Iterator[Any]) -> Iterator[Any]:
     """Store the rows of one partition; one row that holds a Summary. Nothing is yielded before all is durable."""
     try:
         done = _kept(*_opened(settings), batch, rows)
@@ -73,7 +73,7 @@ def keep_partition(settings: bytes, batch: str, rows: Iterator[Any]) -> Iterator
     yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(_summary(done))], pa.binary())], schema=_RESULT)
 
 
-def _kept(keeper: BatchWriter, lake: Lake | None, batch: str, rows: Iterator[Any]) -> _Sum:
+def _kept(writer: BatchWriter, lake: Lake | None, batch: str, rows: Iterator[Any]) -> _Sum:
     task = TaskContext.get()
     retried = task is not None and task.attemptNumber() > 0
     done = _Sum()
@@ -82,7 +82,7 @@ def _kept(keeper: BatchWriter, lake: Lake | None, batch: str, rows: Iterator[Any
         if not placed:
             continue
         again = retried or bool(some.column("again")[0].as_py())
-        outcome = keeper.keep(placed, again=again)
+        outcome = writer.keep(placed, again=again)
         done.chunks += outcome.chunks
         done.steps += outcome.steps
         done.had += outcome.had
@@ -118,7 +118,7 @@ def _summary(done: _Sum) -> Summary:
 @cache
 def _opened(settings: bytes) -> tuple[BatchWriter, Lake | None]:
     """Opened once for each process of Spark's, which runs many tasks: a session with Cassandra takes half a second."""
-    said = msgspec.json.decode(settings, type=Settings)
+    said = msgspec.json.decode(settings, type=ExecutorSettings)
     store = open_store(said.store_url, sole_writer=True)
     lake = Lake(said.lake_url) if said.lake_url else None
     judge = ChunkJudge(said.games, said.keep_days)

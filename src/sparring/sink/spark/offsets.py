@@ -18,7 +18,7 @@ START: Offset = {"run": "", "shards": {}}
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ShardRange:
     """A part of one shard. `until` is None where it is read to its end."""
 
     shard: str
@@ -26,7 +26,7 @@ class Range:
     until: Position | None
 
 
-def places_of(offset: Offset) -> dict[str, ShardPosition]:
+def positions_of(offset: Offset) -> dict[str, ShardPosition]:
     """How far each shard was read at an offset."""
     return {name: ShardPosition(Position(one["position"]), one["ended"]) for name, one in offset["shards"].items()}
 
@@ -36,7 +36,7 @@ def planned(stream: Stream, start: Offset, run: str) -> Offset:
 
     A shard that takes nothing more is planned to its end, and its children one batch later.
     """
-    before, shards = places_of(start), stream.shards()
+    before, shards = positions_of(start), stream.shards()
     reached = dict(before)
     for shard in readable(shards, before):
         place = before.get(shard.id, ShardPosition())
@@ -55,19 +55,19 @@ def planned(stream: Stream, start: Offset, run: str) -> Offset:
     }
 
 
-def between(start: Offset, end: Offset) -> list[Range]:
+def between(start: Offset, end: Offset) -> list[ShardRange]:
     """What lies between two offsets, one range for each shard that has something there."""
-    before, after = places_of(start), places_of(end)
+    before, after = positions_of(start), positions_of(end)
     found = []
     for name, place in after.items():
         begun = before.get(name, ShardPosition())
         if begun.ended or begun == place:
             continue
-        found.append(Range(name, begun.position, None if place.ended else place.position))
+        found.append(ShardRange(name, begun.position, None if place.ended else place.position))
     return found
 
 
-def pages(stream: Stream, wanted: Range) -> Iterator[list[Placed]]:
+def pages(stream: Stream, wanted: ShardRange) -> Iterator[list[Placed]]:
     """The chunks of a range, page by page.
 
     Where the stream has forgotten its end meanwhile, what is left now: a little more than was planned, which
@@ -90,10 +90,10 @@ def pages(stream: Stream, wanted: Range) -> Iterator[list[Placed]]:
 
 def read_until(stream: Stream, shard: Shard, after: Position, until: Position) -> Page:
     """What lies after one position up to and including another, as one page."""
-    placed = [one for some in pages(stream, Range(shard.id, after, until)) for one in some]
+    placed = [one for some in pages(stream, ShardRange(shard.id, after, until)) for one in some]
     return Page(placed, placed[-1].position if placed else after, ended=False, behind_ms=0)
 
 
-def _over(page: Page, wanted: Range) -> bool:
+def _over(page: Page, wanted: ShardRange) -> bool:
     # A shard that is to be read to its end is closed, so its end comes; an empty page before it means nothing.
     return page.ended or (wanted.until is not None and not page.placed and not page.behind_ms)

@@ -18,7 +18,7 @@ from sparring.config import Config
 from sparring.errors import SparringError, Unreachable
 from sparring.games.catalogue import Catalogue
 from sparring.sink.batch_writer import count
-from sparring.sink.spark.executor import RESULT, Settings, keep_partition, merged
+from sparring.sink.spark.executor import RESULT, ExecutorSettings, merged, write_partition
 from sparring.sink.spark.source import NAME, StreamSource
 from sparring.store.protocol import Ledger
 
@@ -30,7 +30,7 @@ PACKAGE = str(Path(__file__).parents[2])  # a folder, or the zip that spark-subm
 
 
 @dataclass(slots=True)
-class Done:
+class SparkProgress:
     """Since the driver began. Of the last batch `batch_ms` is our own part, from its rows to its figures, and
     `trigger_ms` all that Spark took for it: planning, its log, our part, and writing down that it is done.
     """
@@ -65,10 +65,10 @@ def session(master: str, conf: dict[str, str]) -> SparkSession:
     return made
 
 
-def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, done: Done) -> StreamingQuery:
+def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, done: SparkProgress) -> StreamingQuery:
     """Begin to move batches, one each `sink.trigger_s`; each adds itself to `done`."""
     settings = msgspec.json.encode(
-        Settings(
+        ExecutorSettings(
             stream_url=config.stream.url,
             store_url=config.store_url,
             lake_url=config.sink.lake_url,
@@ -81,7 +81,7 @@ def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, 
         begun_s = time.monotonic()
         query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         batch = f"spark-{query}-{number}"
-        rows = frame.mapInArrow(partial(keep_partition, settings, batch), RESULT).collect()
+        rows = frame.mapInArrow(partial(write_partition, settings, batch), RESULT).collect()
         summary, minutes = merged([bytes(row.summary) for row in rows])
         count(ledger, batch, minutes)
         done.batches += 1
@@ -98,7 +98,7 @@ def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, 
     return writer.trigger(processingTime=f"{round(config.sink.trigger_s * 1000)} milliseconds").start()
 
 
-def finished(query: StreamingQuery, done: Done, last: int) -> int:
+def finished(query: StreamingQuery, done: SparkProgress, last: int) -> int:
     """The number of the batch that Spark finished last, `last` where none is newer; its time is then in `done`."""
     progress = query.lastProgress
     if progress is None or progress.batchId <= last or "addBatch" not in progress.durationMs:  # it looked, and had none

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from sparring.sink.spark.offsets import START, Offset, Range, between, pages, planned
+from sparring.sink.spark.offsets import START, Offset, ShardRange, between, pages, planned
 from sparring.stream import open_stream
 from sparring.stream.protocol import Placed, Position, Stream
 
@@ -33,7 +33,7 @@ SCHEMA = "shard string, position string, arrived_ms long, uploader string, data 
 class ShardPartition(InputPartition):
     """What one task reads. Plain fields: it travels from driver to executor."""
 
-    wanted: Range
+    wanted: ShardRange
     run: str
 
 

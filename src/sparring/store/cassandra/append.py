@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from sparring.errors import Unreachable
-from sparring.store.cassandra import erasure as removing
-from sparring.store.cassandra.episode_state import Known, Piece
-from sparring.store.cassandra.partitions import Layout, Place
+from sparring.store.cassandra import erasure
+from sparring.store.cassandra.episode_state import EpisodeState, PendingChunk
+from sparring.store.cassandra.partitions import BucketLayout, Partition
 from sparring.store.cassandra.session import CassandraSession
 from sparring.store.protocol import Appended, AppendResult
 from sparring.store.rows import Neighbour, Row, prepare
@@ -51,57 +51,57 @@ Item = TypeVar("Item")
 class Appender:
     """The way in. `sole` writers need no transactions: no one else writes their episodes meanwhile."""
 
-    def __init__(self, ring: CassandraSession, layout: Callable[[], Layout], *, sole: bool) -> None:
-        self._ring, self._layout, self._sole = ring, layout, sole
+    def __init__(self, session: CassandraSession, layout: Callable[[], BucketLayout], *, sole: bool) -> None:
+        self._session, self._layout, self._sole = session, layout, sole
         self._writing = threading.Lock()  # of a sole writer's threads
         self._stamping = threading.Lock()
         self._last_stamp = 0
-        self._stamped: dict[Place, float] = {}
+        self._stamped: dict[Partition, float] = {}
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """Each is judged alone; durable on the replicas that the consistency level asks for."""
         layout, results = self._layout(), [AppendResult("new")] * len(chunks)
-        pieces = []
+        pending = []
         for at, chunk in enumerate(chunks):
-            place = layout.place(chunk.header.game, chunk.header.episode)
-            pieces.append(Piece(at, prepare(chunk), place, self._stamp()))
-        gone = removing.erased(self._ring, {(p.row.game, p.row.mark) for p in pieces if p.row.mark is not None})
-        for piece in pieces:
-            if (piece.row.game, piece.row.mark) in gone:
-                results[piece.at] = _gone(piece)
-        pieces = [piece for piece in pieces if results[piece.at].verdict == "new"]
+            partition = layout.partition(chunk.header.game, chunk.header.episode)
+            pending.append(PendingChunk(at, prepare(chunk), partition, self._stamp()))
+        gone = erasure.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
+        for one in pending:
+            if (one.row.game, one.row.mark) in gone:
+                results[one.at] = _gone(one)
+        pending = [one for one in pending if results[one.at].verdict == "new"]
         if self._sole:
             with self._writing:
-                self._keep(pieces, results)
+                self._keep(pending, results)
         else:
-            self._keep(pieces, results)
+            self._keep(pending, results)
         return results
 
-    def _keep(self, pieces: list[Piece], results: Appended) -> None:
-        settled = self._settled(pieces)
-        for piece, kept, arrived in settled:
-            results[piece.at] = kept
+    def _keep(self, pending: list[PendingChunk], results: Appended) -> None:
+        settled = self._settled(pending)
+        for chunk, kept, arrived in settled:
+            results[chunk.at] = kept
             if arrived is not None:
-                piece.arrived = arrived
+                chunk.arrived = arrived
         self._write([p for p, kept, _ in settled if kept.verdict == "new"])
         # A large chunk and its row by arrival are two writes; a retry makes up for a writer that died between.
         again = [p for p, kept, arrived in settled if arrived is not None and _size(p) > BATCH_BYTES]
-        self._ring.all(self._arrival(p) for p in again)
+        self._session.all(self._arrival(p) for p in again)
         self._last_look([p for p, kept, _ in settled if kept.verdict == "new"], results)
 
-    def _settled(self, pieces: list[Piece]) -> list[tuple[Piece, AppendResult, int | None]]:
+    def _settled(self, pending: list[PendingChunk]) -> list[tuple[PendingChunk, AppendResult, int | None]]:
         """The verdict on each, final whoever else writes; with the stamp of one that was there before."""
-        waiting: dict[EpisodeKey, list[Piece]] = defaultdict(list)
-        for piece in pieces:
-            waiting[GameId(piece.row.game), EpisodeId(piece.row.episode)].append(piece)
-        settled: list[tuple[Piece, AppendResult, int | None]] = []
+        waiting: dict[EpisodeKey, list[PendingChunk]] = defaultdict(list)
+        for chunk in pending:
+            waiting[GameId(chunk.row.game), EpisodeId(chunk.row.episode)].append(chunk)
+        settled: list[tuple[PendingChunk, AppendResult, int | None]] = []
         for tries in range(CLAIM_TRIES):
             known = self._known(waiting)
             claims, judged = {}, {}
             for key, group in waiting.items():
                 had = set(known[key].claimed)
-                judged[key] = [(p, known[key].judge(p), known[key].arrived.get(p.spot)) for p in group]
-                new = [p for p, kept, _ in judged[key] if kept.verdict == "new" and p.spot not in had]
+                judged[key] = [(p, known[key].judge(p), known[key].arrived.get(p.seat_step)) for p in group]
+                new = [p for p, kept, _ in judged[key] if kept.verdict == "new" and p.seat_step not in had]
                 if new and not self._sole:
                     claims[key] = self._claim(key, known[key].revision, new)
             lost = self._lost(claims)
@@ -112,28 +112,28 @@ class Appender:
             time.sleep(random.uniform(0, 0.01 * 2 ** min(tries, 6)))
         episode = next(iter(waiting))[1]
         raise Unreachable(
-            f"too many write episode {episode} at once", where=self._ring.where, do="Send it again in a moment"
+            f"too many write episode {episode} at once", where=self._session.where, do="Send it again in a moment"
         )
 
-    def _known(self, keys: Iterable[EpisodeKey]) -> dict[EpisodeKey, Known]:
-        known, layout = {key: Known() for key in keys}, self._layout()
-        places: dict[Place, list[EpisodeId]] = defaultdict(list)
+    def _known(self, keys: Iterable[EpisodeKey]) -> dict[EpisodeKey, EpisodeState]:
+        known, layout = {key: EpisodeState() for key in keys}, self._layout()
+        partitions: dict[Partition, list[EpisodeId]] = defaultdict(list)
         for key in known:
-            places[layout.place(*key)].append(key[1])
-        jobs = [(place, group) for place, named in places.items() for group in _groups(named)]
-        for (place, _), rows in zip(
-            jobs, self._ring.all(self._ring.look(_KEPT, (*p, e)) for p, e in jobs), strict=True
+            partitions[layout.partition(*key)].append(key[1])
+        jobs = [(partition, group) for partition, named in partitions.items() for group in _groups(named)]
+        for (partition, _), rows in zip(
+            jobs, self._session.all(self._session.look(_KEPT, (*p, e)) for p, e in jobs), strict=True
         ):
             for episode, seat, first_step, steps, ending, uploader, content, arrived in rows:
-                found = known[place.game, EpisodeId(episode)]
+                found = known[partition.game, EpisodeId(episode)]
                 found.add(seat, Neighbour(first_step, steps, ending, uploader, content))
                 found.arrived[seat, first_step] = arrived
         if not self._sole:
             self._add_claims(known)
         return known
 
-    def _add_claims(self, known: dict[EpisodeKey, Known]) -> None:
-        answers = self._ring.all(self._ring.look(_CLAIMS, key) for key in known)
+    def _add_claims(self, known: dict[EpisodeKey, EpisodeState]) -> None:
+        answers = self._session.all(self._session.look(_CLAIMS, key) for key in known)
         for found, rows in zip(known.values(), answers, strict=True):
             for seat, first_step, steps, ending, uploader, content, revision in rows:
                 found.revision = revision
@@ -141,90 +141,97 @@ class Appender:
                     found.add(seat, Neighbour(first_step, steps, ending, uploader, content))
                     found.claimed.add((seat, first_step))
 
-    def _claim(self, key: EpisodeKey, revision: int | None, new: list[Piece]) -> Any:
+    def _claim(self, key: EpisodeKey, revision: int | None, new: list[PendingChunk]) -> Any:
         """One lightweight transaction: nobody claimed anything of this episode since it was looked at."""
-        statements = [self._ring.once(_CLAIM, ((revision or 0) + 1, *key, revision))]
-        for row in (piece.row for piece in new):
+        statements = [self._session.once(_CLAIM, ((revision or 0) + 1, *key, revision))]
+        for row in (chunk.row for chunk in new):
             values = (row.seat, row.first_step, row.steps, row.ending, row.uploader, row.content)
-            statements.append(self._ring.once(_CLAIM_CHUNK, (*key, *values)))
-        return self._ring.batch(statements, conditional=True)
+            statements.append(self._session.once(_CLAIM_CHUNK, (*key, *values)))
+        return self._session.batch(statements, conditional=True)
 
     def _lost(self, claims: dict[EpisodeKey, Any]) -> set[EpisodeKey]:
-        answers = self._ring.all(claims.values())
+        answers = self._session.all(claims.values())
         return {key for key, rows in zip(claims, answers, strict=True) if not rows[0][0]}
 
-    def _write(self, pieces: list[Piece]) -> None:
-        stamps, stamped = self._stamps({piece.place for piece in pieces})
-        self._ring.all([*self._pointers(pieces), *stamps])
+    def _write(self, pending: list[PendingChunk]) -> None:
+        stamps, stamped = self._stamps({chunk.partition for chunk in pending})
+        self._session.all([*self._pointers(pending), *stamps])
         self._stamped |= stamped
-        groups: dict[Place, list[Piece]] = defaultdict(list)
-        for piece in pieces:
-            groups[piece.place].append(piece)
-        large = [p for p in pieces if _size(p) > BATCH_BYTES]
-        self._ring.all([*self._batches(groups), *(self._insert(p) for p in large)])
-        self._ring.all(self._arrival(p) for p in large)
+        groups: dict[Partition, list[PendingChunk]] = defaultdict(list)
+        for chunk in pending:
+            groups[chunk.partition].append(chunk)
+        large = [p for p in pending if _size(p) > BATCH_BYTES]
+        self._session.all([*self._batches(groups), *(self._insert(p) for p in large)])
+        self._session.all(self._arrival(p) for p in large)
 
-    def _pointers(self, pieces: list[Piece]) -> Iterable[Any]:
+    def _pointers(self, pending: list[PendingChunk]) -> Iterable[Any]:
         seats: dict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
-        for row in (piece.row for piece in pieces):
+        for row in (chunk.row for chunk in pending):
             if row.mark is not None:
                 seats[row.game, row.mark].add((row.episode, row.seat))
         for player, theirs in seats.items():
             for group in _groups(sorted(theirs)):
-                yield self._ring.batch(self._ring.write(_POINT, (*player, *one)) for one in group)
+                yield self._session.batch(self._session.write(_POINT, (*player, *one)) for one in group)
 
-    def _batches(self, groups: dict[Place, list[Piece]]) -> Iterable[Any]:
-        for pieces in groups.values():
+    def _batches(self, groups: dict[Partition, list[PendingChunk]]) -> Iterable[Any]:
+        for pending in groups.values():
             batch: list[Any] = []
             held = 0
-            for piece in pieces:
-                size = _size(piece)
+            for chunk in pending:
+                size = _size(chunk)
                 if size > BATCH_BYTES:
                     continue
                 if held + size > BATCH_BYTES:
-                    yield self._ring.batch(batch)
+                    yield self._session.batch(batch)
                     batch, held = [], 0
-                batch += [self._insert(piece), self._arrival(piece)]
+                batch += [self._insert(chunk), self._arrival(chunk)]
                 held += size
             if batch:
-                yield self._ring.batch(batch)
+                yield self._session.batch(batch)
 
-    def _insert(self, piece: Piece) -> Any:
-        values = (*piece.row, piece.arrived, piece.ready.header, piece.ready.body, piece.place.day, piece.place.bucket)
-        return self._ring.write(_INSERT, values)
+    def _insert(self, chunk: PendingChunk) -> Any:
+        values = (
+            *chunk.row,
+            chunk.arrived,
+            chunk.ready.header,
+            chunk.ready.body,
+            chunk.partition.day,
+            chunk.partition.bucket,
+        )
+        return self._session.write(_INSERT, values)
 
-    def _arrival(self, piece: Piece) -> Any:
-        row = piece.row
-        key = (*piece.place, piece.arrived, row.episode, row.seat, row.first_step)
+    def _arrival(self, chunk: PendingChunk) -> Any:
+        row = chunk.row
+        key = (*chunk.partition, chunk.arrived, row.episode, row.seat, row.first_step)
         said = (row.steps, row.version, row.source, row.actor, row.mark, row.ending, row.received_at_ms, row.size_bytes)
-        return self._ring.write(_INSERT_ARRIVAL, (*key, *said))
+        return self._session.write(_INSERT_ARRIVAL, (*key, *said))
 
-    def _last_look(self, pieces: list[Piece], results: Appended) -> None:
+    def _last_look(self, pending: list[PendingChunk], results: Appended) -> None:
         """A player erased meanwhile: the eraser saw our pointer, or we see its tombstone now."""
-        gone = removing.erased(self._ring, {(p.row.game, p.row.mark) for p in pieces if p.row.mark is not None})
-        late = [p for p in pieces if (p.row.game, p.row.mark) in gone]
+        gone = erasure.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
+        late = [p for p in pending if (p.row.game, p.row.mark) in gone]
         if late:
-            removing.remove_rows(self._ring, [(p.place, p.row, p.arrived) for p in late], removing.erasure_stamp())
-            for game in {piece.place.game for piece in late}:
-                removing.removed(self._ring, game)
-            for piece in late:
-                results[piece.at] = _gone(piece)
+            erasure.remove_rows(self._session, [(p.partition, p.row, p.arrived) for p in late], erasure.erasure_stamp())
+            for game in {chunk.partition.game for chunk in late}:
+                erasure.removed(self._session, game)
+            for chunk in late:
+                results[chunk.at] = _gone(chunk)
 
     def _stamp(self) -> int:
         with self._stamping:
             self._last_stamp = max(self._last_stamp + 1, time.time_ns() // 1_000)
             return self._last_stamp
 
-    def _stamps(self, places: set[Place]) -> tuple[list[Any], dict[Place, float]]:
+    def _stamps(self, partitions: set[Partition]) -> tuple[list[Any], dict[Partition, float]]:
         """What tells readers that these partitions exist and have changed; nothing for one told moments ago."""
         now_s = time.monotonic()
-        due = sorted(p for p in places if now_s - self._stamped.get(p, -STAMP_EVERY_S) >= STAMP_EVERY_S)
+        due = sorted(p for p in partitions if now_s - self._stamped.get(p, -STAMP_EVERY_S) >= STAMP_EVERY_S)
         changed = self._stamp()
-        days = {(place.game, place.day) for place in due}
-        statements = [self._ring.write(_DAY, (*day, changed)) for day in sorted(days)]
+        days = {(partition.game, partition.day) for partition in due}
+        statements = [self._session.write(_DAY, (*day, changed)) for day in sorted(days)]
         for day in sorted(days):
-            of_day = [self._ring.write(_BUCKET, (*p, changed)) for p in due if (p.game, p.day) == day]
-            statements += [self._ring.batch(group) for group in _groups(of_day)]
+            of_day = [self._session.write(_BUCKET, (*p, changed)) for p in due if (p.game, p.day) == day]
+            statements += [self._session.batch(group) for group in _groups(of_day)]
         if len(self._stamped) > 100_000:  # a year of a few games; the next stamps are only more often than need be
             self._stamped.clear()
         return statements, dict.fromkeys(due, now_s)
@@ -235,11 +242,11 @@ def _groups(items: list[Item]) -> list[list[Item]]:
     return [items[at : at + 100] for at in range(0, len(items), 100)]
 
 
-def _size(piece: Piece) -> int:
-    return piece.row.size_bytes + ROW_BYTES
+def _size(chunk: PendingChunk) -> int:
+    return chunk.row.size_bytes + ROW_BYTES
 
 
-def _gone(piece: Piece) -> AppendResult:
+def _gone(chunk: PendingChunk) -> AppendResult:
     return AppendResult(
-        "gone", "this player was erased and nothing more is kept of them", "player", str(piece.row.player)
+        "gone", "this player was erased and nothing more is kept of them", "player", str(chunk.row.player)
     )

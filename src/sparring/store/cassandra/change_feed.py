@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparring.store.cassandra import reader as reading
-from sparring.store.cassandra.partitions import Place
+from sparring.store.cassandra.partitions import Partition
 from sparring.store.cassandra.session import CassandraSession
 from sparring.wire.ids import GameId
 
@@ -44,9 +44,9 @@ class Arrival(NamedTuple):
         return self.episode, self.seat, self.first_step
 
 
-def removals(ring: CassandraSession, game: GameId) -> int:
+def removals(session: CassandraSession, game: GameId) -> int:
     """How often something was removed; what was followed before that is to be followed anew."""
-    found = ring.one(ring.look(_REMOVED, (game,)))
+    found = session.one(session.look(_REMOVED, (game,)))
     return int(found[0][0]) if found else 0
 
 
@@ -60,35 +60,35 @@ class _Seen:
     recent: dict[tuple[str, int, int], int] = field(default_factory=dict)  # rows that will be read again
 
 
-class Follower:
+class ChangeFeed:
     """How far a game was read."""
 
     def __init__(self) -> None:
         self._days: dict[int, tuple[int, bool]] = {}
-        self._places: dict[Place, _Seen] = {}
+        self._partitions: dict[Partition, _Seen] = {}
 
-    def new(self, ring: CassandraSession, game: GameId) -> Iterator[tuple[Place, list[Arrival], bool]]:
+    def new(self, session: CassandraSession, game: GameId) -> Iterator[tuple[Partition, list[Arrival], bool]]:
         """For each partition with news: its new rows, and whether these are all that it has."""
-        for day, changed in reading.days(ring, game):
+        for day, changed in reading.days(session, game):
             if self._days.get(day) == (changed, True):
                 continue
             now_us = time.time_ns() // 1_000
             due = []
-            for place, at in reading.buckets(ring, game, day):
-                seen = self._places.setdefault(place, _Seen())
+            for partition, at in reading.buckets(session, game, day):
+                seen = self._partitions.setdefault(partition, _Seen())
                 if seen.changed != at or not seen.settled:
-                    due.append((place, seen))
+                    due.append((partition, seen))
                     seen.changed, seen.settled = at, now_us - at > SETTLED_US
-            streams = [(place, seen, _since(ring, place, seen)) for place, seen in due]
-            for place, seen, rows in streams:
+            streams = [(partition, seen, _since(session, partition, seen)) for partition, seen in due]
+            for partition, seen, rows in streams:
                 first = seen.newest == 0
                 if new := _fresh(seen, rows):
-                    yield place, new, first
+                    yield partition, new, first
             self._days[day] = changed, now_us - changed > SETTLED_US
 
 
-def _since(ring: CassandraSession, place: Place, seen: _Seen) -> Any:
-    return ring.pages(ring.scan(_SINCE, (*place, seen.newest - SETTLED_US)), FIRST_ROWS, ROWS)
+def _since(session: CassandraSession, partition: Partition, seen: _Seen) -> Any:
+    return session.pages(session.scan(_SINCE, (*partition, seen.newest - SETTLED_US)), FIRST_ROWS, ROWS)
 
 
 def _fresh(seen: _Seen, rows: Iterator[tuple[Any, ...]]) -> list[Arrival]:

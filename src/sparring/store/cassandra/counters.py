@@ -13,8 +13,8 @@ from uuid import UUID
 import numpy as np
 from numpy.random import Generator
 
-from sparring.store.cassandra.change_feed import Arrival, Follower, removals
-from sparring.store.cassandra.partitions import Place
+from sparring.store.cassandra.change_feed import Arrival, ChangeFeed, removals
+from sparring.store.cassandra.partitions import Partition
 from sparring.store.cassandra.reader import Reader
 from sparring.store.cassandra.session import CassandraSession
 from sparring.store.protocol import GameStats, Query
@@ -31,11 +31,11 @@ Seats = dict[tuple[str, int], bool]  # (episode, seat) → whether it is whole
 
 
 @dataclass(slots=True)
-class Tally:
+class GameCounts:
     """What is counted of one game."""
 
     removals: int
-    follower: Follower = field(default_factory=Follower)
+    feed: ChangeFeed = field(default_factory=ChangeFeed)
     fresh: Fresh = (-1, 0.0)
     chunks: int = 0
     size_bytes: int = 0
@@ -46,15 +46,15 @@ class Tally:
     players: set[int] = field(default_factory=set)
     by_source: Counter[str] = field(default_factory=Counter)
     by_version: Counter[str] = field(default_factory=Counter)
-    by_place: Counter[Place] = field(default_factory=Counter)  # bytes
+    by_partition: Counter[Partition] = field(default_factory=Counter)  # bytes
 
-    def add(self, place: Place, rows: list[Arrival], seats: Seats) -> None:
+    def add(self, partition: Partition, rows: list[Arrival], seats: Seats) -> None:
         """More rows of one partition."""
         self.chunks += len(rows)
         for row in rows:
             self.by_source[row.source] += row.steps
             self.by_version[row.version] += row.steps
-            self.by_place[place] += row.size_bytes
+            self.by_partition[partition] += row.size_bytes
             self.episodes.add(_hash(row.episode))
             if row.mark is not None:
                 self.players.add(row.mark)
@@ -72,7 +72,7 @@ class Tally:
             episodes=len(self.episodes),
             incomplete_episodes=len(self.incomplete),
             players=len(self.players),
-            encoded_bytes=self.by_place.total(),
+            encoded_bytes=self.by_partition.total(),
             first_received_ms=self.first_ms,
             last_received_ms=self.last_ms,
             steps_by_source=dict(self.by_source),
@@ -81,11 +81,11 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Table:
+class SampleTable:
     """The chunks of one query: their keys in 24 bytes each, and the running sum of their steps."""
 
     removals: int
-    follower: Follower = field(default_factory=Follower)
+    feed: ChangeFeed = field(default_factory=ChangeFeed)
     fresh: Fresh = (-1, 0.0)
     keys: list[bytes] = field(default_factory=list)
     ends: Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -107,14 +107,14 @@ class Table:
         return [(EpisodeId(str(UUID(bytes=name))), seat, first) for name, seat, first in found]
 
 
-class Counting:
+class Counters:
     """The tallies of all games asked for, and the tables of the last few queries."""
 
-    def __init__(self, ring: CassandraSession, reader: Reader) -> None:
-        self._ring, self._reader = ring, reader
+    def __init__(self, session: CassandraSession, reader: Reader) -> None:
+        self._session, self._reader = session, reader
         self._lock = threading.Lock()
-        self._tallies: dict[GameId, Tally] = {}
-        self._tables: OrderedDict[Query, Table] = OrderedDict()
+        self._tallies: dict[GameId, GameCounts] = {}
+        self._tables: OrderedDict[Query, SampleTable] = OrderedDict()
         self._written = 0
 
     def wrote(self) -> None:
@@ -122,39 +122,39 @@ class Counting:
         with self._lock:
             self._written += 1
 
-    def tally(self, game: GameId) -> Tally:
+    def tally(self, game: GameId) -> GameCounts:
         """What is kept of one game now."""
         with self._lock:
             tally = self._tallies.get(game)
             if tally is not None and self._is_fresh(tally.fresh):
                 return tally
             now = (self._written, time.monotonic())
-            at = removals(self._ring, game)
+            at = removals(self._session, game)
             if tally is None or tally.removals != at:
-                tally = Tally(at)
+                tally = GameCounts(at)
             self._tallies.pop(game, None)  # one that fails half way is not gone on with
-            for place, rows, first in tally.follower.new(self._ring, game):
-                tally.add(place, rows, self._seats(place, rows, all_there=first))
+            for partition, rows, first in tally.feed.new(self._session, game):
+                tally.add(partition, rows, self._seats(partition, rows, all_there=first))
             tally.fresh = now
             if tally.chunks:  # a name that nobody plays is not remembered
                 self._tallies[game] = tally
             return tally
 
-    def table(self, query: Query) -> Table:
+    def table(self, query: Query) -> SampleTable:
         """The table of a query, with whatever was stored since."""
         with self._lock:
             table = self._tables.get(query)
             if table is not None and self._is_fresh(table.fresh):
                 return table
             now = (self._written, time.monotonic())
-            at = removals(self._ring, query.game)
+            at = removals(self._session, query.game)
             table = self._tables.pop(query, None)  # one that fails half way is not gone on with
             if table is None or table.removals != at:
-                table = Table(at)
+                table = SampleTable(at)
             wanted = _test(query)
-            for place, rows, first in table.follower.new(self._ring, query.game):
+            for partition, rows, first in table.feed.new(self._session, query.game):
                 if query.complete:
-                    table.add(self._completed(table, place, rows, wanted, all_there=first))
+                    table.add(self._completed(table, partition, rows, wanted, all_there=first))
                 else:
                     table.add((row.episode, row.seat, row.first_step, row.steps) for row in rows if wanted(row))
             table.fresh = now
@@ -167,31 +167,39 @@ class Counting:
         return fresh[0] == self._written and time.monotonic() - fresh[1] < FRESH_S
 
     def _completed(
-        self, table: Table, place: Place, rows: list[Arrival], wanted: Callable[[Arrival], bool], *, all_there: bool
+        self,
+        table: SampleTable,
+        partition: Partition,
+        rows: list[Arrival],
+        wanted: Callable[[Arrival], bool],
+        *,
+        all_there: bool,
     ) -> Iterator[tuple[str, int, int, int]]:
         """The rows of seats that these rows complete; a complete seat takes no more, so none is twice."""
-        for row in self._all_rows(place, rows, all_there=all_there, whole=table.whole):
+        for row in self._all_rows(partition, rows, all_there=all_there, whole=table.whole):
             if wanted(row):
                 yield row.episode, row.seat, row.first_step, row.steps
 
     def _all_rows(
-        self, place: Place, rows: list[Arrival], *, all_there: bool, whole: set[tuple[str, int]]
+        self, partition: Partition, rows: list[Arrival], *, all_there: bool, whole: set[tuple[str, int]]
     ) -> list[Arrival]:
         found: list[Arrival] = []
-        for (episode, seat), group in self._groups(place, rows, all_there=all_there).items():
+        for (episode, seat), group in self._groups(partition, rows, all_there=all_there).items():
             if (episode, seat) not in whole and _is_whole(group):
                 whole.add((episode, seat))
                 found += group
         return found
 
-    def _seats(self, place: Place, rows: list[Arrival], *, all_there: bool) -> Seats:
-        return {key: _is_whole(group) for key, group in self._groups(place, rows, all_there=all_there).items()}
+    def _seats(self, partition: Partition, rows: list[Arrival], *, all_there: bool) -> Seats:
+        return {key: _is_whole(group) for key, group in self._groups(partition, rows, all_there=all_there).items()}
 
-    def _groups(self, place: Place, rows: list[Arrival], *, all_there: bool) -> dict[tuple[str, int], list[Arrival]]:
+    def _groups(
+        self, partition: Partition, rows: list[Arrival], *, all_there: bool
+    ) -> dict[tuple[str, int], list[Arrival]]:
         """All rows of the episodes that `rows` touch, by seat and in the order of steps."""
         if not all_there:
             touched = sorted({EpisodeId(row.episode) for row in rows})
-            rows = [_arrival(found) for slices in self._reader.slices(place.game, touched) for found in slices]
+            rows = [_arrival(found) for slices in self._reader.slices(partition.game, touched) for found in slices]
         groups: dict[tuple[str, int], list[Arrival]] = {}
         for row in sorted(rows, key=lambda row: row.key):
             groups.setdefault((row.episode, row.seat), []).append(row)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from sparring.store.cassandra.partitions import DAY_MS, Layout, Place
+from sparring.store.cassandra.partitions import DAY_MS, BucketLayout, Partition
 from sparring.store.cassandra.session import CassandraSession
 from sparring.store.protocol import Erased
 from sparring.store.rows import COLUMNS, Row
@@ -36,10 +36,10 @@ _AROUND = """SELECT arrived, episode, seat, first_step FROM chunks_by_arrival
 _POINTER = "DELETE FROM chunks_by_player USING TIMESTAMP ? WHERE game = ? AND mark = ? AND episode = ? AND seat = ?"
 _REMOVED = "UPDATE removals SET removed = removed + 1 WHERE game = ?"
 
-Placed = tuple[Place, Row, int]  # where, what, and its stamp of arrival
+StoredRow = tuple[Partition, Row, int]  # where, what, and its stamp of arrival
 
 
-def erased(ring: CassandraSession, players: set[tuple[str, int | None]]) -> set[tuple[str, int | None]]:
+def erased(session: CassandraSession, players: set[tuple[str, int | None]]) -> set[tuple[str, int | None]]:
     """Those of (game, mark) for which a tombstone stands."""
     by_game: dict[str, list[int]] = defaultdict(list)
     for game, mark in players:
@@ -50,7 +50,7 @@ def erased(ring: CassandraSession, players: set[tuple[str, int | None]]) -> set[
         for game, marks in by_game.items()
         for at in range(0, len(marks), MARKS_AT_ONCE)
     ]
-    answers = ring.all(ring.look(_TOMBSTONES, job) for job in jobs)
+    answers = session.all(session.look(_TOMBSTONES, job) for job in jobs)
     return {(game, mark) for (game, _), rows in zip(jobs, answers, strict=True) for (mark,) in rows}
 
 
@@ -59,65 +59,65 @@ def erasure_stamp() -> int:
     return time.time_ns() // 1_000 + DAY_MS * 1_000
 
 
-def remove_rows(ring: CassandraSession, rows: Iterable[Placed], stamp: int) -> None:
+def remove_rows(session: CassandraSession, rows: Iterable[StoredRow], stamp: int) -> None:
     """Delete chunks from every table; those of one partition together, so that none goes by halves."""
-    placed: dict[Place, dict[tuple[str, int, int], int]] = defaultdict(dict)
+    placed: dict[Partition, dict[tuple[str, int, int], int]] = defaultdict(dict)
     pointers = set()
-    for place, row, arrived in rows:
-        placed[place][row.episode, row.seat, row.first_step] = arrived
+    for partition, row, arrived in rows:
+        placed[partition][row.episode, row.seat, row.first_step] = arrived
         if row.mark is not None:
             pointers.add((row.game, row.mark, row.episode, row.seat))
-    groups: dict[Place, list[Any]] = {}
-    for (place, keys), around in zip(placed.items(), ring.all(_around(ring, placed)), strict=True):
+    groups: dict[Partition, list[Any]] = {}
+    for (partition, keys), around in zip(placed.items(), session.all(_around(session, placed)), strict=True):
         arrivals = {(at, *key) for key, at in keys.items()} | {one for one in around if one[1:] in keys}
-        groups[place] = [ring.write(_CHUNK, (stamp, *place, *key)) for key in keys]
-        groups[place] += [ring.write(_ARRIVAL, (stamp, *place, *one)) for one in sorted(arrivals)]
+        groups[partition] = [session.write(_CHUNK, (stamp, *partition, *key)) for key in keys]
+        groups[partition] += [session.write(_ARRIVAL, (stamp, *partition, *one)) for one in sorted(arrivals)]
     batches = [
-        ring.batch(group[at : at + DELETES_AT_ONCE])
+        session.batch(group[at : at + DELETES_AT_ONCE])
         for group in groups.values()
         for at in range(0, len(group), DELETES_AT_ONCE)
     ]
-    ring.all(batches)
-    ring.all(ring.write(_POINTER, (stamp, *one)) for one in sorted(pointers))
+    session.all(batches)
+    session.all(session.write(_POINTER, (stamp, *one)) for one in sorted(pointers))
 
 
-def _around(ring: CassandraSession, placed: dict[Place, dict[tuple[str, int, int], int]]) -> Iterable[Any]:
+def _around(session: CassandraSession, placed: dict[Partition, dict[tuple[str, int, int], int]]) -> Iterable[Any]:
     """What arrived about the time of those rows: a chunk that two wrote at once has two rows by arrival."""
-    for place, keys in placed.items():
+    for partition, keys in placed.items():
         bounds = min(keys.values()) - TWICE_WITHIN_US, max(keys.values()) + TWICE_WITHIN_US
-        yield ring.look(_AROUND, (*place, *bounds))
+        yield session.look(_AROUND, (*partition, *bounds))
 
 
-def erase(ring: CassandraSession, layout: Layout, game: GameId, mark: int) -> Erased:
+def erase(session: CassandraSession, layout: BucketLayout, game: GameId, mark: int) -> Erased:
     """Remove the rows of the player behind `mark`, and refuse more from now on."""
-    ring.all([ring.write(_BEGIN, (game, mark)), ring.write(_BURY, (game, mark, int(time.time() * 1000)))])
-    gone = _clear(ring, layout, game, mark)
-    ring.one(ring.write(_END, (game, mark)))
+    session.all([session.write(_BEGIN, (game, mark)), session.write(_BURY, (game, mark, int(time.time() * 1000)))])
+    gone = _clear(session, layout, game, mark)
+    session.one(session.write(_END, (game, mark)))
     return gone
 
 
-def finish(ring: CassandraSession, layout: Layout) -> None:
+def finish(session: CassandraSession, layout: BucketLayout) -> None:
     """End the erasures that were begun and not finished."""
-    for game, mark in ring.one(ring.look(_PENDING)):
-        erase(ring, layout, GameId(game), mark)
+    for game, mark in session.one(session.look(_PENDING)):
+        erase(session, layout, GameId(game), mark)
 
 
-def removed(ring: CassandraSession, game: GameId) -> None:
+def removed(session: CassandraSession, game: GameId) -> None:
     """Tell every reader that what it counted no longer holds."""
-    ring.one(ring.once(_REMOVED, (game,)))
+    session.one(session.once(_REMOVED, (game,)))
 
 
-def _clear(ring: CassandraSession, layout: Layout, game: GameId, mark: int) -> Erased:
-    pointers = ring.one(ring.look(_POINTERS, (game, mark)))
-    places = [(layout.place(game, EpisodeId(episode)), episode, seat) for episode, seat in pointers]
-    stamp, rows = erasure_stamp(), list[Placed]()
-    answers = ring.all(ring.look(_SEAT, (*place, episode, seat)) for place, episode, seat in places)
-    for (place, _, _), found in zip(places, answers, strict=True):
-        rows += [(place, Row(*one[:-1]), one[-1]) for one in found if Row(*one[:-1]).mark == mark]
-    remove_rows(ring, rows, stamp)
-    ring.all(ring.write(_POINTER, (stamp, game, mark, episode, seat)) for _, episode, seat in places)
+def _clear(session: CassandraSession, layout: BucketLayout, game: GameId, mark: int) -> Erased:
+    pointers = session.one(session.look(_POINTERS, (game, mark)))
+    partitions = [(layout.partition(game, EpisodeId(episode)), episode, seat) for episode, seat in pointers]
+    stamp, rows = erasure_stamp(), list[StoredRow]()
+    answers = session.all(session.look(_SEAT, (*partition, episode, seat)) for partition, episode, seat in partitions)
+    for (partition, _, _), found in zip(partitions, answers, strict=True):
+        rows += [(partition, Row(*one[:-1]), one[-1]) for one in found if Row(*one[:-1]).mark == mark]
+    remove_rows(session, rows, stamp)
+    session.all(session.write(_POINTER, (stamp, game, mark, episode, seat)) for _, episode, seat in partitions)
     if rows:
-        removed(ring, game)
+        removed(session, game)
     received = [row.received_at_ms for _, row, _ in rows]
     return Erased(
         chunks=len(rows),

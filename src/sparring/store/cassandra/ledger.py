@@ -32,16 +32,16 @@ _TRIM_DAY = "DELETE FROM ledger_days WHERE name = ? AND game = ? AND day = ?"
 class LedgerTables:
     """Rows known by where they came from, so that writing them again changes nothing."""
 
-    def __init__(self, ring: CassandraSession) -> None:
-        self._ring = ring
+    def __init__(self, session: CassandraSession) -> None:
+        self._session = session
         self._known: set[tuple[str, str, int]] = set()
 
     def quarantine(self, rows: Sequence[Quarantined]) -> None:
         self._put("quarantine", _PUT_ASIDE, [(row.game, row.arrived_ms, astuple(row)) for row in rows])
 
     def quarantined(self, game: GameId) -> Iterator[Quarantined]:
-        for (day,) in self._ring.one(self._ring.scan(_GET_DAYS, ("quarantine", game))):
-            rows = self._ring.pages(self._ring.scan(_GET_ASIDE, (game, day)), FIRST_ROWS, ROWS)
+        for (day,) in self._session.one(self._session.scan(_GET_DAYS, ("quarantine", game))):
+            rows = self._session.pages(self._session.scan(_GET_ASIDE, (game, day)), FIRST_ROWS, ROWS)
             yield from (Quarantined(*row) for row in rows)
 
     def count(self, rows: Sequence[MinuteCount]) -> None:
@@ -53,10 +53,10 @@ class LedgerTables:
         self._put("minutes", _PUT_COUNT, listed)
 
     def minutes(self, game: GameId, since_ms: int) -> list[Minute]:
-        days = [day for (day,) in self._ring.one(self._ring.scan(_GET_DAYS, ("minutes", game)))]
-        jobs = [self._ring.scan(_GET_COUNT, (game, day, since_ms)) for day in days if (day + 1) * DAY_MS > since_ms]
+        days = [day for (day,) in self._session.one(self._session.scan(_GET_DAYS, ("minutes", game)))]
+        jobs = [self._session.scan(_GET_COUNT, (game, day, since_ms)) for day in days if (day + 1) * DAY_MS > since_ms]
         counts = []
-        for row in (row for rows in self._ring.all(jobs, at_once=4) for row in rows):
+        for row in (row for rows in self._session.all(jobs, at_once=4) for row in rows):
             values = list(row)
             values[_PLAYERS] = unpacked(row[_PLAYERS])
             counts.append(MinuteCount(*values))
@@ -64,14 +64,14 @@ class LedgerTables:
 
     def trim(self, before_ms: int) -> None:
         for name, cql in _TRIM.items():
-            for game, day in self._ring.one(self._ring.look(_ALL_DAYS, (name,))):
+            for game, day in self._session.one(self._session.look(_ALL_DAYS, (name,))):
                 if day * DAY_MS < before_ms:
-                    self._ring.one(self._ring.write(cql, (game, day, before_ms)))
+                    self._session.one(self._session.write(cql, (game, day, before_ms)))
                 if (day + 2) * DAY_MS < before_ms:  # nobody writes there any more
-                    self._ring.one(self._ring.write(_TRIM_DAY, (name, game, day)))
+                    self._session.one(self._session.write(_TRIM_DAY, (name, game, day)))
 
     def _put(self, name: str, cql: str, rows: list[tuple[GameId, int, tuple[Any, ...]]]) -> None:
         days = {(name, str(game), at_ms // DAY_MS) for game, at_ms, _ in rows} - self._known
-        self._ring.all(self._ring.write(_PUT_DAY, day) for day in sorted(days))
+        self._session.all(self._session.write(_PUT_DAY, day) for day in sorted(days))
         self._known |= days
-        self._ring.all(self._ring.write(cql, (*values, at_ms // DAY_MS)) for _, at_ms, values in rows)
+        self._session.all(self._session.write(cql, (*values, at_ms // DAY_MS)) for _, at_ms, values in rows)

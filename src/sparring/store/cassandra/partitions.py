@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 BUCKETS = 64  # at 100 MB each: 6.4 GB of chunks per game and day
 
 
-class Place(NamedTuple):
+class Partition(NamedTuple):
     """A partition of `chunks`."""
 
     game: GameId
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     bucket: int
 
 
-class Layout:
+class BucketLayout:
     """How many buckets a day has."""
 
     def __init__(self, rows: Iterable[tuple[int, int]]) -> None:
@@ -38,19 +38,19 @@ class Layout:
         at = bisect.bisect_right(self._days, day) - 1
         return self.rows[max(at, 0)][1]
 
-    def place(self, game: GameId, episode: EpisodeId) -> Place:
+    def partition(self, game: GameId, episode: EpisodeId) -> Partition:
         day = opened_at_ms(episode) // DAY_MS
-        return Place(game, day, zlib.crc32(episode.encode()) % self.buckets(day))
+        return Partition(game, day, zlib.crc32(episode.encode()) % self.buckets(day))
 
 
-def in_part(place: Place, part: int, of: int) -> bool:
-    """Whether a partition's token lies in the `part`-th of `of` equal ranges of the ring."""
-    return of == 1 or (token(place) + (1 << 63)) * of >> 64 == part
+def in_part(partition: Partition, part: int, of: int) -> bool:
+    """Whether a partition's token lies in the `part`-th of `of` equal ranges of the session."""
+    return of == 1 or (token(partition) + (1 << 63)) * of >> 64 == part
 
 
-def token(place: Place) -> int:
-    """Where on the ring the partition is."""
-    packed = (place.game.encode(), struct.pack(">i", place.day), struct.pack(">i", place.bucket))
+def token(partition: Partition) -> int:
+    """Where on the session the partition is."""
+    packed = (partition.game.encode(), struct.pack(">i", partition.day), struct.pack(">i", partition.bucket))
     key = b"".join(struct.pack(">H", len(part)) + part + b"\0" for part in packed)
     found: int = Murmur3Token.hash_fn(key)
     return found

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sparring.store.cassandra.partitions import DAY_MS, Layout, Place, in_part
+from sparring.store.cassandra.partitions import DAY_MS, BucketLayout, Partition, in_part
 from sparring.store.cassandra.session import CassandraSession
 from sparring.store.protocol import EpisodeRecord, Query
 from sparring.store.rows import COLUMNS, Row, mark
@@ -28,21 +28,21 @@ _POINTERS = "SELECT episode FROM chunks_by_player WHERE game = ? AND mark = ?"
 Found = tuple[Any, ...]  # the columns of Row, arrived, and where asked for header and body
 
 
-def days(ring: CassandraSession, game: GameId) -> list[tuple[int, int]]:
+def days(session: CassandraSession, game: GameId) -> list[tuple[int, int]]:
     """The days that have rows, oldest first, and when one last changed."""
-    return [(day, changed) for day, changed in ring.one(ring.scan(_DAYS, (game,)))]
+    return [(day, changed) for day, changed in session.one(session.scan(_DAYS, (game,)))]
 
 
-def buckets(ring: CassandraSession, game: GameId, day: int) -> list[tuple[Place, int]]:
+def buckets(session: CassandraSession, game: GameId, day: int) -> list[tuple[Partition, int]]:
     """The partitions of a day, and when one last changed."""
-    return [(Place(game, day, at), changed) for at, changed in ring.one(ring.scan(_BUCKETS, (game, day)))]
+    return [(Partition(game, day, at), changed) for at, changed in session.one(session.scan(_BUCKETS, (game, day)))]
 
 
 class Reader:
     """Finds the episodes of a query, each with all of its rows."""
 
-    def __init__(self, ring: CassandraSession, layout: Callable[[], Layout]) -> None:
-        self._ring, self._layout = ring, layout
+    def __init__(self, session: CassandraSession, layout: Callable[[], BucketLayout]) -> None:
+        self._session, self._layout = session, layout
 
     def chosen(self, query: Query, *, part: int = 0, of: int = 1, bodies: bool = False) -> Iterator[list[Found]]:
         """For each episode its rows that the query wants, in the order of opening, seat and step."""
@@ -78,20 +78,22 @@ class Reader:
         listed, at_once = list(episodes), 2 if bodies else SLICES
         for start in range(0, len(listed), at_once):
             group = listed[start : start + at_once]
-            jobs = [self._ring.scan(cql, (*layout.place(game, episode), episode)) for episode in group]
-            yield from (rows for rows in self._ring.all(jobs) if rows)
+            jobs = [self._session.scan(cql, (*layout.partition(game, episode), episode)) for episode in group]
+            yield from (rows for rows in self._session.all(jobs) if rows)
 
     def _episodes(self, query: Query, part: int, of: int, *, bodies: bool) -> Iterator[list[Found]]:
         if query.players or query.episodes:
             layout = self._layout()
-            named = [one for one in self._named(query) if in_part(layout.place(query.game, one), part, of)]
+            named = [one for one in self._named(query) if in_part(layout.partition(query.game, one), part, of)]
             yield from self.slices(query.game, named, bodies=bodies)
             return
-        for day, _ in days(self._ring, query.game):
+        for day, _ in days(self._session, query.game):
             if day * DAY_MS >= query.until_ms + DAY_MS:  # an id may be a day ahead of its receipt, not more
                 return
-            places = [place for place, _ in buckets(self._ring, query.game, day) if in_part(place, part, of)]
-            merged = heapq.merge(*(self._stream(place, bodies=bodies) for place in places), key=_order)
+            partitions = [
+                partition for partition, _ in buckets(self._session, query.game, day) if in_part(partition, part, of)
+            ]
+            merged = heapq.merge(*(self._stream(partition, bodies=bodies) for partition in partitions), key=_order)
             for _, rows in itertools.groupby(merged, key=lambda row: row[_EPISODE]):
                 yield list(rows)
 
@@ -99,14 +101,14 @@ class Reader:
         """The episodes that the query names, or in which its players have a seat; in the order of opening."""
         named = set(query.episodes)
         if query.players:
-            jobs = [self._ring.scan(_POINTERS, (query.game, mark(query.game, one))) for one in query.players]
-            theirs = {EpisodeId(episode) for rows in self._ring.all(jobs) for (episode,) in rows}
+            jobs = [self._session.scan(_POINTERS, (query.game, mark(query.game, one))) for one in query.players]
+            theirs = {EpisodeId(episode) for rows in self._session.all(jobs) for (episode,) in rows}
             named = named & theirs if named else theirs
         return sorted(named)
 
-    def _stream(self, place: Place, *, bodies: bool) -> Iterator[Found]:
+    def _stream(self, partition: Partition, *, bodies: bool) -> Iterator[Found]:
         first, most = (FIRST_PAGE, PAGE) if bodies else (FIRST_ROWS, ROWS)
-        return self._ring.pages(self._ring.scan(_WHOLE if bodies else _ROWS, place), first, most)
+        return self._session.pages(self._session.scan(_WHOLE if bodies else _ROWS, partition), first, most)
 
 
 def is_whole(rows: list[Found]) -> bool:

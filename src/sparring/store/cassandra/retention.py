@@ -5,10 +5,10 @@ import itertools
 import time
 from collections.abc import Iterator
 
-from sparring.store.cassandra import erasure as removing
+from sparring.store.cassandra import erasure
 from sparring.store.cassandra import reader as reading
-from sparring.store.cassandra.erasure import Placed
-from sparring.store.cassandra.partitions import DAY_MS, Place
+from sparring.store.cassandra.erasure import StoredRow
+from sparring.store.cassandra.partitions import DAY_MS, Partition
 from sparring.store.cassandra.session import CassandraSession
 from sparring.store.protocol import Trimmed
 from sparring.store.rows import COLUMNS, Row
@@ -25,16 +25,16 @@ _NO_BUCKET = "DELETE FROM buckets WHERE game = ? AND day = ? AND bucket = ?"
 _NO_DAY = "DELETE FROM days WHERE game = ? AND day = ?"
 
 
-def games(ring: CassandraSession) -> list[GameId]:
+def games(session: CassandraSession) -> list[GameId]:
     """Every game that has chunks, in order of name."""
-    named = sorted(GameId(game) for (game,) in ring.one(ring.scan(_GAMES)))
-    return [game for game in named if _has_any(ring, game)]
+    named = sorted(GameId(game) for (game,) in session.one(session.scan(_GAMES)))
+    return [game for game in named if _has_any(session, game)]
 
 
-def _has_any(ring: CassandraSession, game: GameId) -> bool:
-    for day, _ in reversed(reading.days(ring, game)):
-        places = [place for place, _ in reading.buckets(ring, game, day)]
-        if any(ring.all(ring.scan(_ANY, place) for place in places)):
+def _has_any(session: CassandraSession, game: GameId) -> bool:
+    for day, _ in reversed(reading.days(session, game)):
+        partitions = [partition for partition, _ in reading.buckets(session, game, day)]
+        if any(session.all(session.scan(_ANY, partition) for partition in partitions)):
             return True
     return False
 
@@ -42,23 +42,23 @@ def _has_any(ring: CassandraSession, game: GameId) -> bool:
 class Trimmer:
     """Removes episodes and counts them."""
 
-    def __init__(self, ring: CassandraSession) -> None:
-        self._ring = ring
+    def __init__(self, session: CassandraSession) -> None:
+        self._session = session
         self._episodes = self._chunks = self._steps = 0
 
     def trim(self, *, before_ms: int, excess_bytes: int) -> Trimmed:
         """All episodes last received before `before_ms`, then the oldest until `excess_bytes` are gone, too."""
         touched = set()
-        for game in games(self._ring):
+        for game in games(self._session):
             if before_ms > 0 and self._remove(rows for rows in self._aged(game, before_ms)):
                 touched.add(game)
         touched |= self._shrink(excess_bytes)
         for game in touched:
-            removing.removed(self._ring, game)
+            erasure.removed(self._session, game)
         return Trimmed(self._episodes, self._chunks, self._steps)
 
-    def _aged(self, game: GameId, before_ms: int) -> Iterator[list[Placed]]:
-        for day, _ in reading.days(self._ring, game):
+    def _aged(self, game: GameId, before_ms: int) -> Iterator[list[StoredRow]]:
+        for day, _ in reading.days(self._session, game):
             if day * DAY_MS >= before_ms + DAY_MS:  # an id may be a day ahead of its receipt
                 return
             left = 0
@@ -70,21 +70,21 @@ class Trimmer:
             if not left and (day + 3) * DAY_MS < before_ms:  # ids that old are refused: nobody writes there again
                 self._close(game, day)
 
-    def _episodes_of(self, game: GameId, day: int) -> Iterator[list[Placed]]:
+    def _episodes_of(self, game: GameId, day: int) -> Iterator[list[StoredRow]]:
         """The episodes of a day in the order of opening."""
-        streams = [self._rows(place) for place, _ in reading.buckets(self._ring, game, day)]
+        streams = [self._rows(partition) for partition, _ in reading.buckets(self._session, game, day)]
         merged = heapq.merge(*streams, key=lambda one: (one[1].episode, one[1].seat, one[1].first_step))
         for _, rows in itertools.groupby(merged, key=lambda one: one[1].episode):
             yield list(rows)
 
-    def _rows(self, place: Place) -> Iterator[Placed]:
-        for row in self._ring.pages(self._ring.look(_ROWS, place), reading.FIRST_ROWS, reading.ROWS):
-            yield place, Row(*row[:-1]), row[-1]
+    def _rows(self, partition: Partition) -> Iterator[StoredRow]:
+        for row in self._session.pages(self._session.look(_ROWS, partition), reading.FIRST_ROWS, reading.ROWS):
+            yield partition, Row(*row[:-1]), row[-1]
 
     def _shrink(self, excess_bytes: int) -> set[GameId]:
         """Day by day over all games, so that the oldest go first whichever game they are of."""
         touched: set[GameId] = set()
-        listed = sorted((day, game) for game in games(self._ring) for day, _ in reading.days(self._ring, game))
+        listed = sorted((day, game) for game in games(self._session) for day, _ in reading.days(self._session, game))
         for day, game in listed if excess_bytes > 0 else ():
             chosen = []
             for rows in self._episodes_of(game, day):
@@ -98,8 +98,8 @@ class Trimmer:
                 break
         return touched
 
-    def _remove(self, episodes: Iterator[list[Placed]]) -> int:
-        gone, batch = 0, list[Placed]()
+    def _remove(self, episodes: Iterator[list[StoredRow]]) -> int:
+        gone, batch = 0, list[StoredRow]()
         for rows in episodes:
             batch += rows
             gone += 1
@@ -111,16 +111,16 @@ class Trimmer:
         self._episodes += gone
         return gone
 
-    def _drop(self, rows: list[Placed]) -> None:
-        removing.remove_rows(self._ring, rows, time.time_ns() // 1_000)
+    def _drop(self, rows: list[StoredRow]) -> None:
+        erasure.remove_rows(self._session, rows, time.time_ns() // 1_000)
         # A chunk that arrived in this very moment may have lost its pointer to the deletion: it is given back.
-        for place, episode in {(place, row.episode) for place, row, _ in rows}:
-            for found in self._ring.one(self._ring.look(_KEPT, (*place, episode))):
+        for partition, episode in {(partition, row.episode) for partition, row, _ in rows}:
+            for found in self._session.one(self._session.look(_KEPT, (*partition, episode))):
                 row = Row(*found[:-1])
                 if row.mark is not None:
-                    self._ring.one(self._ring.write(_POINT, (row.game, row.mark, row.episode, row.seat)))
+                    self._session.one(self._session.write(_POINT, (row.game, row.mark, row.episode, row.seat)))
 
     def _close(self, game: GameId, day: int) -> None:
-        for place, _ in reading.buckets(self._ring, game, day):
-            self._ring.one(self._ring.write(_NO_BUCKET, place))
-        self._ring.one(self._ring.write(_NO_DAY, (game, day)))
+        for partition, _ in reading.buckets(self._session, game, day):
+            self._session.one(self._session.write(_NO_BUCKET, partition))
+        self._session.one(self._session.write(_NO_DAY, (game, day)))

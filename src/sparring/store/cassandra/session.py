@@ -1,4 +1,4 @@
-"""A connection to a ring: token-aware, statements prepared once, and only what is idempotent sent twice."""
+"""A connection to a session: token-aware, statements prepared once, and only what is idempotent sent twice."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedS
 
 from sparring.errors import ConfigError, StoreFailed, StoreRefused
 from sparring.store.cassandra.errors import explained
-from sparring.store.cassandra.url import Address
+from sparring.store.cassandra.url import CassandraAddress
 
 OPEN_WITHIN_S = 8.0  # for all hosts of the URL together
 AT_ONCE = 64  # statements under way
@@ -49,7 +49,7 @@ class RetryIdempotent(RetryPolicy):  # type: ignore[misc]  # the driver has no t
 class CassandraSession:
     """One session. Safe to use from several threads; a process that forks opens its own."""
 
-    def __init__(self, address: Address, *, keyspace: bool = True) -> None:
+    def __init__(self, address: CassandraAddress, *, keyspace: bool = True) -> None:
         """`keyspace` False: nothing is in it yet, `spar store migrate` is about to make it."""
         self.address, self.where = address, str(address)
         self._write = _level(address.consistency)
@@ -61,7 +61,7 @@ class CassandraSession:
         self.cluster = _cluster(address)
         try:
             with explained(self.where):
-                self.session: Session = self.cluster.connect()
+                self.driver: Session = self.cluster.connect()
             if keyspace:
                 with explained(self.where):
                     self._enter()
@@ -74,7 +74,7 @@ class CassandraSession:
             raise StoreFailed(
                 f"there is no keyspace {self.address.keyspace!r}", where=self.where, do="Run `spar store migrate`"
             )
-        self.session.set_keyspace(self.address.keyspace)
+        self.driver.set_keyspace(self.address.keyspace)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -114,7 +114,7 @@ class CassandraSession:
         pending: deque[Any] = deque()
         with explained(self.where, given=True):
             for one in statements:
-                pending.append(self.session.execute_async(one))
+                pending.append(self.driver.execute_async(one))
                 if len(pending) >= at_once:
                     found.append(list(pending.popleft().result()))
             found += [list(future.result()) for future in pending]
@@ -131,7 +131,7 @@ class CassandraSession:
         self.check_open()
         statement.fetch_size = first
         with explained(self.where):
-            future = self.session.execute_async(statement)
+            future = self.driver.execute_async(statement)
         return self._rest(statement, future, most, page_bytes)
 
     def _rest(self, statement: BoundStatement, future: Any, most: int, page_bytes: int) -> Iterator[Row]:
@@ -141,7 +141,7 @@ class CassandraSession:
                 rows, state = result.current_rows, result.paging_state
                 if state is not None:
                     statement.fetch_size = _next_size(rows, statement.fetch_size, most, page_bytes)
-                    future = self.session.execute_async(statement, paging_state=state)
+                    future = self.driver.execute_async(statement, paging_state=state)
             yield from rows
             if state is None:
                 return
@@ -155,7 +155,7 @@ class CassandraSession:
         statement = self._prepared.get(cql)
         if statement is None:
             with self._preparing, explained(self.where):
-                statement = self._prepared.get(cql) or self.session.prepare(cql)
+                statement = self._prepared.get(cql) or self.driver.prepare(cql)
                 self._prepared[cql] = statement
         try:
             bound = statement.bind(values)
@@ -173,7 +173,7 @@ def _next_size(rows: Sequence[Row], size: int, most: int, page_bytes: int) -> in
     return max(1, min(most, 4 * size, fits))
 
 
-def _cluster(address: Address) -> Cluster:
+def _cluster(address: CassandraAddress) -> Cluster:
     profile = ExecutionProfile(
         load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(address.local_dc)),
         retry_policy=RetryIdempotent(),
@@ -198,7 +198,7 @@ def _cluster(address: Address) -> Cluster:
         )
 
 
-def _tls(address: Address) -> ssl.SSLContext | None:
+def _tls(address: CassandraAddress) -> ssl.SSLContext | None:
     if not (address.tls or address.ca):
         return None
     try:

@@ -10,14 +10,12 @@ from typing import Any, Self
 from numpy.random import Generator
 
 from sparring.errors import WireError
-from sparring.store.cassandra import erasure as removing
-from sparring.store.cassandra import migration as migrating
-from sparring.store.cassandra import retention as trimming
+from sparring.store.cassandra import erasure, migration, retention
 from sparring.store.cassandra import url as address
 from sparring.store.cassandra.append import Appender
-from sparring.store.cassandra.counters import Counting
+from sparring.store.cassandra.counters import Counters
 from sparring.store.cassandra.ledger import LedgerTables
-from sparring.store.cassandra.partitions import Layout
+from sparring.store.cassandra.partitions import BucketLayout
 from sparring.store.cassandra.reader import BODY, HEADER, Found, Reader
 from sparring.store.cassandra.session import CassandraSession
 from sparring.store.protocol import (
@@ -52,25 +50,25 @@ def open_url(url: str, **settings: Any) -> "CassandraStore":
 class CassandraStore:
     """Chunks in a keyspace. See `Store` and `Ledger` for what each verb promises."""
 
-    def __init__(self, at: address.Address, *, sole_writer: bool = False, check: bool = True) -> None:
+    def __init__(self, at: address.CassandraAddress, *, sole_writer: bool = False, check: bool = True) -> None:
         """`sole_writer`: no other process writes the same episodes while this one does (a sink, shard by shard);
         without it each episode's writers take turns by lightweight transactions. `check` is SQLite's, ignored here.
         """
         del check
         self.damaged: dict[Key, str] = {}  # found while reading; such chunks are left out, never served
-        self._ring = CassandraSession(at)
+        self._session = CassandraSession(at)
         try:
-            migrating.check(self._ring)
-            self._layout, self._layout_at_s = migrating.layout_of(self._ring), time.monotonic()
-            removing.finish(self._ring, self._layout)
+            migration.check(self._session)
+            self._layout, self._layout_at_s = migration.layout_of(self._session), time.monotonic()
+            erasure.finish(self._session, self._layout)
         except BaseException:
-            self._ring.close()
+            self._session.close()
             raise
         self._layout_lock = threading.Lock()
-        self._appender = Appender(self._ring, self.layout, sole=sole_writer)
-        self._reader = Reader(self._ring, self.layout)
-        self._counting = Counting(self._ring, self._reader)
-        self._ledger = LedgerTables(self._ring)
+        self._appender = Appender(self._session, self.layout, sole=sole_writer)
+        self._reader = Reader(self._session, self.layout)
+        self._counters = Counters(self._session, self._reader)
+        self._ledger = LedgerTables(self._session)
 
     def __enter__(self) -> Self:
         return self
@@ -79,31 +77,31 @@ class CassandraStore:
         self.close()
 
     @property
-    def ring(self) -> CassandraSession:
+    def session(self) -> CassandraSession:
         """The connection, for `spar store describe`."""
-        return self._ring
+        return self._session
 
-    def layout(self) -> Layout:
+    def layout(self) -> BucketLayout:
         """How many buckets each day has; looked up again now and then, since it may change for days to come."""
         with self._layout_lock:
             if time.monotonic() - self._layout_at_s > LAYOUT_EVERY_S:
-                self._layout, self._layout_at_s = migrating.layout_of(self._ring), time.monotonic()
+                self._layout, self._layout_at_s = migration.layout_of(self._session), time.monotonic()
             return self._layout
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """On enough replicas when this returns; each chunk is judged alone."""
-        self._ring.check_open()
+        self._session.check_open()
         try:
             return self._appender.append(chunks)
         finally:
-            self._counting.wrote()
+            self._counters.wrote()
 
     def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
         """In the order of opening, and of receipt where they were opened within ten minutes."""
         return self._reader.records(query)
 
     def read(self, query: Query, *, part: int = 0, of: int = 1) -> Iterator[Chunk]:
-        """In the order of opening, seat and step; a part is a range of the ring's tokens. Damaged ones are left out."""
+        """In the order of opening, seat and step; a part is a range of tokens. Damaged chunks are left out."""
         for rows in self._reader.chosen(query, part=part, of=of, bodies=True):
             for row in rows:
                 if (chunk := self._opened(row)) is not None:
@@ -113,11 +111,11 @@ class CassandraStore:
         """Every step in `query` is equally likely to be drawn, with the rest of its chunk."""
         drawn: list[Chunk] = []
         held, misses, layout = 0, 0, self.layout()
-        table = self._counting.table(query)
+        table = self._counters.table(query)
         while held < steps and table.keys and misses < 1_000:
             keys = table.draw(steps - held, rng)
-            jobs = (self._ring.scan(_ONE, (*layout.place(query.game, key[0]), *key)) for key in keys)
-            for found in self._ring.all(jobs, at_once=DRAWS_AT_ONCE):
+            jobs = (self._session.scan(_ONE, (*layout.partition(query.game, key[0]), *key)) for key in keys)
+            for found in self._session.all(jobs, at_once=DRAWS_AT_ONCE):
                 chunk = self._opened(found[0]) if found else None
                 if chunk is None:  # damaged, or erased a moment ago: draw again
                     misses += 1
@@ -128,38 +126,38 @@ class CassandraStore:
 
     def stats(self, game: GameId) -> GameStats:
         """Counts without any body; after the first call only what came since is looked at."""
-        return self._counting.tally(game).stats(game)
+        return self._counters.tally(game).stats(game)
 
     def largest_partition(self, game: GameId) -> int:
         """Bytes of chunks in the fullest partition of a game."""
-        return max(self._counting.tally(game).by_place.values(), default=0)
+        return max(self._counters.tally(game).by_partition.values(), default=0)
 
     def erase(self, game: GameId, player: PlayerId) -> Erased:
         """Remove the player's rows from every table and refuse them from now on."""
-        gone = removing.erase(self._ring, self.layout(), game, mark(game, player))
-        self._counting.wrote()
+        gone = erasure.erase(self._session, self.layout(), game, mark(game, player))
+        self._counters.wrote()
         return gone
 
     def erased(self, game: GameId, player: PlayerId) -> bool:
         """Whether a tombstone stands for the player."""
-        return bool(removing.erased(self._ring, {(game, mark(game, player))}))
+        return bool(erasure.erased(self._session, {(game, mark(game, player))}))
 
     def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
         """Remove whole episodes, oldest first; also finishes what an interrupted erasure left, as opening does."""
-        removing.finish(self._ring, self.layout())
+        erasure.finish(self._session, self.layout())
         if before_ms > 0:
             self._ledger.trim(before_ms)
         used = sum(self.stats(game).encoded_bytes for game in self.games()) if max_bytes > 0 else 0
-        gone = trimming.Trimmer(self._ring).trim(before_ms=before_ms, excess_bytes=used - max_bytes)
-        self._counting.wrote()
+        gone = retention.Trimmer(self._session).trim(before_ms=before_ms, excess_bytes=used - max_bytes)
+        self._counters.wrote()
         return gone
 
     def games(self) -> list[GameId]:
         """Every game that has chunks."""
-        return trimming.games(self._ring)
+        return retention.games(self._session)
 
     def quarantine(self, rows: Sequence[Quarantined]) -> None:
-        """Known by shard and position: writing one again changes nothing."""
+        """EpisodeState by shard and position: writing one again changes nothing."""
         self._ledger.quarantine(rows)
 
     def quarantined(self, game: GameId) -> Iterator[Quarantined]:
@@ -167,7 +165,7 @@ class CassandraStore:
         return self._ledger.quarantined(game)
 
     def count_minutes(self, rows: Sequence[MinuteCount]) -> None:
-        """Known by game, minute and batch: writing one again changes nothing."""
+        """EpisodeState by game, minute and batch: writing one again changes nothing."""
         self._ledger.count(rows)
 
     def minutes(self, game: GameId, since_ms: int) -> list[Minute]:
@@ -176,8 +174,8 @@ class CassandraStore:
 
     def close(self) -> None:
         """Let go of the connections."""
-        if not self._ring.closed:
-            self._ring.close()
+        if not self._session.closed:
+            self._session.close()
 
     def _opened(self, found: Found) -> Chunk | None:
         header, body, row = found[HEADER], found[BODY], Row(*found[: len(Row._fields)])
@@ -189,6 +187,6 @@ class CassandraStore:
             wrong = error.wrong
         key = Key(GameId(row.game), EpisodeId(row.episode), row.seat, row.first_step)
         if key not in self.damaged:
-            log.error("%s: chunk %s is damaged and left out: %s", self._ring.where, key, wrong)
+            log.error("%s: chunk %s is damaged and left out: %s", self._session.where, key, wrong)
         self.damaged[key] = wrong
         return None

@@ -16,8 +16,8 @@ _EXAMPLE = "Write cassandra://host,host:9042/keyspace"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """One keyspace of one ring. Name and password come from the environment, never from here."""
+class CassandraAddress:
+    """One keyspace of one session. Name and password come from the environment, never from here."""
 
     hosts: tuple[str, ...]
     port: int
@@ -34,12 +34,12 @@ class Address:
         return f"cassandra://{','.join(self.hosts)}:{self.port}/{self.keyspace}"
 
 
-def read(url: str) -> Address:
+def read(url: str) -> CassandraAddress:
     """The address that `url` says, or a ConfigError with what to write instead."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise _bad(
-            "a URL is no place for a password", "Set CASSANDRA_USERNAME and CASSANDRA_PASSWORD in the environment"
+            "a URL is no partition for a password", "Set CASSANDRA_USERNAME and CASSANDRA_PASSWORD in the environment"
         )
     names, port = _hosts(parts.netloc)
     keyspace = parts.path.strip("/")
@@ -47,7 +47,7 @@ def read(url: str) -> Address:
         raise _bad(f"{url!r} names no host", _EXAMPLE)
     if not _KEYSPACE.fullmatch(keyspace):
         raise _bad(f"{keyspace!r} is no keyspace: small letters, digits and _, up to 48", _EXAMPLE)
-    return Address(names, port, keyspace, **_options(parts.query))
+    return CassandraAddress(names, port, keyspace, **_options(parts.query))
 
 
 def _hosts(netloc: str) -> tuple[tuple[str, ...], int]:
@@ -59,7 +59,7 @@ def _hosts(netloc: str) -> tuple[tuple[str, ...], int]:
         ports |= {port} if colon else set()
     if len(ports) > 1 or not all(port.isdigit() and 0 < int(port) < 65536 for port in ports):
         raise _bad(
-            f"{', '.join(sorted(ports))} is not one port", "All nodes of a ring answer on the same: name it once"
+            f"{', '.join(sorted(ports))} is not one port", "All nodes of a session answer on the same: name it once"
         )
     return tuple(names), int(ports.pop()) if ports else PORT
 
@@ -70,7 +70,8 @@ def _options(query: str) -> dict[str, Any]:
         if name not in _READERS:
             near = difflib.get_close_matches(name, _READERS, n=1)
             raise _bad(
-                f"unknown option {name!r}", f"Did you mean {near[0]}" if near else f"Known: {', '.join(_READERS)}"
+                f"unknown option {name!r}",
+                f"Did you mean {near[0]}" if near else f"EpisodeState: {', '.join(_READERS)}",
             )
         try:
             chosen[name] = _READERS[name](value)

@@ -44,7 +44,7 @@ _HEADER = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ParquetExport:
     """What went into a file."""
 
     chunks: int
@@ -52,7 +52,9 @@ class Exported:
     bytes: int
 
 
-def write(store: Store, query: Query, path: Path, *, progress: Callable[[int], None] = lambda steps: None) -> Exported:
+def write(
+    store: Store, query: Query, path: Path, *, progress: Callable[[int], None] = lambda steps: None
+) -> ParquetExport:
     """Export `query` into one file, a row group at a time. Two passes: the first finds out which columns there are."""
     schema = _schema(store.read(query), str(path))
     chunks = steps = waiting = 0
@@ -71,7 +73,7 @@ def write(store: Store, query: Query, path: Path, *, progress: Callable[[int], N
         if rows:
             writer.write_table(pa.Table.from_batches(rows, schema))
     partial.replace(path)  # under its name only once it is whole
-    return Exported(chunks, steps, path.stat().st_size)
+    return ParquetExport(chunks, steps, path.stat().st_size)
 
 
 def encode(chunks: Sequence[Chunk], where: str) -> bytes:

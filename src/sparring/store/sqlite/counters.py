@@ -1,4 +1,4 @@
-"""Counts of each game, kept up to date: a call costs the chunks stored since the last one, not all of them.
+"""Counters of each game, kept up to date: a call costs the chunks stored since the last one, not all of them.
 
 Ids rise with each commit and are never used twice, in whichever process it happens, so "since" is an id.
 A removal (erase, retention) starts the count anew.
@@ -26,7 +26,7 @@ _PLAYERS = """SELECT count(*) FROM (SELECT DISTINCT mark FROM chunks WHERE id > 
 
 
 @dataclass(slots=True)
-class _Tally:
+class _GameCounts:
     """What is counted of one game, up to the chunk `newest`."""
 
     removals: int
@@ -72,11 +72,11 @@ class _Tally:
         )
 
 
-class Counts:
+class Counters:
     """The tallies of all games asked for."""
 
     def __init__(self) -> None:
-        self._tallies: dict[GameId, _Tally] = {}
+        self._tallies: dict[GameId, _GameCounts] = {}
         self._lock = threading.Lock()
 
     def stats(self, db: sqlite3.Connection, game: GameId) -> GameStats:
@@ -87,7 +87,7 @@ class Counts:
             ).fetchone()
             tally = self._tallies.get(game)
             if tally is None or tally.removals != removals:
-                tally = _Tally(removals)
+                tally = _GameCounts(removals)
             if newest > tally.newest:
                 tally.catch_up(db, game, newest)
             if tally.chunks:  # a name that nobody plays is not remembered

@@ -11,7 +11,7 @@ from sparring.wire.ids import EpisodeId, GameId
 log = logging.getLogger(__name__)
 
 
-def mend(db: sqlite3.Connection, where: str) -> dict[Key, str]:
+def repair(db: sqlite3.Connection, where: str) -> dict[Key, str]:
     """Check every row's seal, mend what can be; the rest by key. A row says nothing that its chunk does not."""
     broken: dict[int, Row] = {}
     for row_id, *values, seal in db.execute(f"SELECT id, {COLUMNS}, seal FROM chunks"):
@@ -20,7 +20,7 @@ def mend(db: sqlite3.Connection, where: str) -> dict[Key, str]:
             broken[row_id] = row
     lost: dict[Key, str] = {}
     for row_id, row in broken.items():
-        if _mended(db, row_id, row):
+        if _repaired(db, row_id, row):
             log.warning("%s: row %d was damaged and written anew from its chunk", where, row_id)
         else:
             lost[Key(GameId(row.game), EpisodeId(row.episode), row.seat, row.first_step)] = "its row is damaged"
@@ -28,7 +28,7 @@ def mend(db: sqlite3.Connection, where: str) -> dict[Key, str]:
     return lost
 
 
-def _mended(db: sqlite3.Connection, row_id: int, row: Row) -> bool:
+def _repaired(db: sqlite3.Connection, row_id: int, row: Row) -> bool:
     found = db.execute("SELECT header, body FROM bodies WHERE id = ?", (row_id,)).fetchone()
     try:
         true = prepare(decode_parts(*found)).row if found else None

@@ -14,7 +14,7 @@ from sparring.wire.chunk import Array
 TABLES = 4  # queries remembered; a trainer has one or two
 
 
-class Table:
+class SampleTable:
     """The chunks of one query, up to the newest that was there when it was last brought up to date."""
 
     def __init__(self, removals: int) -> None:
@@ -42,20 +42,20 @@ class Table:
         return picks
 
 
-class Draws:
+class SampleTables:
     """The tables of the last few queries."""
 
     def __init__(self) -> None:
-        self._tables: OrderedDict[Query, Table] = OrderedDict()
+        self._tables: OrderedDict[Query, SampleTable] = OrderedDict()
         self._lock = threading.Lock()
 
-    def table(self, db: sqlite3.Connection, query: Query) -> Table:
+    def table(self, db: sqlite3.Connection, query: Query) -> SampleTable:
         """The table of `query`, with whatever was stored since; made anew after a removal."""
         with self._lock:
             (removals,) = db.execute("SELECT value FROM counters WHERE name = 'removals'").fetchone()
             table = self._tables.get(query)
             if table is None or table.removals != removals:
-                table = self._tables[query] = Table(removals)
+                table = self._tables[query] = SampleTable(removals)
             self._tables.move_to_end(query)
             while len(self._tables) > TABLES:
                 self._tables.popitem(last=False)
@@ -63,7 +63,7 @@ class Draws:
             return table
 
 
-def _catch_up(db: sqlite3.Connection, query: Query, table: Table) -> None:
+def _catch_up(db: sqlite3.Connection, query: Query, table: SampleTable) -> None:
     (newest,) = db.execute("SELECT coalesce(max(id), 0) FROM chunks").fetchone()
     if newest <= table.newest:
         return

@@ -32,12 +32,11 @@ from sparring.store.protocol import (
     Trimmed,
 )
 from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, digest, judge, mark, prepare
-from sparring.store.sqlite import episodes as summary
-from sparring.store.sqlite import erasure, ledger, retention, schema
-from sparring.store.sqlite import repair as mending
-from sparring.store.sqlite.counters import Counts
+from sparring.store.sqlite import episodes as episode_rows
+from sparring.store.sqlite import erasure, ledger, repair, retention, schema
+from sparring.store.sqlite.counters import Counters
 from sparring.store.sqlite.errors import FAULTS, failed, is_disk_failure
-from sparring.store.sqlite.sample_index import Draws
+from sparring.store.sqlite.sample_index import SampleTables
 from sparring.store.sqlite.where import where
 from sparring.wire.chunk import Chunk, Key, decode_parts
 from sparring.wire.ids import EpisodeId, GameId, PlayerId
@@ -84,12 +83,12 @@ class SqliteStore:
         self._closed = False
         self._broken: StoreFailed | None = None  # after a failed disk no later success could be trusted
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue(READERS)
-        self._draws, self._counts = Draws(), Counts()
+        self._sample_tables, self._counters = SampleTables(), Counters()
         self._db = schema.prepare(path, busy_timeout_s, check=check)
         try:
             with self.writing() as db:
                 if check:
-                    self.damaged |= mending.mend(db, str(path))
+                    self.damaged |= repair.repair(db, str(path))
                 erasure.finish(db, str(path))
         except BaseException:
             self._db.close()
@@ -113,7 +112,7 @@ class SqliteStore:
         after = 0
         while True:
             with self.reading() as db:
-                page = summary.episode_page(db, query, after)
+                page = episode_rows.episode_page(db, query, after)
             yield from page.records
             if page.last is None:
                 return
@@ -141,7 +140,7 @@ class SqliteStore:
         drawn: list[Chunk] = []
         held, misses = 0, 0
         with self.reading() as db:
-            table = self._draws.table(db, query)
+            table = self._sample_tables.table(db, query)
             while held < steps and len(table) and misses < 1_000:
                 for row_id in table.draw(steps - held, rng):
                     found = db.execute(f"{_WHOLE_CHUNK} WHERE c.id = ?", (row_id,)).fetchone()
@@ -156,9 +155,9 @@ class SqliteStore:
         return drawn
 
     def stats(self, game: GameId) -> GameStats:
-        """Counts from the rows alone; after the first call only what came since is looked at."""
+        """Counters from the rows alone; after the first call only what came since is looked at."""
         with self.reading() as db:
-            return self._counts.stats(db, game)
+            return self._counters.stats(db, game)
 
     def erase(self, game: GameId, player: PlayerId) -> Erased:
         """Remove the player's seats from every file and refuse them from now on."""

@@ -19,7 +19,7 @@ ROOM_BYTES = MAX_RECORD_BYTES - KEY_BYTES - OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outgoing:
+class OutgoingRecord:
     """One record on its way."""
 
     episode: str
@@ -30,13 +30,13 @@ class Outgoing:
         return len(self.data) + KEY_BYTES
 
 
-def packed(chunks: Sequence[Chunk]) -> list[Outgoing]:
+def packed(chunks: Sequence[Chunk]) -> list[OutgoingRecord]:
     """The chunks as records, in order within each episode. WireError for a chunk that is too large for a record."""
-    made: list[Outgoing] = []
+    made: list[OutgoingRecord] = []
     for (episode, uploader), group in _by_episode(chunks).items():
         for part in _parts(group):
             header = record.Header(uploader=uploader, received_at_ms=max(at_ms for at_ms, _ in part))
-            made.append(Outgoing(episode, record.encode(record.Record(header, [data for _, data in part]))))
+            made.append(OutgoingRecord(episode, record.encode(record.Record(header, [data for _, data in part]))))
     return made
 
 
@@ -61,36 +61,36 @@ def _parts(group: list[tuple[int, bytes]]) -> list[list[tuple[int, bytes]]]:
     return parts
 
 
-class Waves:
+class SendQueue:
     """What may be sent next of some records: of each episode its first that was not taken yet."""
 
-    def __init__(self, records: Iterable[Outgoing]) -> None:
-        self._lines: dict[str, deque[Outgoing]] = {}  # bounded by the records given
+    def __init__(self, records: Iterable[OutgoingRecord]) -> None:
+        self._queues: dict[str, deque[OutgoingRecord]] = {}  # bounded by the records given
         self.left = 0
         for one in records:
-            self._lines.setdefault(one.episode, deque()).append(one)
+            self._queues.setdefault(one.episode, deque()).append(one)
             self.left += 1
 
-    def next(self) -> list[Outgoing]:
+    def next(self) -> list[OutgoingRecord]:
         """One request's worth, longest waiting first; empty when all were taken."""
-        batch: list[Outgoing] = []
+        batch: list[OutgoingRecord] = []
         size = 0
-        for line in self._lines.values():
+        for line in self._queues.values():
             size += line[0].size_bytes
             if batch and (len(batch) == BATCH_RECORDS or size > BATCH_BYTES):
                 break
             batch.append(line[0])
         return batch
 
-    def taken(self, one: Outgoing) -> None:
+    def taken(self, one: OutgoingRecord) -> None:
         """It is in the stream: the next of its episode may follow."""
-        line = self._lines.pop(one.episode)
+        line = self._queues.pop(one.episode)
         assert line[0] is one
         line.popleft()
         self.left -= 1
         if line:
-            self._lines[one.episode] = line  # behind all others, so that a long episode does not hold them up
+            self._queues[one.episode] = line  # behind all others, so that a long episode does not hold them up
 
-    def refused(self, one: Outgoing) -> None:
+    def refused(self, one: OutgoingRecord) -> None:
         """It stays the first of its episode, and waits behind what was not tried yet."""
-        self._lines[one.episode] = self._lines.pop(one.episode)
+        self._queues[one.episode] = self._queues.pop(one.episode)

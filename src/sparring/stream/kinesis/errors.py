@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from sparring.errors import ConfigError, Missing, NotYours, SparringError, StoreFailed, Unreachable
-from sparring.stream.kinesis.url import Address
+from sparring.stream.kinesis.url import KinesisAddress
 
 THROTTLED = frozenset(
     {
@@ -61,7 +61,7 @@ def passing(error: Exception) -> bool:
     return isinstance(error, (_faults.HTTPClientError, _faults.ConnectionError))
 
 
-def said(error: Exception, address: Address) -> SparringError:
+def explain(error: Exception, address: KinesisAddress) -> SparringError:
     """The fault as a sentence."""
     if isinstance(error, Answered):
         return _refused(error, address)
@@ -86,13 +86,13 @@ def said(error: Exception, address: Address) -> SparringError:
     )
 
 
-def no_credentials(address: Address, why: str = "") -> SparringError:
+def no_credentials(address: KinesisAddress, why: str = "") -> SparringError:
     """Nobody said who we are."""
     do = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"
     return Missing(f"there are no AWS credentials{why}", where=address.where, do=do)
 
 
-def _refused(error: Any, address: Address) -> SparringError:
+def _refused(error: Any, address: KinesisAddress) -> SparringError:
     code = code_of(error)
     if code == ABSENT:
         do = "Run `spar stream create` for it, or mend its name and region="
@@ -119,7 +119,7 @@ def _refused(error: Any, address: Address) -> SparringError:
     )
 
 
-def _expired(address: Address) -> SparringError:
+def _expired(address: KinesisAddress) -> SparringError:
     do = "Run `aws sso login`, or renew AWS_SESSION_TOKEN"
     return NotYours("these AWS credentials have expired", where=address.where, do=do)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sparring.errors import StoreFailed, WireError
-from sparring.stream.kinesis import errors as faults
+from sparring.stream.kinesis import errors
 from sparring.stream.kinesis.client import Backoff, KinesisClient
 from sparring.stream.protocol import BEGINNING, Page, Placed, Position, Shard
 from sparring.wire import record
@@ -22,7 +22,7 @@ ITERATOR_S = 240.0  # Kinesis forgets one after 300
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Iterator:
     """An iterator that goes on after a position."""
 
     after: Position
@@ -46,12 +46,12 @@ class _Pace:
             return begins_s - now_s
 
 
-class Reader:
+class ShardIterators:
     """Reads any shard of one stream. Safe to call from several threads."""
 
-    def __init__(self, calls: KinesisClient) -> None:
-        self._calls, self._lock = calls, threading.Lock()
-        self._held: dict[str, _Held] = {}  # by shard
+    def __init__(self, client: KinesisClient) -> None:
+        self._client, self._lock = client, threading.Lock()
+        self._held: dict[str, _Iterator] = {}  # by shard
         self._paces: dict[str, _Pace] = {}  # by shard
 
     def page(self, shard: Shard, after: Position, limit: int) -> Page:
@@ -62,7 +62,7 @@ class Reader:
         following = answer.get("NextShardIterator")
         if following:
             with self._lock:
-                self._held[shard.id] = _Held(position, following, time.monotonic() + ITERATOR_S)
+                self._held[shard.id] = _Iterator(position, following, time.monotonic() + ITERATOR_S)
         return Page(placed, position, not following, int(answer.get("MillisBehindLatest") or 0))
 
     def tip(self, shard: Shard, after: Position) -> Position:
@@ -89,19 +89,19 @@ class Reader:
         return self._get(shard, BEGINNING, MOST_RECORDS, iterator)
 
     def _get(self, shard: str, after: Position, limit: int, iterator: str = "") -> dict[str, Any]:
-        iterator, backoff = iterator or self._kept(shard, after), Backoff(self._calls)
+        iterator, backoff = iterator or self._kept(shard, after), Backoff(self._client)
         while True:
             iterator = iterator or self._iterator(shard, after)
             self._wait_turn(shard)
             try:
-                return self._calls.once("get_records", ShardIterator=iterator, Limit=limit)
-            except faults.AnyFault as error:
-                if faults.code_of(error) == faults.ITERATOR_EXPIRED:
+                return self._client.once("get_records", ShardIterator=iterator, Limit=limit)
+            except errors.AnyFault as error:
+                if errors.code_of(error) == errors.ITERATOR_EXPIRED:
                     iterator = ""
-                elif not faults.passing(error):
-                    raise faults.said(error, self._calls.address) from None
+                elif not errors.passing(error):
+                    raise errors.explain(error, self._client.address) from None
                 if not backoff.wait():
-                    raise faults.said(error, self._calls.address) from None
+                    raise errors.explain(error, self._client.address) from None
 
     def _kept(self, shard: str, after: Position) -> str:
         """The iterator that was left after that position, taken away: no two threads go on with one; or ""."""
@@ -117,13 +117,13 @@ class Reader:
         return self._new_iterator(shard, ShardIteratorType=kind, StartingSequenceNumber=sequence)
 
     def _new_iterator(self, shard: str, **start: Any) -> str:
-        answer = self._calls("get_shard_iterator", StreamName=self._calls.address.name, ShardId=shard, **start)
+        answer = self._client("get_shard_iterator", StreamName=self._client.address.name, ShardId=shard, **start)
         return str(answer["ShardIterator"])
 
     def _wait_turn(self, shard: str) -> None:
         with self._lock:
             pace = self._paces.setdefault(shard, _Pace())
-        self._calls.closed.wait(pace.due_s(time.monotonic()))
+        self._client.closed.wait(pace.due_s(time.monotonic()))
 
     def _placed(self, shard: str, found: dict[str, Any], after: Position) -> list[Placed]:
         """The chunks of one record. What is no record is given as it is, for its reader to put aside."""
@@ -134,7 +134,7 @@ class Reader:
             read = record.Record(record.Header(), [data])
         begun, place = split(after)
         first = place + 1 if begun == sequence and place is not None else 0
-        uploader = read.header.uploader or f"stream:{self._calls.address.name}"
+        uploader = read.header.uploader or f"stream:{self._client.address.name}"
         arrived_ms = read.header.received_at_ms or int(found["ApproximateArrivalTimestamp"].timestamp() * 1000)
         last = len(read.chunks) - 1
         return [

@@ -14,7 +14,7 @@ NEAR = SPACE >> 64  # ranges that differ by less are the same: servers round dif
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class HashRange:
     """An open shard and the hashes that go to it, both ends included."""
 
     shard: str
@@ -42,7 +42,7 @@ class Merge:
     neighbour: str
 
 
-def next_move(ranges: Sequence[Range], shards: int) -> Split | Merge | None:
+def next_move(ranges: Sequence[HashRange], shards: int) -> Split | Merge | None:
     """The next step from these open shards to `shards` of equal size; None when they are there."""
     ordered = sorted(ranges, key=lambda one: one.first)
     ends = [SPACE * at // shards for at in range(1, shards + 1)]

@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class KinesisAddress:
     """One stream. `setting` is where a person wrote the URL; errors name it."""
 
     name: str
@@ -31,7 +31,7 @@ class Address:
         return self.endpoint or (f"Kinesis in {self.region}" if self.region else "Kinesis")
 
 
-def read_address(url: str, setting: str = SETTING) -> Address:
+def read_address(url: str, setting: str = SETTING) -> KinesisAddress:
     """The address in `url`, or a ConfigError that says what is wrong with it; a password in it is not repeated."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
@@ -47,4 +47,4 @@ def read_address(url: str, setting: str = SETTING) -> Address:
     if endpoint and not re.fullmatch(r"https?://[^\s/?#@]+", endpoint):
         do = "Write endpoint=http://HOST:PORT, or leave it out for Amazon's own"
         raise ConfigError(f"endpoint={endpoint!r} is no address", where=setting, do=do)
-    return Address(parts.netloc, said.get("region", ""), endpoint, setting)
+    return KinesisAddress(parts.netloc, said.get("region", ""), endpoint, setting)
