@@ -2,21 +2,21 @@
 
 import time
 
-from sparring.store.cassandra import migration
-from sparring.store.cassandra import url as address
+from sparring.store.cassandra import schema
 from sparring.store.cassandra.session import CassandraSession
+from sparring.store.cassandra.url import CassandraAddress
 
 
 def migrated(url: str, **settings: int) -> str:
     """The URL, once its tables are there."""
     chosen = {"replication": 0, "buckets": 0, **settings}
-    migration.migrate(address.read(url), now_ms=int(time.time() * 1000), **chosen)
+    schema.migrate(CassandraAddress.read(url), now_ms=int(time.time() * 1000), **chosen)
     return url
 
 
 def emptied(url: str) -> None:
     """No row of an earlier test is left."""
-    session = CassandraSession(address.read(url))
+    session = CassandraSession(CassandraAddress.read(url))
     try:
         tables = session.cluster.metadata.keyspaces[session.address.keyspace].tables
         # All of them: a table that looks empty may be full of deletions, some of them a day ahead.

@@ -19,9 +19,9 @@ from derived import EPOCH_MS, GAME, chunks_of, differences, episode_of, player_o
 from servers.cassandra_cluster import Cassandra
 from sparring.errors import StoreFailed
 from sparring.store import open_store
-from sparring.store.cassandra import CassandraStore, migration
-from sparring.store.cassandra import url as address
+from sparring.store.cassandra import CassandraStore, schema
 from sparring.store.cassandra.partitions import DAY_MS, BucketLayout, Partition, in_part
+from sparring.store.cassandra.url import CassandraAddress
 from sparring.store.protocol import MinuteCount, Quarantined, Query
 from sparring.store.rows import mark
 from sparring.wire.chunk import Chunk
@@ -270,13 +270,13 @@ def test_chunks_larger_than_a_batch_may_be_are_kept_like_others(store: Cassandra
 def test_where_an_episode_lies_follows_from_its_id_and_a_change_of_buckets_is_for_days_to_come(
     cassandra_server: Cassandra,
 ) -> None:
-    where = address.read(cassandra_server.url(f"layout_{time.time_ns() % 10**9}"))
+    where = CassandraAddress.read(cassandra_server.url(f"layout_{time.time_ns() % 10**9}"))
     now_ms = int(time.time() * 1000)
-    first = migration.migrate(where, replication=0, buckets=8, now_ms=now_ms)
+    first = schema.migrate(where, replication=0, buckets=8, now_ms=now_ms)
     assert (first.made, first.version, first.buckets, first.from_day) == (True, 1, 8, None)
     with CassandraStore(where) as store:
         store.append(chunks_of(1, 0, 0))
-        later = migration.migrate(where, replication=0, buckets=32, now_ms=now_ms)
+        later = schema.migrate(where, replication=0, buckets=32, now_ms=now_ms)
         assert (later.made, later.before, later.from_day) == (False, 1, now_ms // DAY_MS + 3)
     with CassandraStore(where) as store:
         layout = store.layout()
@@ -324,7 +324,7 @@ def test_a_newer_schema_is_refused(store: CassandraStore) -> None:
         with pytest.raises(StoreFailed, match="version 99, this Sparring reads up to"):
             CassandraStore(store.session.address)
     finally:
-        store.session.one(store.session.write(change, (len(migration.MIGRATIONS),)))
+        store.session.one(store.session.write(change, (len(schema.MIGRATIONS),)))
 
 
 def test_the_ledger_outlives_the_player_without_naming_anyone(store: CassandraStore) -> None:

@@ -16,7 +16,7 @@ import pytest
 from derived import GAME, chunks_of, differences, episode_of, player_of
 from sparring.errors import SparringError, StoreFailed
 from sparring.store import open_store
-from sparring.store.protocol import MinuteCount, Query
+from sparring.store.protocol import Query
 from sparring.store.sqlite.store import SqliteStore
 
 WRITER = [sys.executable, str(Path(__file__).parent / "writer.py")]
@@ -248,7 +248,7 @@ def test_an_erase_that_was_killed_before_scrubbing_is_finished_on_the_next_open(
 
 
 def test_a_large_file_is_scrubbed_by_the_next_trim(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparring.store.sqlite.erasure.SCRUB_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("sparring.store.sqlite.removal.SCRUB_AT_ONCE_BYTES", 0)
     filled(file)
     with open_store(url_of(file)) as store:
         store.erase(GAME, player_of(1))
@@ -309,17 +309,10 @@ def test_a_file_that_another_process_holds_is_said_to_be_held(file: Path) -> Non
         assert store.append(chunks_of(5, 0, 0))[0].verdict == "new"
 
 
-def test_a_file_of_version_1_is_brought_to_this_version_with_all_that_it_has(file: Path) -> None:
+def test_a_file_of_an_older_version_is_refused_with_one_sentence(file: Path) -> None:
     shutil.copy(Path(__file__).parent / "fixtures" / "version-1.db", file)
-    with open_store(url_of(file)) as store:
-        chunks = list(store.read(Query(GAME)))
-        assert len(chunks) == 9
-        assert all(differences(chunk) == [] for chunk in chunks)
-        assert store.append(chunks_of(5, 0, 0))[0].verdict == "had"
-        assert store.append(chunks_of(5, 7, 0))[0].verdict == "gone"
-        assert isinstance(store, SqliteStore)
-        store.count_minutes([MinuteCount(GAME, 60_000, "batch", steps=3)])
-        assert [minute.steps for minute in store.minutes(GAME, 0)] == [3]
+    with pytest.raises(StoreFailed, match=r"it has version 1, this Sparring reads version 2\. Use the Sparring that"):
+        open_store(f"sqlite:///{file}")
 
 
 def test_a_file_from_the_future_is_refused_untouched(file: Path) -> None:
@@ -327,7 +320,7 @@ def test_a_file_from_the_future_is_refused_untouched(file: Path) -> None:
     db = sqlite3.connect(file)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads up to 2\. Use the Sparring"):
+    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads version 2\. Use the Sparring"):
         open_store(url_of(file))
 
 

@@ -4,20 +4,23 @@ The order is what makes a killed writer harmless. A claim without a chunk is inv
 pointer without a chunk points at nothing; a chunk without a pointer cannot be, so erasing finds everything.
 """
 
+import bisect
 import random
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from sparring.errors import Unreachable
-from sparring.store.cassandra import erasure
-from sparring.store.cassandra.episode_state import EpisodeState, PendingChunk
-from sparring.store.cassandra.partitions import BucketLayout, Partition
-from sparring.store.cassandra.session import CassandraSession
+from sparring.store.cassandra import removal
+from sparring.store.cassandra.change_feed import Arrival
+from sparring.store.cassandra.partitions import BucketLayout, Partition, Stored
+from sparring.store.cassandra.session import CassandraSession, hundreds
 from sparring.store.protocol import Appended, AppendResult
-from sparring.store.rows import Neighbour, Row, prepare
+from sparring.store.records import erased_player
+from sparring.store.rows import Neighbour, Prepared, Row, judge, prepare
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import EpisodeId, GameId
 
@@ -28,11 +31,8 @@ CLAIM_TRIES = 12
 
 _CHUNK = (*Row._fields, "arrived", "header", "body", "day", "bucket")
 _INSERT = f"INSERT INTO chunks ({', '.join(_CHUNK)}) VALUES ({', '.join('?' * len(_CHUNK))})"
-_ARRIVAL = (
-    "game, day, bucket, arrived, episode, seat, first_step, steps, version, source, actor, mark, ending, "
-    "received_at_ms, size_bytes"
-)
-_INSERT_ARRIVAL = f"INSERT INTO chunks_by_arrival ({_ARRIVAL}) VALUES ({', '.join('?' * 15)})"
+_ARRIVAL = ("game", "day", "bucket", *Arrival._fields)
+_INSERT_ARRIVAL = f"INSERT INTO chunks_by_arrival ({', '.join(_ARRIVAL)}) VALUES ({', '.join('?' * len(_ARRIVAL))})"
 _POINT = "INSERT INTO chunks_by_player (game, mark, episode, seat) VALUES (?, ?, ?, ?)"
 _KEPT = """SELECT episode, seat, first_step, steps, ending, uploader, content, arrived FROM chunks
     WHERE game = ? AND day = ? AND bucket = ? AND episode IN ?"""
@@ -45,7 +45,53 @@ _DAY = "INSERT INTO days (game, day, changed) VALUES (?, ?, ?)"
 _BUCKET = "INSERT INTO buckets (game, day, bucket, changed) VALUES (?, ?, ?, ?)"
 
 EpisodeKey = tuple[GameId, EpisodeId]
-Item = TypeVar("Item")
+
+
+SeatStep = tuple[int, int]  # seat, first_step
+
+
+@dataclass(slots=True)
+class PendingChunk:
+    """A chunk on its way in."""
+
+    at: int  # in the append
+    ready: Prepared
+    partition: Partition
+    arrived: int  # microseconds, rising: the order of receipt
+
+    @property
+    def row(self) -> Row:
+        return self.ready.row
+
+    @property
+    def seat_step(self) -> SeatStep:
+        return self.row.seat, self.row.first_step
+
+
+@dataclass(slots=True)
+class EpisodeState:
+    """The chunks of one episode: those kept, and those that a writer has claimed and not yet written."""
+
+    revision: int | None = None
+    seats: dict[int, list[Neighbour]] = field(default_factory=dict)  # by first_step
+    arrived: dict[SeatStep, int] = field(default_factory=dict)  # of those kept
+    claimed: set[SeatStep] = field(default_factory=set)
+
+    def add(self, seat: int, near: Neighbour) -> None:
+        """One more chunk, in its partition."""
+        bisect.insort(self.seats.setdefault(seat, []), near, key=lambda one: one.first_step)
+
+    def judge(self, chunk: PendingChunk) -> AppendResult:
+        """Whether the chunk may stand; what may counts as there for the next one."""
+        row, near = chunk.row, self.seats.get(chunk.row.seat, [])
+        at = bisect.bisect_right(near, row.first_step, key=lambda one: one.first_step)
+        kept = judge(row, near[at - 1] if at else None, near[at] if at < len(near) else None)
+        if kept.verdict == "new":
+            self.add(row.seat, Neighbour(row.first_step, row.steps, row.ending, row.uploader, row.content))
+        elif kept.verdict == "had" and chunk.seat_step in self.claimed:
+            self.claimed.discard(chunk.seat_step)  # claimed by a writer that died, or is about to write the same
+            return AppendResult("new")
+        return kept
 
 
 class Appender:
@@ -65,10 +111,10 @@ class Appender:
         for at, chunk in enumerate(chunks):
             partition = layout.partition(chunk.header.game, chunk.header.episode)
             pending.append(PendingChunk(at, prepare(chunk), partition, self._stamp()))
-        gone = erasure.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
+        gone = removal.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
         for one in pending:
             if (one.row.game, one.row.mark) in gone:
-                results[one.at] = _gone(one)
+                results[one.at] = erased_player(one.row)
         pending = [one for one in pending if results[one.at].verdict == "new"]
         if self._sole:
             with self._writing:
@@ -120,7 +166,7 @@ class Appender:
         partitions: dict[Partition, list[EpisodeId]] = defaultdict(list)
         for key in known:
             partitions[layout.partition(*key)].append(key[1])
-        jobs = [(partition, group) for partition, named in partitions.items() for group in _groups(named)]
+        jobs = [(partition, group) for partition, named in partitions.items() for group in hundreds(named)]
         for (partition, _), rows in zip(
             jobs, self._session.all(self._session.look(_KEPT, (*p, e)) for p, e in jobs), strict=True
         ):
@@ -170,7 +216,7 @@ class Appender:
             if row.mark is not None:
                 seats[row.game, row.mark].add((row.episode, row.seat))
         for player, theirs in seats.items():
-            for group in _groups(sorted(theirs)):
+            for group in hundreds(sorted(theirs)):
                 yield self._session.batch(self._session.write(_POINT, (*player, *one)) for one in group)
 
     def _batches(self, groups: dict[Partition, list[PendingChunk]]) -> Iterable[Any]:
@@ -201,21 +247,20 @@ class Appender:
         return self._session.write(_INSERT, values)
 
     def _arrival(self, chunk: PendingChunk) -> Any:
-        row = chunk.row
-        key = (*chunk.partition, chunk.arrived, row.episode, row.seat, row.first_step)
-        said = (row.steps, row.version, row.source, row.actor, row.mark, row.ending, row.received_at_ms, row.size_bytes)
-        return self._session.write(_INSERT_ARRIVAL, (*key, *said))
+        return self._session.write(_INSERT_ARRIVAL, (*chunk.partition, *Arrival.of(chunk.row, chunk.arrived)))
 
     def _last_look(self, pending: list[PendingChunk], results: Appended) -> None:
         """A player erased meanwhile: the eraser saw our pointer, or we see its tombstone now."""
-        gone = erasure.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
+        gone = removal.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
         late = [p for p in pending if (p.row.game, p.row.mark) in gone]
         if late:
-            erasure.remove_rows(self._session, [(p.partition, p.row, p.arrived) for p in late], erasure.erasure_stamp())
+            removal.remove_rows(
+                self._session, [Stored(p.partition, p.row, p.arrived) for p in late], removal.erasure_stamp()
+            )
             for game in {chunk.partition.game for chunk in late}:
-                erasure.removed(self._session, game)
+                removal.removed(self._session, game)
             for chunk in late:
-                results[chunk.at] = _gone(chunk)
+                results[chunk.at] = erased_player(chunk.row)
 
     def _stamp(self) -> int:
         with self._stamping:
@@ -231,22 +276,11 @@ class Appender:
         statements = [self._session.write(_DAY, (*day, changed)) for day in sorted(days)]
         for day in sorted(days):
             of_day = [self._session.write(_BUCKET, (*p, changed)) for p in due if (p.game, p.day) == day]
-            statements += [self._session.batch(group) for group in _groups(of_day)]
+            statements += [self._session.batch(group) for group in hundreds(of_day)]
         if len(self._stamped) > 100_000:  # a year of a few games; the next stamps are only more often than need be
             self._stamped.clear()
         return statements, dict.fromkeys(due, now_s)
 
 
-def _groups(items: list[Item]) -> list[list[Item]]:
-    """A hundred at a time: as many rows as one statement should name."""
-    return [items[at : at + 100] for at in range(0, len(items), 100)]
-
-
 def _size(chunk: PendingChunk) -> int:
     return chunk.row.size_bytes + ROW_BYTES
-
-
-def _gone(chunk: PendingChunk) -> AppendResult:
-    return AppendResult(
-        "gone", "this player was erased and nothing more is kept of them", "player", str(chunk.row.player)
-    )

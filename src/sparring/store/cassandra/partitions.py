@@ -1,17 +1,18 @@
-"""Where an episode's rows lie: partition (game, day, bucket), from its id alone. No I/O.
+"""Where an episode's rows are: partition (game, day, bucket), from its id alone. No I/O.
 
 `day` is the day that the UUIDv7 says, in UTC; `bucket` a hash of the id, modulo the number of buckets that holds from
-that day on. That number may change for days to come, never for one whose ids exist, so a retry always meets its row.
+that day on. That number may change for days to come, never for one whose ids exist, so a retry always finds its row.
 """
 
 import bisect
 import struct
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cassandra.metadata import Murmur3Token
 
+from sparring.store.rows import COLUMNS, Row
 from sparring.wire.ids import EpisodeId, GameId, opened_at_ms
 
 DAY_MS = 86_400_000
@@ -24,6 +25,26 @@ class Partition(NamedTuple):
     game: GameId
     day: int  # since 1970-01-01
     bucket: int
+
+
+class Stored(NamedTuple):
+    """A row of `chunks`; header and body where they were asked for."""
+
+    partition: Partition
+    row: Row
+    arrived: int  # microseconds by the writer's clock, rising: the order of receipt
+    header: bytes | None = None
+    body: bytes | None = None
+
+
+SELECT_ROWS = f"SELECT {COLUMNS}, arrived FROM chunks WHERE game = ? AND day = ? AND bucket = ?"
+SELECT_CHUNKS = SELECT_ROWS.replace("arrived FROM", "arrived, header, body FROM")
+
+
+def stored(partition: Partition, found: tuple[Any, ...]) -> Stored:
+    """A row that one of the SELECT statements above has found."""
+    columns = len(Row._fields)
+    return Stored(partition, Row(*found[:columns]), *found[columns:])
 
 
 class BucketLayout:

@@ -1,4 +1,4 @@
-"""A connection to a session: token-aware, statements prepared once, and only what is idempotent sent twice."""
+"""A connection to a cluster: token-aware, statements prepared once, and only what is idempotent sent twice."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
@@ -24,26 +24,22 @@ TRIES = 3
 PROTOCOL = 4  # Cassandra 3 to 5 and Amazon Keyspaces speak it
 
 Row = tuple[Any, ...]
+Item = TypeVar("Item")
 
 
 class RetryIdempotent(RetryPolicy):  # type: ignore[misc]  # the driver has no types
     """Another node is asked, a few times, for a statement that may run twice; anything else fails at once."""
 
-    def on_read_timeout(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def on_write_timeout(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def on_unavailable(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def on_request_error(self, query: Any, consistency: Any, error: Any, retry_num: int) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def _again(self, query: Any, retry_num: int) -> tuple[int, None]:
+    def _again(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
         again = getattr(query, "is_idempotent", False) and retry_num < TRIES
         return (self.RETRY_NEXT_HOST if again else self.RETHROW), None
+
+    on_read_timeout = on_write_timeout = on_unavailable = on_request_error = _again
+
+
+def hundreds(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """The items in groups of a hundred: as many rows as one statement or batch should name."""
+    return [items[at : at + 100] for at in range(0, len(items), 100)]
 
 
 class CassandraSession:
@@ -71,9 +67,8 @@ class CassandraSession:
 
     def _enter(self) -> None:
         if self.address.keyspace not in self.cluster.metadata.keyspaces:
-            raise StoreFailed(
-                f"there is no keyspace {self.address.keyspace!r}", where=self.where, do="Run `spar store migrate`"
-            )
+            wrong = f"there is no keyspace {self.address.keyspace!r}"
+            raise StoreFailed(wrong, where=self.where, do="Run `spar store migrate`")
         self.driver.set_keyspace(self.address.keyspace)
 
     def close(self) -> None:
@@ -112,7 +107,7 @@ class CassandraSession:
         self.check_open()
         found: list[list[Row]] = []
         pending: deque[Any] = deque()
-        with explained(self.where, given=True):
+        with explained(self.where, values=True):
             for one in statements:
                 pending.append(self.driver.execute_async(one))
                 if len(pending) >= at_once:
@@ -160,9 +155,8 @@ class CassandraSession:
         try:
             bound = statement.bind(values)
         except TypeError as error:  # of a column, by the driver: it names the column and what it takes
-            raise StoreRefused(
-                f"a value does not fit ({error})", where=self.where, do="Send what Cassandra has room for"
-            ) from None
+            do = "Send what Cassandra has room for"
+            raise StoreRefused(f"a value does not fit ({error})", where=self.where, do=do) from None
         bound.consistency_level, bound.is_idempotent = level, idempotent
         return bound
 
