@@ -4,23 +4,23 @@ import pytest
 
 from sparring.errors import StoreFailed
 from sparring.sink.checkpoint import Checkpoint, SinkLock
-from sparring.sink.shard_positions import ShardPosition, readable, remembered
 from sparring.stream.protocol import Position, Shard
+from sparring.stream.shards import ShardPosition, ended, readable, still_there
 
 URL = "kinesis://plays?region=eu-west-1"
 
 
-def test_places_and_a_begun_batch_outlive_the_sink(tmp_path: Path) -> None:
+def test_positions_and_a_begun_batch_outlive_the_sink(tmp_path: Path) -> None:
     with SinkLock(tmp_path, URL) as hold:
         first = Checkpoint(hold)
         first.finish({"a": ShardPosition(Position("5"), ended=True), "b": ShardPosition(Position("7"))})
         first.begin({"b": Position("9"), "c": Position("2")})
     with SinkLock(tmp_path, URL) as hold:
         second = Checkpoint(hold)
-    assert second.places["a"] == ShardPosition(Position("5"), ended=True)
-    assert second.places["b"] == ShardPosition(Position("7"))
+    assert second.positions["a"] == ShardPosition(Position("5"), ended=True)
+    assert second.positions["b"] == ShardPosition(Position("7"))
     assert second.begun == {"b": "9", "c": "2"}
-    second.finish(second.places)
+    second.finish(second.positions)
     assert Checkpoint(hold).begun == {}
 
 
@@ -44,9 +44,9 @@ def test_a_damaged_file_is_said_with_what_to_do(tmp_path: Path) -> None:
             Checkpoint(hold)
 
 
-def test_children_wait_for_their_parents_and_parents_that_are_gone_for_nobody() -> None:
+def test_children_wait_for_their_parents_and_parents_that_are_gone_for_none() -> None:
     shards = [Shard("a", closed=True), Shard("b"), Shard("c", ("a",)), Shard("d", ("a", "b"))]
     assert [one.id for one in readable(shards, {})] == ["a", "b"]
     done = {"a": ShardPosition(Position("1"), ended=True), "gone": ShardPosition(ended=True)}
-    assert [one.id for one in readable(shards, done)] == ["b", "c"]
-    assert set(remembered(shards, done)) == {"a"}
+    assert [one.id for one in readable(shards, ended(done))] == ["b", "c"]
+    assert set(still_there(shards, done)) == {"a"}

@@ -7,10 +7,11 @@ import pytest
 from derived import chunks_of
 from servers.aws_servers import Kinesis
 from sink.flow import SEED, episodes, new_stream
-from sparring.sink.spark.offsets import START, Offset, between, pages, planned, positions_of
+from sparring.sink.spark.source import START, Offset, between, planned, positions_of
 from sparring.stream import open_stream
 from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.stream.protocol import Stream
+from sparring.stream.shards import pages
 from sparring.wire.chunk import Key, decode
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("local_credentials")]

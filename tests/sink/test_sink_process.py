@@ -109,14 +109,12 @@ def test_a_sink_that_died_between_rows_and_place_counts_nothing_twice(
 def _drain(data: Path, url: str, positions: type[Checkpoint]) -> None:
     judge = ChunkJudge(Catalogue.from_config(Config()).games())
     with SinkLock(data / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(data)) as store:
-        drain = ProcessSink(
-            stream, BatchWriter(judge, store, store, lambda: 0, time.sleep), store, positions(hold), None
-        )
+        drain = ProcessSink(stream, BatchWriter(judge, store, lambda: 0, time.sleep), positions(hold))
         drain.run(
             trigger_s=0.2,
             once=True,
             stop=lambda wait_s: time.sleep(wait_s) or False,
-            tell=lambda progress: None,
+            report=lambda progress: None,
             complain=lambda error: pytest.fail(str(error)),
         )
 
@@ -206,12 +204,12 @@ def test_a_store_that_fails_for_a_while_is_waited_for(tmp_path: Path, kinesalite
     judge = ChunkJudge(Catalogue.from_config(Config()).games())
     with SinkLock(tmp_path / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(tmp_path)) as real:
         store = Failing(real)
-        writer = BatchWriter(judge, store, real, lambda: 0, time.sleep)  # type: ignore[arg-type]
-        ProcessSink(stream, writer, real, Checkpoint(hold), None).run(
+        writer = BatchWriter(judge, store, lambda: 0, time.sleep)  # type: ignore[arg-type]
+        ProcessSink(stream, writer, Checkpoint(hold)).run(
             trigger_s=0.1,
             once=True,
             stop=lambda wait_s: time.sleep(min(wait_s, 0.05)) or False,
-            tell=lambda progress: None,
+            report=lambda progress: None,
             complain=lambda error: complaints.append(error.wrong),
         )
     assert complaints == ["the disk is full"] * 3

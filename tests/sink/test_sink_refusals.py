@@ -121,11 +121,10 @@ def _spark_does_the_same(store_url: str, chunks: Sequence[Chunk]) -> None:
     try:
         (made,) = spark_work.write_partition(settings, "0", iter([record_batch(placed(chunks), False)]))
     finally:
-        writer, _ = spark_work._opened(settings)
-        writer._store.close()
-        spark_work._opened.cache_clear()
-    summary, _ = spark_work.merged([made.column(0)[0].as_py()])
-    assert (summary.chunks, summary.quarantined) == (3, 1)
+        spark_work.writer(settings)._store.close()
+        spark_work.writer.cache_clear()
+    (done,) = made.to_pylist()
+    assert (done["chunks"], done["quarantined"]) == (3, 1)
 
 
 @pytest.mark.slow
@@ -165,7 +164,7 @@ class Batch:
     def __init__(self, store: SqliteStore, then: Callable[[int], bool | None] = lambda pauses: None) -> None:
         self.store, self.waited, self._then = store, list[float](), then
         judge = ChunkJudge(Catalogue.from_config(Config()).games())
-        self.writer = BatchWriter(judge, store, store, lambda: 0, self._pause)
+        self.writer = BatchWriter(judge, store, lambda: 0, self._pause)
 
     def limit(self, size_bytes: int) -> None:
         self.store._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, size_bytes)
@@ -188,22 +187,22 @@ LARGE = [chunk for client in (20, 21) for chunk in chunks_of(SEED, client, 1, st
 def test_only_what_is_refused_alone_and_again_is_put_aside(small_file: SqliteStore) -> None:
     batch = Batch(small_file)
     batch.limit(6_000)
-    done = batch.writer.keep(placed([*SMALL[:7], LARGE[0], *SMALL[7:], LARGE[1], SMALL[0]]), again=False)
+    done = batch.writer.store("batch", placed([*SMALL[:7], LARGE[0], *SMALL[7:], LARGE[1], SMALL[0]]), again=False)
     assert (done.chunks, done.steps, done.had, done.quarantined) == (len(SMALL), 1_200, 1, 2)
     assert batch.waited == list(AGAIN_AFTER_S)
     rows = list(small_file.quarantined(GAME))
     assert {row.episode for row in rows} == {chunk.header.episode for chunk in LARGE}
     assert {row.verdict for row in rows} == {"refused"}
     assert all("too big" in row.reason for row in rows)
-    assert sum(minute.steps for _, _, minute in done.minutes) == 1_200
+    assert sum(minute.steps for minute in done.minutes) == 1_200
 
 
 def test_a_refusal_that_passes_costs_nothing(small_file: SqliteStore) -> None:
     batch = Batch(small_file, lambda pauses: batch.limit(1 << 20) if pauses == 2 else None)
     batch.limit(6_000)
-    done = batch.writer.keep(placed([*SMALL, *LARGE]), again=False)
+    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), again=False)
     assert (done.chunks, done.quarantined, len(batch.waited)) == (len(SMALL) + 2, 0, 2)
-    assert sum(minute.steps for _, _, minute in done.minutes) == 1_200 + 960
+    assert sum(minute.steps for minute in done.minutes) == 1_200 + 960
     assert not list(small_file.quarantined(GAME))
 
 
@@ -213,9 +212,9 @@ def test_where_nothing_of_several_is_taken_the_store_is_at_fault_and_nothing_is_
     batch = Batch(small_file)
     batch.limit(6_000)
     with pytest.raises(StoreRefused, match="too big"):
-        batch.writer.keep(placed(LARGE), again=False)
+        batch.writer.store("batch", placed(LARGE), again=False)
     assert not list(small_file.quarantined(GAME))
-    batch.writer.keep(placed(LARGE[:1]), again=False)  # alone there is nothing to compare it with
+    batch.writer.store("batch", placed(LARGE[:1]), again=False)  # alone there is nothing to compare it with
     assert len(list(small_file.quarantined(GAME))) == 1
 
 
@@ -223,8 +222,8 @@ def test_a_sink_that_is_told_to_stop_does_not_wait_for_a_refused_chunk(small_fil
     batch = Batch(small_file, lambda pauses: True)
     batch.limit(6_000)
     with pytest.raises(StoreRefused):
-        batch.writer.keep(placed([*SMALL, *LARGE]), again=False)
+        batch.writer.store("batch", placed([*SMALL, *LARGE]), again=False)
     assert len(batch.waited) == 1
     batch.limit(1 << 20)
-    done = batch.writer.keep(placed([*SMALL, *LARGE]), again=True)  # the next life
+    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), again=True)  # the next life
     assert (done.chunks, done.had, done.quarantined) == (len(SMALL) + 2, len(SMALL), 0)

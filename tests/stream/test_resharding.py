@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from sparring.stream.kinesis.reshard import SPACE, HashRange, Merge, Split, next_count, next_move
+from sparring.stream.kinesis.admin import SPACE, HashRange, Merge, Split, next_count, next_move
 from sparring.stream.protocol import Shard
-from sparring.stream.shard_order import in_order, readable
+from sparring.stream.shards import in_order, readable
 
 
 def even(shards: int, step: int | None = None) -> list[HashRange]:

@@ -14,7 +14,7 @@ import pytest
 from servers.process import free_ports
 from sparring.errors import ConfigError, Missing, NotYours, SparringError, Unreachable
 from sparring.stream import open_stream
-from sparring.stream.kinesis.url import KinesisAddress, read_address
+from sparring.stream.kinesis.url import KinesisAddress
 from stream.unkind import Refuse, name_of, unkind
 
 SOON_S = 10.0
@@ -53,8 +53,8 @@ def credentials(monkeypatch, tmp_path):
 
 def test_a_url_says_name_region_and_endpoint_and_nothing_else():
     url = "kinesis://plays?region=eu-west-1&endpoint=http://127.0.0.1:4567/"
-    assert read_address(url) == KinesisAddress("plays", "eu-west-1", "http://127.0.0.1:4567")
-    assert read_address("kinesis://plays") == KinesisAddress("plays")
+    assert KinesisAddress.read(url) == KinesisAddress("plays", "eu-west-1", "http://127.0.0.1:4567")
+    assert KinesisAddress.read("kinesis://plays") == KinesisAddress("plays")
 
 
 @pytest.mark.parametrize(

@@ -57,19 +57,19 @@ def _drain(config: "Config", once: bool, stopped: threading.Event, output: Outpu
     from sparring.stream import open_stream
 
     with ExitStack() as stack:
-        positions = Checkpoint(stack.enter_context(SinkLock(Path(config.data) / "sink", config.stream.url)))
+        checkpoint = Checkpoint(stack.enter_context(SinkLock(Path(config.data) / "sink", config.stream.url)))
         stream = stack.enter_context(open_stream(config.stream.url))
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
         lake = stack.enter_context(_lake(config.sink.lake_url)) if config.sink.lake_url else None
         judge = ChunkJudge(Catalogue.from_config(config).games(), config.store.keep_days)
-        writer = BatchWriter(judge, store, store, lambda: int(time.time() * 1000), stopped.wait)
+        writer = BatchWriter(judge, store, lambda: int(time.time() * 1000), stopped.wait, lake)
         output.say(f"reading {config.stream.url.partition('?')[0]} into {config.store_url.partition('?')[0]}")
         teller = _Teller(output)
-        done = ProcessSink(stream, writer, store, positions, lake).run(
+        done = ProcessSink(stream, writer, checkpoint).run(
             trigger_s=config.sink.trigger_s,
             once=once,
             stop=stopped.wait,
-            tell=teller.tell,
+            report=teller.tell,
             complain=teller.complain,
         )
     output.say(line(done))

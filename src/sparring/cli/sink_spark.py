@@ -36,7 +36,7 @@ def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output
         hold = stack.enter_context(SinkLock(folder, config.stream.url))
         # Reached here first, so that what is wrong is one sentence before a cluster is asked for anything.
         open_stream(config.stream.url).close()
-        store = stack.enter_context(open_store(config.store_url))
+        open_store(config.store_url).close()
         if config.sink.lake_url:
             Lake(config.sink.lake_url).close()
         spark = session("" if args.spark == SUBMITTED else args.spark, dict(_pair(text) for text in args.spark_conf))
@@ -47,7 +47,7 @@ def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output
         wait_s = FIRST_WAIT_S
         while True:
             before = done.batches
-            query = start(spark, config, store, checkpoint, done)
+            query = start(spark, config, checkpoint, done)
             look = _Look(query, done, lambda: output.progress(_line(done, begun_s)))
             error = _ended(query, args.once, stopped.wait, look)
             if error is None:

@@ -1,4 +1,4 @@
-"""How far the one-process sink has come, in one file of the data folder that one sink at a time may hold.
+"""How far the one-process sink has read, in a file of the data folder; and the lock that one sink at a time holds.
 
     {"format": 1, "shards": {ID: {"position": …, "ended": …, "until": …}}}
 
@@ -19,8 +19,8 @@ import msgspec
 
 from sparring.durable import replace_file
 from sparring.errors import StoreFailed
-from sparring.sink.shard_positions import ShardPosition
 from sparring.stream.protocol import BEGINNING, Position
+from sparring.stream.shards import ShardPosition
 
 FORMAT = 1
 
@@ -62,12 +62,12 @@ class SinkLock:
 
 
 class Checkpoint:
-    """The file, for whoever holds its stream."""
+    """The file. Only the process that holds the lock writes it."""
 
-    def __init__(self, hold: SinkLock) -> None:
+    def __init__(self, lock: SinkLock) -> None:
         """Reads it; StoreFailed where it is there and does not read."""
         # The lock is on another file: this one is replaced by a new one with every batch.
-        self.path = hold.folder / f"{hold.name}.json"
+        self.path = lock.folder / f"{lock.name}.json"
         self.positions: dict[str, ShardPosition] = {}
         self.begun: dict[str, Position] = {}  # shard → end of a batch that was begun and maybe not finished
         self._read()
@@ -104,9 +104,9 @@ class Checkpoint:
     def _write(self) -> None:
         names = self.positions.keys() | self.begun.keys()
         entries = {
-            name: _Entry(place.position, place.ended, self.begun.get(name))
+            name: _Entry(at.position, at.ended, self.begun.get(name))
             for name in sorted(names)
-            for place in [self.positions.get(name, ShardPosition())]
+            for at in [self.positions.get(name, ShardPosition())]
         }
         try:
             replace_file(self.path, msgspec.json.encode(_File(FORMAT, entries)))

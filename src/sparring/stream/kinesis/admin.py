@@ -1,9 +1,15 @@
-"""A stream itself: made, described, given more or fewer shards, removed."""
+"""A stream itself: made, described, given more or fewer shards, removed.
+
+A reshard aims at hash ranges of equal size. Ranges within one of those are merged, and a range that reaches over the
+end of one is split there: so between two moves there are never fewer shards than the lesser of both numbers.
+"""
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -11,13 +17,14 @@ from sparring.errors import Missing, SparringError, Unreachable
 from sparring.stream.kinesis import errors
 from sparring.stream.kinesis.client import KinesisClient, Timeouts
 from sparring.stream.kinesis.reader import ShardIterators
-from sparring.stream.kinesis.reshard import HashRange, Split, next_count, next_move
 from sparring.stream.kinesis.stream import OPENING, listed
-from sparring.stream.kinesis.url import SETTING, KinesisAddress, read_address
+from sparring.stream.kinesis.url import SETTING, KinesisAddress
 from sparring.stream.protocol import BEGINNING, Page, Position, Shard
 
 POLL_S = 0.25
 WITHIN_S = 600.0
+SPACE = 1 << 128  # of partition keys' hashes
+NEAR = SPACE >> 64  # ranges that differ by less are the same: servers round differently
 
 Report = Callable[[str], None]
 
@@ -47,6 +54,59 @@ class StreamDescription:
     shards: list[ShardState]
 
 
+@dataclass(frozen=True, slots=True)
+class HashRange:
+    """An open shard and the hashes that go to it, both ends included."""
+
+    shard: str
+    first: int
+    last: int
+
+    @property
+    def share(self) -> float:
+        return (self.last - self.first + 1) / SPACE
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Of one shard in two; the second begins with `at`."""
+
+    shard: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Of two neighbours."""
+
+    shard: str
+    neighbour: str
+
+
+def next_move(ranges: Sequence[HashRange], shards: int) -> Split | Merge | None:
+    """The next step from these open shards to `shards` of equal size; None when they are there."""
+    ordered = sorted(ranges, key=lambda one: one.first)
+    ends = [SPACE * at // shards for at in range(1, shards + 1)]
+    for one, following in pairwise(ordered):
+        if following.last < _end_after(ends, one.first) + NEAR:
+            return Merge(one.shard, following.shard)
+    for one in ordered:
+        end = _end_after(ends, one.first)
+        if one.last >= end + NEAR:
+            return Split(one.shard, end)
+    return None
+
+
+def _end_after(ends: Sequence[int], first: int) -> int:
+    """Where the wanted range that holds `first` ends; the end itself is the next one's."""
+    return ends[min(bisect_right(ends, first + NEAR), len(ends) - 1)]
+
+
+def next_count(now: int, wanted: int) -> int:
+    """How far one UpdateShardCount goes: at most to twice as many, and to half."""
+    return min(wanted, 2 * now) if wanted > now else max(wanted, -(-now // 2))
+
+
 def _age_ms(page: Page) -> int | None:
     """How long ago its first chunk came; None where it has none."""
     return max(0, int(time.time() * 1000) - page.placed[0].arrived_ms) if page.placed else None
@@ -67,7 +127,7 @@ class StreamAdmin:
     """One stream's owner; a block closes it. `report` hears of every step of what takes long."""
 
     def __init__(self, url: str, report: Report, *, setting: str = SETTING) -> None:
-        self.address, self._report = read_address(url, setting), report
+        self.address, self._report = KinesisAddress.read(url, setting), report
         _reach(self.address)
         self._client = KinesisClient(self.address, Timeouts(), random.Random())
         self._named = {"StreamName": self.address.name}

@@ -9,13 +9,12 @@ from typing import Any, Self
 
 from sparring.errors import Missing, Unreachable
 from sparring.store.protocol import Appended, AppendResult
-from sparring.stream.kinesis.batches import packed
 from sparring.stream.kinesis.client import KinesisClient, Timeouts
 from sparring.stream.kinesis.reader import MOST_RECORDS, ShardIterators
-from sparring.stream.kinesis.url import SETTING, KinesisAddress, read_address
-from sparring.stream.kinesis.writer import write
+from sparring.stream.kinesis.url import SETTING, KinesisAddress
+from sparring.stream.kinesis.writer import to_records, write
 from sparring.stream.protocol import Page, Placed, Position, Shard
-from sparring.stream.shard_order import in_order
+from sparring.stream.shards import in_order
 from sparring.wire.chunk import Chunk
 
 OPENING = Timeouts(deadline_s=1.5, connect_s=2.0, read_s=4.0)  # so that a wrong setting is said within 10 s
@@ -25,7 +24,7 @@ MADE_WITHIN_S = 5.0  # a stream that is just being made is waited for
 
 def open_url(url: str, *, setting: str = SETTING, timeouts: Timeouts | None = None) -> "KinesisStream":
     """The stream, once it has answered. `setting` is where the URL was written, for errors."""
-    address = read_address(url, setting)
+    address = KinesisAddress.read(url, setting)
     opened = KinesisClient(address, OPENING, random.Random())
     try:
         _wait_active(opened)
@@ -54,7 +53,7 @@ class KinesisStream:
 
         Raises where not all were taken; those that were are in the stream, and a second append of them is harmless.
         """
-        write(self._client, packed(chunks))
+        write(self._client, to_records(chunks))
         return [AppendResult("taken")] * len(chunks)
 
     def shards(self) -> list[Shard]:
