@@ -119,7 +119,7 @@ def test_a_claim_whose_writer_died_is_invisible_and_its_retry_completes_it(store
     sent = chunks_of(1, 0, 0)
     store.append(sent)
     session = store.session
-    place = store.layout().place(GAME, episode_of(1, 0, 0))
+    place = store.layout().partition(GAME, episode_of(1, 0, 0))
     for table in ("chunks", "chunks_by_arrival"):  # as if the process had ended after its claims
         session.one(session.write(f"DELETE FROM {table} WHERE game = ? AND day = ? AND bucket = ?", place))
     assert list(store.read(Query(GAME))) == []
@@ -135,7 +135,7 @@ def test_a_chunk_that_two_sole_writers_wrote_at_once_counts_once_and_goes_whole(
     with open_store(url, sole_writer=True) as sink:
         sent = chunks_of(1, 0, 0)
         sink.append(sent)
-        place = store.layout().place(GAME, episode_of(1, 0, 0))
+        place = store.layout().partition(GAME, episode_of(1, 0, 0))
         unseen = "DELETE FROM chunks WHERE game = ? AND day = ? AND bucket = ?"  # as the other saw it a moment before
         store.session.one(store.session.write(unseen, place))
         time.sleep(0.01)
@@ -244,7 +244,7 @@ def test_uploads_while_a_player_is_erased_leave_nothing_behind(url: str) -> None
 
 def test_a_damaged_chunk_is_left_out_and_named(store: CassandraStore) -> None:
     store.append(chunks_of(1, 0, 0))
-    place = store.layout().place(GAME, episode_of(1, 0, 0))
+    place = store.layout().partition(GAME, episode_of(1, 0, 0))
     spoil = """UPDATE chunks SET body = ? WHERE game = ? AND day = ? AND bucket = ? AND episode = ? AND seat = 0
         AND first_step = 40"""
     store.session.one(store.session.write(spoil, (b"no body", *place, episode_of(1, 0, 0))))
@@ -287,7 +287,7 @@ def test_where_an_episode_lies_follows_from_its_id_and_a_change_of_buckets_is_fo
 
 def test_parts_are_ranges_of_tokens_of_nearly_equal_size() -> None:
     layout = BucketLayout([(0, 64)])
-    places = {layout.place(GAME, new_episode(EPOCH_MS)) for _ in range(5_000)}
+    places = {layout.partition(GAME, new_episode(EPOCH_MS)) for _ in range(5_000)}
     assert len(places) == 64
     shares = [sum(in_part(place, part, 4) for place in places) for part in range(4)]
     assert sum(shares) == 64

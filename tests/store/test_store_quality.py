@@ -11,8 +11,7 @@ import pytest
 from derived import GAME, chunks_of, player_of
 from sparring.store import open_store
 from sparring.store.protocol import Query, Store
-from sparring.store.quality import Quality, quality
-from sparring.store.sketches import HeavyHitters, Moments, RunningStats
+from sparring.store.quality import HeavyHitters, Moments, Quality, RunningStats, quality
 from sparring.wire.chunk import Array, Chunk
 
 

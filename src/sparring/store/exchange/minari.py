@@ -182,9 +182,8 @@ def _cut(episode: Any, name: str, spec: GameSpec, seat: int) -> Iterator[Chunk]:
     ending = "terminated" if bool(episode.terminations[-1]) else "truncated"
     total = float(np.asarray(episode.rewards, np.float64).sum())
     step_bytes = 64 + sum(array[0].nbytes for array in seen.values())
-    most = max(
-        1, min(MAX_STEPS, (MAX_ENCODED_BYTES - MAX_HEADER_BYTES) // step_bytes - 1)
-    )  # also if nothing compresses
+    room = (MAX_ENCODED_BYTES - MAX_HEADER_BYTES) // step_bytes - 1  # also if nothing compresses
+    most = max(1, min(MAX_STEPS, room))
     for first in range(0, steps, most):
         part = slice(first, min(first + most, steps))
         columns = {leaf: array[part] for leaf, array in seen.items()}

@@ -19,28 +19,14 @@ import pyarrow.parquet as pq
 from sparring.errors import Refused
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import MAX_STEPS, Array, Chunk, Column, Header
-from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
 ROW_GROUP_STEPS = 65_536
 PER_CHUNK = ("final_observation/", "state/")  # columns without a step axis
 
-_HEADER = pa.schema(
-    [
-        *((name, pa.string()) for name in ("game", "version", "spec", "episode")),
-        ("seat", pa.int32()),
-        ("step", pa.int64()),
-        ("first_step", pa.int64()),  # of the chunk
-        *((name, pa.string()) for name in ("player", "actor", "source")),
-        ("sample_rate", pa.float64()),
-        ("ending", pa.string()),
-        ("outcome", pa.float64()),
-        ("seed", pa.uint64()),
-        ("lease", pa.string()),
-        ("uploader", pa.string()),
-        ("received_at_ms", pa.int64()),
-        ("layout", pa.string()),
-    ]
-)
+_TEXTS = ("game", "version", "spec", "episode", "player", "actor", "source", "ending", "lease", "uploader", "layout")
+_NUMBERS = {"seat": pa.int32(), "step": pa.int64(), "first_step": pa.int64(), "sample_rate": pa.float64(),
+            "outcome": pa.float64(), "seed": pa.uint64(), "received_at_ms": pa.int64()}  # fmt: skip
+_HEADER = pa.schema([*((name, pa.string()) for name in _TEXTS), *_NUMBERS.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +76,8 @@ def read(path: Path) -> Iterator[Chunk]:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise Refused(
-            f"it is no Parquet file: {error}", where=str(path), do="Name a file of `spar data export`"
-        ) from None
+        do = "Name a file that `spar data export` wrote"
+        raise Refused(f"it is no Parquet file: {error}", where=str(path), do=do) from None
     with file:
         lacking = [name for name in _HEADER.names if name not in file.schema_arrow.names]
         if lacking:
@@ -135,9 +120,7 @@ def _schema(chunks: Iterable[Chunk], where: str) -> Any:
 def _batch(chunk: Chunk, schema: Any) -> Any:
     head, steps = chunk.header, chunk.header.steps
     layout = msgspec.json.encode(_layout(chunk)).decode()
-    fields = {name: getattr(head, name) for name in _HEADER.names if name not in ("step", "layout")} | {
-        "layout": layout
-    }
+    fields = {name: layout if name == "layout" else getattr(head, name, None) for name in _HEADER.names}
     columns = []
     for field in schema:
         if field.name == "step":
@@ -185,25 +168,7 @@ def _chunk(table: Any, path: Path) -> Chunk:
             columns[column.name] = _array(table[column.name], column)
     except (msgspec.DecodeError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
         raise Refused(f"a column is not what its layout says: {error}", where=where, do="Export it again") from None
-    header = Header(
-        game=GameId(first["game"]),
-        version=first["version"],
-        spec=first["spec"],
-        episode=EpisodeId(first["episode"]),
-        seat=first["seat"],
-        first_step=first["first_step"],
-        steps=steps,
-        player=None if first["player"] is None else PlayerId(first["player"]),
-        actor=first["actor"],
-        source=first["source"],
-        sample_rate=first["sample_rate"],
-        ending=first["ending"],
-        outcome=first["outcome"],
-        seed=first["seed"],
-        lease=first["lease"],
-        uploader=first["uploader"],
-        received_at_ms=first["received_at_ms"],
-    )
+    header = Header(**{name: first[name] for name in _HEADER.names if name not in ("step", "layout")}, steps=steps)
     return Chunk(header, columns)
 
 
