@@ -112,7 +112,7 @@ def test_an_endpoint_where_nobody_listens_is_said(credentials):
     assert isinstance(error, Unreachable)
     assert str(error) == (
         f"[stream] url (kinesis://plays): http://127.0.0.1:{port} does not answer (EndpointConnectionError). "
-        "Mend endpoint= in it, or start what should answer there, or look at the network."
+        "Correct endpoint= in it, or start what should answer there, or look at the network."
     )
 
 
@@ -164,7 +164,7 @@ def test_a_stream_that_is_not_there_is_said_with_the_command_that_makes_it(serve
     assert isinstance(error, Missing)
     assert str(error) == (
         f"[stream] url (kinesis://nowhere): there is no stream 'nowhere' at {server.endpoint}. "
-        "Run `spar stream create` for it, or mend its name and region=."
+        "Run `spar stream create` for it, or correct its name and region=."
     )
 
 

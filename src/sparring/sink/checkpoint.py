@@ -48,7 +48,7 @@ class SinkLock:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StoreFailed(f"it cannot be opened: {error}", where=str(path), do="Mend the folder") from None
+            raise StoreFailed(f"it cannot be opened: {error}", where=str(path), do="Make the folder writable") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -78,7 +78,7 @@ class Checkpoint:
         self._write()
 
     def finish(self, positions: Mapping[str, ShardPosition]) -> None:
-        """All that lies before `positions` is stored; on disk on return."""
+        """Everything before `positions` is stored; on disk on return."""
         self.positions, self.begun = dict(positions), {}
         self._write()
 
@@ -88,11 +88,8 @@ class Checkpoint:
         except FileNotFoundError:
             return
         except (OSError, msgspec.DecodeError) as error:
-            raise StoreFailed(
-                f"it does not read: {error}",
-                where=str(self.path),
-                do="Remove it: the stream is then read from its beginning, and nothing is stored twice",
-            ) from None
+            do = "Remove it: the stream is then read from its beginning, and nothing is stored twice"
+            raise StoreFailed(f"it does not read: {error}", where=str(self.path), do=do) from None
         if said.format != FORMAT:
             do = "Use the Sparring that wrote it, or a newer one"
             raise StoreFailed(f"it has format {said.format}", where=str(self.path), do=do)

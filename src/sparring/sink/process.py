@@ -35,7 +35,7 @@ class _Batch:
 
 
 class ProcessSink:
-    """Moves batches until it is told to stop, or until nothing is left."""
+    """Moves batches until `stop` says so, or until nothing is left."""
 
     def __init__(self, stream: Stream, writer: BatchWriter, checkpoint: Checkpoint) -> None:
         self._stream, self._writer, self._checkpoint = stream, writer, checkpoint

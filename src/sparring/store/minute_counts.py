@@ -32,7 +32,7 @@ def merged(counts: Iterable[MinuteCount]) -> list[MinuteCount]:
 
 
 def by_minute(counts: Iterable[MinuteCount]) -> list[Minute]:
-    """What is told of each minute of one game, over all batches."""
+    """One record for each minute of one game, over all batches."""
     return [
         Minute(
             minute_ms=one.minute_ms,

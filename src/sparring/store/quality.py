@@ -215,7 +215,7 @@ class _Totals:
 def quality(
     store: Store, query: Query, *, seed: int = 0, progress: Callable[[int], None] = lambda chunks: None
 ) -> Quality:
-    """Look at everything in `query`. `progress` is told how many chunks were read, now and then."""
+    """Look at everything in `query`. `progress` is called with the number of chunks read, every 4,096."""
     tally = _Totals()
     for chunk in store.read(query):
         tally.add(chunk)

@@ -50,7 +50,7 @@ class GameCounts:
         (self.incomplete.discard if complete else self.incomplete.add)(episode)
 
     def stats(self, game: GameId) -> GameStats:
-        """The counts as they are told."""
+        """The counts as a record."""
         return GameStats(
             game=game,
             chunks=self.chunks,

@@ -42,7 +42,7 @@ class SparkProgress(Totals):
 def session(master: str, conf: dict[str, str]) -> SparkSession:
     """A session on `master`, or on the one that spark-submit chose where it is "".
 
-    On this machine's own cluster executors find this very package and interpreter, and nothing listens elsewhere.
+    On this machine's own cluster executors find this package and interpreter, and all listen on loopback alone.
     """
     if _near(master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of executors; no setting says it within a process
@@ -53,7 +53,7 @@ def session(master: str, conf: dict[str, str]) -> SparkSession:
         builder = builder.config(key, value)
     made = builder.getOrCreate()
     # Spark asks the source for its plan in a Python beside the driver that knows nothing of spark-submit's --py-files:
-    # it is told where this very package lies. On a worker without that folder, --py-files or its own Python has it.
+    # this tells it where the package is. On a worker without that folder, --py-files or its own Python has it.
     made.sparkContext.environment.setdefault("PYTHONPATH", PACKAGE)
     made.sparkContext.setLogLevel("ERROR")
     return made

@@ -114,7 +114,7 @@ def planned(stream: Stream, start: Offset, run: str) -> Offset:
 
 
 def between(start: Offset, end: Offset) -> list[ShardRange]:
-    """What lies between two offsets, one range for each shard that has something there."""
+    """One range for each shard that has something between two offsets."""
     before, after = positions_of(start), positions_of(end)
     found = []
     for name, at in after.items():

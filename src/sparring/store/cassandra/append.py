@@ -1,4 +1,4 @@
-"""Appending: who was first is settled, then a player's pointer, then the chunk, then a last look at the tombstones.
+"""Appending: a claim settles which writer was first; then the player's pointer, the chunk, a last look at tombstones.
 
 The order is what makes a killed writer harmless. A claim without a chunk is invisible, and the retry completes it; a
 pointer without a chunk points at nothing; a chunk without a pointer cannot be, so erasing finds everything.
@@ -45,8 +45,6 @@ _DAY = "INSERT INTO days (game, day, changed) VALUES (?, ?, ?)"
 _BUCKET = "INSERT INTO buckets (game, day, bucket, changed) VALUES (?, ?, ?, ?)"
 
 EpisodeKey = tuple[GameId, EpisodeId]
-
-
 SeatStep = tuple[int, int]  # seat, first_step
 
 
@@ -78,11 +76,11 @@ class EpisodeState:
     claimed: set[SeatStep] = field(default_factory=set)
 
     def add(self, seat: int, near: Neighbour) -> None:
-        """One more chunk, in its partition."""
+        """One more chunk, in the order of steps."""
         bisect.insort(self.seats.setdefault(seat, []), near, key=lambda one: one.first_step)
 
     def judge(self, chunk: PendingChunk) -> AppendResult:
-        """Whether the chunk may stand; what may counts as there for the next one."""
+        """Whether the chunk may be stored; one that may counts as stored for the next."""
         row, near = chunk.row, self.seats.get(chunk.row.seat, [])
         at = bisect.bisect_right(near, row.first_step, key=lambda one: one.first_step)
         kept = judge(row, near[at - 1] if at else None, near[at] if at < len(near) else None)
@@ -95,7 +93,7 @@ class EpisodeState:
 
 
 class Appender:
-    """The way in. `sole` writers need no transactions: no one else writes their episodes meanwhile."""
+    """Writes chunks. A `sole` writer needs no transactions: no other process writes its episodes meanwhile."""
 
     def __init__(self, session: CassandraSession, layout: Callable[[], BucketLayout], *, sole: bool) -> None:
         self._session, self._layout, self._sole = session, layout, sole
@@ -136,7 +134,7 @@ class Appender:
         self._last_look([p for p, kept, _ in settled if kept.verdict == "new"], results)
 
     def _settled(self, pending: list[PendingChunk]) -> list[tuple[PendingChunk, AppendResult, int | None]]:
-        """The verdict on each, final whoever else writes; with the stamp of one that was there before."""
+        """The final verdict on each, whatever other writers do; with the stamp of one that was there before."""
         waiting: dict[EpisodeKey, list[PendingChunk]] = defaultdict(list)
         for chunk in pending:
             waiting[GameId(chunk.row.game), EpisodeId(chunk.row.episode)].append(chunk)
@@ -150,16 +148,16 @@ class Appender:
                 new = [p for p, kept, _ in judged[key] if kept.verdict == "new" and p.seat_step not in had]
                 if new and not self._sole:
                     claims[key] = self._claim(key, known[key].revision, new)
-            lost = self._lost(claims)
+            answers = zip(claims, self._session.all(claims.values()), strict=True)
+            lost = {key for key, rows in answers if not rows[0][0]}
             settled += [one for key, found in judged.items() if key not in lost for one in found]
             waiting = {key: waiting[key] for key in lost}
             if not waiting:
                 return settled
             time.sleep(random.uniform(0, 0.01 * 2 ** min(tries, 6)))
         episode = next(iter(waiting))[1]
-        raise Unreachable(
-            f"too many write episode {episode} at once", where=self._session.where, do="Send it again in a moment"
-        )
+        wrong, do = f"too many write episode {episode} at once", "Send it again in a moment"
+        raise Unreachable(wrong, where=self._session.where, do=do)
 
     def _known(self, keys: Iterable[EpisodeKey]) -> dict[EpisodeKey, EpisodeState]:
         known, layout = {key: EpisodeState() for key in keys}, self._layout()
@@ -167,9 +165,8 @@ class Appender:
         for key in known:
             partitions[layout.partition(*key)].append(key[1])
         jobs = [(partition, group) for partition, named in partitions.items() for group in hundreds(named)]
-        for (partition, _), rows in zip(
-            jobs, self._session.all(self._session.look(_KEPT, (*p, e)) for p, e in jobs), strict=True
-        ):
+        answers = self._session.all(self._session.look(_KEPT, (*at, episodes)) for at, episodes in jobs)
+        for (partition, _), rows in zip(jobs, answers, strict=True):
             for episode, seat, first_step, steps, ending, uploader, content, arrived in rows:
                 found = known[partition.game, EpisodeId(episode)]
                 found.add(seat, Neighbour(first_step, steps, ending, uploader, content))
@@ -188,16 +185,12 @@ class Appender:
                     found.claimed.add((seat, first_step))
 
     def _claim(self, key: EpisodeKey, revision: int | None, new: list[PendingChunk]) -> Any:
-        """One lightweight transaction: nobody claimed anything of this episode since it was looked at."""
+        """One lightweight transaction: no other writer claimed a chunk of this episode since it was read."""
         statements = [self._session.once(_CLAIM, ((revision or 0) + 1, *key, revision))]
         for row in (chunk.row for chunk in new):
             values = (row.seat, row.first_step, row.steps, row.ending, row.uploader, row.content)
             statements.append(self._session.once(_CLAIM_CHUNK, (*key, *values)))
         return self._session.batch(statements, conditional=True)
-
-    def _lost(self, claims: dict[EpisodeKey, Any]) -> set[EpisodeKey]:
-        answers = self._session.all(claims.values())
-        return {key for key, rows in zip(claims, answers, strict=True) if not rows[0][0]}
 
     def _write(self, pending: list[PendingChunk]) -> None:
         stamps, stamped = self._stamps({chunk.partition for chunk in pending})
@@ -268,7 +261,7 @@ class Appender:
             return self._last_stamp
 
     def _stamps(self, partitions: set[Partition]) -> tuple[list[Any], dict[Partition, float]]:
-        """What tells readers that these partitions exist and have changed; nothing for one told moments ago."""
+        """Statements that show readers that partitions exist and have changed; none for one stamped moments ago."""
         now_s = time.monotonic()
         due = sorted(p for p in partitions if now_s - self._stamped.get(p, -STAMP_EVERY_S) >= STAMP_EVERY_S)
         changed = self._stamp()

@@ -59,7 +59,7 @@ class LedgerTables:
             for game, day in self._session.one(self._session.look(_ALL_DAYS, (name,))):
                 if day * DAY_MS < before_ms:
                     self._session.one(self._session.write(cql, (game, day, before_ms)))
-                if (day + 2) * DAY_MS < before_ms:  # nobody writes there any more
+                if (day + 2) * DAY_MS < before_ms:  # no writer comes back to that day
                     self._session.one(self._session.write(_TRIM_DAY, (name, game, day)))
 
     def _put(self, name: str, cql: str, rows: list[tuple[GameId, int, tuple[Any, ...]]]) -> None:

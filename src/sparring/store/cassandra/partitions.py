@@ -65,12 +65,12 @@ class BucketLayout:
 
 
 def in_part(partition: Partition, part: int, of: int) -> bool:
-    """Whether a partition's token lies in the `part`-th of `of` equal ranges of the session."""
+    """Whether a partition's token is in the `part`-th of `of` equal ranges of all tokens."""
     return of == 1 or (token(partition) + (1 << 63)) * of >> 64 == part
 
 
 def token(partition: Partition) -> int:
-    """Where on the session the partition is."""
+    """The token by which Cassandra places the partition."""
     packed = (partition.game.encode(), struct.pack(">i", partition.day), struct.pack(">i", partition.bucket))
     key = b"".join(struct.pack(">H", len(part)) + part + b"\0" for part in packed)
     found: int = Murmur3Token.hash_fn(key)

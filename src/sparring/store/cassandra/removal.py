@@ -96,7 +96,7 @@ def finish(session: CassandraSession, layout: BucketLayout) -> None:
 
 
 def removed(session: CassandraSession, game: GameId) -> None:
-    """Tell every reader that what it counted no longer holds."""
+    """Make every reader count and sample from nothing again."""
     session.one(session.once(_REMOVED, (game,)))
 
 
@@ -173,7 +173,7 @@ class Trimmer:
         return merged(self._session, [one for one, _ in buckets(self._session, game, day)], decides=True)
 
     def _shrink(self, excess_bytes: int) -> set[GameId]:
-        """Day by day over all games, so that the oldest go first whichever game they are of."""
+        """Day by day over all games, so that the oldest episodes go first, of any game."""
         touched: set[GameId] = set()
         listed = sorted((day, game) for game in games(self._session) for day, _ in days(self._session, game))
         for day, game in listed if excess_bytes > 0 else ():

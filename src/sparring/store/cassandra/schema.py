@@ -160,11 +160,8 @@ def _keyspace(session: CassandraSession, wanted: int) -> int:
     near = sum(host.datacenter == centre for host in nodes)
     copies = wanted or min(COPIES, near)
     if copies > near:
-        raise ConfigError(
-            f"{copies} copies on {near} node{'s' * (near != 1)} of data centre {centre!r}",
-            where="--replication",
-            do="Start more nodes, or choose fewer copies",
-        )
+        wrong = f"{copies} copies on {near} node{'s' * (near != 1)} of data centre {centre!r}"
+        raise ConfigError(wrong, where="--replication", do="Start more nodes, or choose fewer copies")
     spread = f"{{'class': 'NetworkTopologyStrategy', '{centre}': {copies}}}"
     _define(session, f"CREATE KEYSPACE IF NOT EXISTS {name} WITH replication = {spread}")
     return copies
@@ -174,11 +171,8 @@ def _alone(session: CassandraSession) -> None:
     """Tables made by two at once may come to differ from node to node."""
     claim = "INSERT INTO schema_version (name, version) VALUES ('migration', 1) IF NOT EXISTS USING TTL ?"
     if not session.one(session.once(claim, (LOCK_SECONDS,)))[0][0]:
-        raise StoreFailed(
-            "another migration is under way",
-            where=session.where,
-            do=f"Wait for it; one that died lets you in after {LOCK_SECONDS // 60} minutes",
-        )
+        do = f"Wait for it; one that died lets you in after {LOCK_SECONDS // 60} minutes"
+        raise StoreFailed("another migration is under way", where=session.where, do=do)
 
 
 def _tables(session: CassandraSession, before: int, now_ms: int) -> None:

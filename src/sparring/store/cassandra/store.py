@@ -3,8 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from numpy.random import Generator
 
@@ -21,6 +20,7 @@ from sparring.store.protocol import (
     EpisodeRecord,
     Erased,
     GameStats,
+    LedgerStore,
     Minute,
     MinuteCount,
     Quarantined,
@@ -44,7 +44,7 @@ def open_url(url: str, **settings: Any) -> "CassandraStore":
     return CassandraStore(CassandraAddress.read(url), **settings)
 
 
-class CassandraStore:
+class CassandraStore(LedgerStore):
     """Chunks in a keyspace. See `Store` and `Ledger` for what each verb promises."""
 
     def __init__(self, address: CassandraAddress, *, sole_writer: bool = False, check: bool = True) -> None:
@@ -66,12 +66,6 @@ class CassandraStore:
         self._reader = Reader(self._session, self.layout)
         self._summaries = Summaries(self._session, self._reader)
         self._ledger = LedgerTables(self._session)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     @property
     def session(self) -> CassandraSession:

@@ -59,11 +59,8 @@ def empty_log(db: sqlite3.Connection, where: str) -> None:
     """Move everything into the file and cut the log to nothing; StoreFailed while a reader holds it."""
     busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
-        raise StoreFailed(
-            "the rows are gone, but a reader still holds the log that quotes them",
-            where=where,
-            do="Stop the reader and do it again; the next trim or open finishes it too",
-        )
+        do = "Stop the reader and do it again; the next trim or open finishes it too"
+        raise StoreFailed("the rows are gone, but a reader still holds the log that quotes them", where=where, do=do)
 
 
 def _holds(path: Path, text: bytes) -> bool:

@@ -73,7 +73,7 @@ def open_file(path: Path, busy_timeout_s: float, *, check: bool = True) -> sqlit
                 _create(db, where)
             if check:
                 _check(db, where)
-        if os.name == "posix":  # elsewhere a folder cannot be opened, and the file system's own log keeps names
+        if os.name == "posix":  # on Windows a folder cannot be opened, and the file system's log keeps names
             sync(path.parent)  # else a power cut may forget that the file or its log was made
     except BaseException:
         db.close()
@@ -106,11 +106,8 @@ def _check(db: sqlite3.Connection, where: str) -> None:
         found += [text for (text,) in db.execute(f"PRAGMA integrity_check({table})")]
     damage = [text for text in found if text != "ok"]
     if damage:
-        raise StoreFailed(
-            f"the file is damaged: {'; '.join(damage[:3])}",
-            where=where,
-            do="Keep a copy of it, then `spar restore` the last backup",
-        )
+        do = "Keep a copy of it, then `spar restore` the last backup"
+        raise StoreFailed(f"the file is damaged: {'; '.join(damage[:3])}", where=where, do=do)
 
 
 def repair(db: sqlite3.Connection, where: str) -> dict[Key, str]:

@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from numpy.random import Generator
 
@@ -24,6 +23,7 @@ from sparring.store.protocol import (
     EpisodeRecord,
     Erased,
     GameStats,
+    LedgerStore,
     Minute,
     MinuteCount,
     Quarantined,
@@ -65,7 +65,7 @@ def open_url(url: str, **settings: Any) -> "SqliteStore":
     return SqliteStore(Path(path), **settings)
 
 
-class SqliteStore:
+class SqliteStore(LedgerStore):
     """Chunks in one file. See `Store` for what each verb promises."""
 
     def __init__(
@@ -91,12 +91,6 @@ class SqliteStore:
         except BaseException:
             self._db.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """One transaction, synced before this returns; each chunk is judged alone."""

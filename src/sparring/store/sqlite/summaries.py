@@ -1,6 +1,6 @@
 """Counts and sample tables of the SQLite file, brought up to date: a call costs the chunks stored since the last one.
 
-Ids rise with each commit, in whichever process it happens, and are never used twice: so "since" is an id.
+Ids rise with each commit of any process and are never used twice: so "since" is an id.
 """
 
 import sqlite3

@@ -17,9 +17,9 @@ from sparring.errors import Missing, SparringError, Unreachable
 from sparring.stream.kinesis import errors
 from sparring.stream.kinesis.client import KinesisClient, Timeouts
 from sparring.stream.kinesis.reader import ShardIterators
-from sparring.stream.kinesis.stream import OPENING, listed
+from sparring.stream.kinesis.stream import OPENING, listed, shard_of
 from sparring.stream.kinesis.url import SETTING, KinesisAddress
-from sparring.stream.protocol import BEGINNING, Page, Position, Shard
+from sparring.stream.protocol import BEGINNING, Page, Position
 
 POLL_S = 0.25
 WITHIN_S = 600.0
@@ -113,7 +113,7 @@ def _age_ms(page: Page) -> int | None:
 
 
 def _reach(address: KinesisAddress) -> None:
-    """Raise soon where nobody answers, instead of after all the timeouts of a call."""
+    """Raise soon where no server answers, instead of after all the tries of a call."""
     quick = KinesisClient(address, OPENING, random.Random())
     try:
         quick("describe_stream_summary", StreamName=address.name)
@@ -206,9 +206,8 @@ class StreamAdmin:
     def _update_count(self, shards: int) -> bool:
         """Ask for that many; False where the server does not know how."""
         try:
-            self._client.once(
-                "update_shard_count", **self._named, TargetShardCount=shards, ScalingType="UNIFORM_SCALING"
-            )
+            wanted = {"TargetShardCount": shards, "ScalingType": "UNIFORM_SCALING"}
+            self._client.once("update_shard_count", **self._named, **wanted)
         except errors.AnyFault as error:
             if errors.code_of(error) in errors.UNKNOWN_OPERATION:
                 return False
@@ -226,23 +225,15 @@ class StreamAdmin:
             self._wait("ACTIVE", what)
 
     def _open(self) -> list[HashRange]:
-        return [
-            HashRange(
-                one["ShardId"], int(one["HashKeyRange"]["StartingHashKey"]), int(one["HashKeyRange"]["EndingHashKey"])
-            )
-            for one in listed(self._client)
-            if "EndingSequenceNumber" not in one["SequenceNumberRange"]
-        ]
+        keys = {one["ShardId"]: one["HashKeyRange"] for one in listed(self._client) if not shard_of(one).closed}
+        return [HashRange(name, int(at["StartingHashKey"]), int(at["EndingHashKey"])) for name, at in keys.items()]
 
     def _state(self, one: dict[str, Any], position: Position | None) -> ShardState:
-        parents = tuple(one[key] for key in ("ParentShardId", "AdjacentParentShardId") if one.get(key))
-        closed = "EndingSequenceNumber" in one["SequenceNumberRange"]
-        keys = one["HashKeyRange"]
-        shard, reader = Shard(one["ShardId"], parents, closed), ShardIterators(self._client)
+        shard, keys, reader = shard_of(one), one["HashKeyRange"], ShardIterators(self._client)
         oldest = _age_ms(reader.page(shard, BEGINNING, 1))
         behind_ms = None if position is None else _age_ms(reader.page(shard, position, 1)) or 0
         first, last = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
-        return ShardState(shard.id, parents, closed, first, last, oldest or 0, oldest is None, behind_ms)
+        return ShardState(shard.id, shard.parents, shard.closed, first, last, oldest or 0, oldest is None, behind_ms)
 
     def _wait(self, status: str, what: str = "") -> None:
         until_s, seen = time.monotonic() + WITHIN_S, ""

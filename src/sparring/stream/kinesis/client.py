@@ -1,4 +1,4 @@
-"""Calls to Kinesis through boto3: one client, every fault a sentence, what passes tried again until a deadline."""
+"""Calls to Kinesis through boto3: one client, every error a sentence, passing ones tried again until a deadline."""
 
 import importlib
 import logging
@@ -57,7 +57,7 @@ class KinesisClient:
         self._client = _client(address, timeouts)
 
     def __call__(self, operation: str, **given: Any) -> dict[str, Any]:
-        """Call until it succeeds; a fault that does not pass, or not within the deadline, is raised as a sentence."""
+        """Call until it succeeds; an error that does not pass before the deadline is raised as a sentence."""
         backoff = Backoff(self)
         while True:
             try:
@@ -74,7 +74,7 @@ class KinesisClient:
         return answer
 
     def close(self) -> None:
-        """End the pauses, and let go of the connections."""
+        """End the pauses and close the connections."""
         self.closed.set()
         self._client.close()
 

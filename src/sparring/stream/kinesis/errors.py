@@ -59,7 +59,9 @@ def explain(error: Exception, address: KinesisAddress) -> SparringError:
     if isinstance(error, _faults.NoRegionError):
         return ConfigError("it names no region", where=address.where, do="Add ?region=… to it, or set AWS_REGION")
     if isinstance(error, (_faults.HTTPClientError, _faults.ConnectionError)):
-        do = "Mend endpoint= in it, or start what should answer there" if address.endpoint else "Mend region= in it"
+        do = "Correct region= in it"
+        if address.endpoint:
+            do = "Correct endpoint= in it, or start what should answer there"
         wrong = f"{address.place} does not answer ({type(error).__name__})"
         return Unreachable(wrong, where=address.where, do=f"{do}, or look at the network")
     return Unreachable(f"{address.place} gave no sound answer ({_short(error)})", where=address.where, do=NO_KINESIS)
@@ -74,7 +76,7 @@ def no_credentials(address: KinesisAddress, why: str = "") -> SparringError:
 def _refused(error: Any, address: KinesisAddress) -> SparringError:
     code = code_of(error)
     if code == ABSENT:
-        do = "Run `spar stream create` for it, or mend its name and region="
+        do = "Run `spar stream create` for it, or correct its name and region="
         return Missing(f"there is no stream {address.name!r} at {address.place}", where=address.where, do=do)
     if code in EXPIRED:
         return _expired(address)
@@ -93,7 +95,7 @@ def _refused(error: Any, address: KinesisAddress) -> SparringError:
         return Unreachable(wrong, where=address.where, do=NO_KINESIS)
     text = str(error.response.get("Error", {}).get("Message", "")).rstrip(".")
     wrong = f"{error.operation_name} failed: {code} {text}".rstrip()
-    return StoreFailed(wrong, where=address.where, do="Mend that, then try again")
+    return StoreFailed(wrong, where=address.where, do="Correct that, then try again")
 
 
 def _expired(address: KinesisAddress) -> SparringError:

@@ -126,7 +126,7 @@ class ShardIterators:
         self._client.closed.wait(pace.due_s(time.monotonic()))
 
     def _placed(self, shard: str, found: dict[str, Any], after: Position) -> list[Placed]:
-        """The chunks of one record. What is no record is given as it is, for its reader to put aside."""
+        """The chunks of one record. Data that is no record is given as it is: the sink quarantines it."""
         sequence, data = str(found["SequenceNumber"]), bytes(found["Data"])
         try:
             read = record.decode(data)
@@ -158,6 +158,6 @@ def _later(after: Position, answer: dict[str, Any]) -> Position:
 
 
 def split(position: Position) -> tuple[str, int | None]:
-    """The sequence number, and the place of the last chunk read within its record; None where all of it was."""
+    """The sequence number, and the index of the last chunk read of its record; None where all of it was read."""
     sequence, _, place = position.partition("/")
     return sequence, int(place) if place else None

@@ -4,8 +4,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from sparring.errors import Missing, Unreachable
 from sparring.store.protocol import Appended, AppendResult
@@ -13,11 +12,11 @@ from sparring.stream.kinesis.client import KinesisClient, Timeouts
 from sparring.stream.kinesis.reader import MOST_RECORDS, ShardIterators
 from sparring.stream.kinesis.url import SETTING, KinesisAddress
 from sparring.stream.kinesis.writer import to_records, write
-from sparring.stream.protocol import Page, Placed, Position, Shard
+from sparring.stream.protocol import Page, Placed, Position, Shard, Stream
 from sparring.stream.shards import in_order
 from sparring.wire.chunk import Chunk
 
-OPENING = Timeouts(deadline_s=1.5, connect_s=2.0, read_s=4.0)  # so that a wrong setting is said within 10 s
+OPENING = Timeouts(deadline_s=1.5, connect_s=2.0, read_s=4.0)  # so that a wrong setting is an error within 10 s
 READY_S = 5.0
 MADE_WITHIN_S = 5.0  # a stream that is just being made is waited for
 
@@ -33,7 +32,7 @@ def open_url(url: str, *, setting: str = SETTING, timeouts: Timeouts | None = No
     return KinesisStream(address, timeouts or Timeouts())
 
 
-class KinesisStream:
+class KinesisStream(Stream):
     """One stream; a block closes it. Safe to call from several threads."""
 
     def __init__(self, address: KinesisAddress, timeouts: Timeouts) -> None:
@@ -41,12 +40,6 @@ class KinesisStream:
         self._client = KinesisClient(address, timeouts, random.Random())
         self._reader = ShardIterators(self._client)
         self._ready_until_s = -math.inf
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """Take the chunks in, in PutRecords of up to 500; what Kinesis refuses is tried again until the deadline.
@@ -58,7 +51,7 @@ class KinesisStream:
 
     def shards(self) -> list[Shard]:
         """Every shard that still keeps something, parents before children."""
-        return in_order(_shard(one) for one in listed(self._client))
+        return in_order(shard_of(one) for one in listed(self._client))
 
     def page(self, shard: Shard, after: Position, *, limit: int = MOST_RECORDS) -> Page:
         """One GetRecords; `limit` counts records, each of which may hold several chunks."""
@@ -84,7 +77,7 @@ class KinesisStream:
             self._ready_until_s = time.monotonic() + READY_S
 
     def close(self) -> None:
-        """Let go of the connections, and end the pauses of whoever waits."""
+        """Close the connections; calls that wait end at once."""
         self._client.close()
 
 
@@ -98,7 +91,7 @@ def listed(client: KinesisClient) -> list[dict[str, Any]]:
     return found
 
 
-def _shard(one: dict[str, Any]) -> Shard:
+def shard_of(one: dict[str, Any]) -> Shard:
     parents = tuple(one[key] for key in ("ParentShardId", "AdjacentParentShardId") if one.get(key))
     return Shard(one["ShardId"], parents, "EndingSequenceNumber" in one["SequenceNumberRange"])
 

@@ -16,7 +16,7 @@ from sparring.wire import record
 from sparring.wire.chunk import Chunk, encode
 from sparring.wire.record import MAX_RECORD_BYTES, OVERHEAD_BYTES, PER_CHUNK_BYTES
 
-BATCH_RECORDS, BATCH_BYTES = 500, 5_000_000  # of one PutRecords; 5 MB, whichever way Amazon counts a megabyte
+BATCH_RECORDS, BATCH_BYTES = 500, 5_000_000  # of one PutRecords; 5 MB, by either way to count a megabyte
 KEY_BYTES = 36  # of an episode's name, which counts as part of its record
 ROOM_BYTES = MAX_RECORD_BYTES - KEY_BYTES - OVERHEAD_BYTES
 
