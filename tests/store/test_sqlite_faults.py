@@ -41,26 +41,28 @@ def stored_episodes(file: Path) -> dict[str, int]:
     return found
 
 
-def test_twenty_kills_lose_nothing_that_was_acknowledged_and_leave_nothing_by_halves(file: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_lose_nothing_that_was_acknowledged_and_leave_nothing_by_halves(file: Path, kills: int) -> None:
     rng = random.Random(11)
     acknowledged: set[int] = set()
     first = 0
-    for _ in range(20):
+    for _ in range(kills):
         process = subprocess.Popen([*WRITER, url_of(file), "0", str(first)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        time.sleep(rng.uniform(0.0, 0.08))
+        lines = [process.stdout.readline() for _ in range(1 + rng.randint(1, 4))]
+        assert lines[0] == "open\n"
+        time.sleep(rng.uniform(0.0, 0.02))  # into the next appends
         process.send_signal(signal.SIGKILL)
-        lines = process.stdout.read().splitlines()
+        lines += process.stdout.readlines()
         process.wait()
         process.stdout.close()
-        acknowledged |= {int(line.split()[1]) for line in lines if line.startswith("ok ")}
+        acknowledged |= {int(line.split()[1]) for line in lines if line.startswith("ok ") and line.endswith("\n")}
         first = max(acknowledged, default=-1) + 2  # the next one may be stored without its acknowledgement
     found = stored_episodes(file)
     assert set(found.values()) == {3}
     assert not [n for n in acknowledged if episode_of(5, 0, n) not in found]
-    assert len(acknowledged) <= len(found) <= len(acknowledged) + 20
-    assert len(acknowledged) > 20
+    assert len(acknowledged) <= len(found) <= len(acknowledged) + kills
+    assert len(acknowledged) >= kills
 
 
 @pytest.fixture
@@ -77,10 +79,10 @@ def strace() -> str:
     ("calls", "fault"),
     [
         ("fsync,fdatasync", "error=EIO:when=12"),
-        ("fsync,fdatasync", "error=EIO:when=12+"),
-        ("fsync,fdatasync", "error=ENOSPC:when=12"),
         ("pwrite64", "error=ENOSPC:when=60..62"),
-        ("pwrite64", "error=EIO:when=60+"),
+        pytest.param("fsync,fdatasync", "error=EIO:when=12+", marks=pytest.mark.slow),
+        pytest.param("fsync,fdatasync", "error=ENOSPC:when=12", marks=pytest.mark.slow),
+        pytest.param("pwrite64", "error=EIO:when=60+", marks=pytest.mark.slow),
     ],
 )
 def test_a_disk_that_fails_gets_no_acknowledgement(file: Path, strace: str, calls: str, fault: str) -> None:
@@ -95,7 +97,7 @@ def test_a_disk_that_fails_gets_no_acknowledgement(file: Path, strace: str, call
     acknowledged = [int(line.split()[1]) for line in lines if line.startswith("ok ")]
     assert all(episode_of(5, 0, n) in found for n in acknowledged)
     assert set(found.values()) <= {3}
-    if "EIO" in fault:  # no success after the disk failed: the process must be started anew
+    if "EIO" in fault:  # no success after the disk failed: the process must be started again
         assert not any(line.startswith("ok ") for line in lines[failures[0] :])
 
 
@@ -111,14 +113,15 @@ def filled(file: Path, clients: int = 3, episodes: int = 4) -> dict[str, bytes]:
     return contents
 
 
-def test_two_hundred_flipped_bits_are_noticed_or_harmless_and_never_served(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flips", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_flipped_bits_are_noticed_or_harmless_and_never_served(file: Path, tmp_path: Path, flips: int) -> None:
     contents = filled(file)
     with open_store(url_of(file)) as store:
         stats, records = store.stats(GAME), list(store.episodes(Query(GAME)))
     whole = file.read_bytes()
     rng = random.Random(3)
     refused = left_out = harmless = 0
-    for _ in range(200):
+    for _ in range(flips):
         at, bit = rng.randrange(len(whole)), rng.randrange(8)
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
         for log in tmp_path.glob("experience.db-*"):
@@ -136,8 +139,8 @@ def test_two_hundred_flipped_bits_are_noticed_or_harmless_and_never_served(file:
                 left_out, harmless = left_out + bool(damaged), harmless + (not damaged)
         except SparringError:
             refused += 1
-    assert refused + left_out + harmless == 200
-    assert left_out > 20  # most of the file are bodies; one of them is lost and the rest is read
+    assert refused + left_out + harmless == flips
+    assert left_out > flips // 10  # most of the file are bodies; one of them is lost and the rest is read
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.6, 0.99])
