@@ -1,7 +1,7 @@
 """migrate · describe: where experience is kept.
 
 migrate makes the keyspace and tables of cassandra://…, or brings them to this version's; doing it again is harmless.
-A SQLite file is brought to this version whenever it is opened. describe says what is there and how full.
+A SQLite file is made when it is first opened; one of another version is refused. describe says how full it is.
 """
 
 import argparse

@@ -53,26 +53,22 @@ class CassandraSession:
         self._prepared: dict[str, PreparedStatement] = {}
         self._preparing = threading.Lock()
         self.closed = False
-        logging.getLogger("cassandra").setLevel(logging.CRITICAL)  # what it would say is said here in sentences
+        logging.getLogger("cassandra").setLevel(logging.CRITICAL)  # its errors are raised here as sentences
         self.cluster = _cluster(address)
         try:
             with explained(self.where):
                 self.driver: Session = self.cluster.connect()
-            if keyspace:
-                with explained(self.where):
-                    self._enter()
+                if keyspace and address.keyspace not in self.cluster.metadata.keyspaces:
+                    wrong = f"there is no keyspace {address.keyspace!r}"
+                    raise StoreFailed(wrong, where=self.where, do="Run `spar store migrate`")
+                if keyspace:
+                    self.driver.set_keyspace(address.keyspace)
         except BaseException:
             self.close()
             raise
 
-    def _enter(self) -> None:
-        if self.address.keyspace not in self.cluster.metadata.keyspaces:
-            wrong = f"there is no keyspace {self.address.keyspace!r}"
-            raise StoreFailed(wrong, where=self.where, do="Run `spar store migrate`")
-        self.driver.set_keyspace(self.address.keyspace)
-
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self.closed = True
         self.cluster.shutdown()
 

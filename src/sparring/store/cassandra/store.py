@@ -158,7 +158,7 @@ class CassandraStore(LedgerStore):
         return self._ledger.minutes(game, since_ms)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if not self._session.closed:
             self._session.close()
 

@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -55,11 +54,6 @@ class FollowedTable(SampleTable):
         super().__init__(removals, f"V{_KEY.size}")
         self.feed, self.complete = ChangeFeed(), set[tuple[str, int]]()
         self.fresh: Fresh = (-1, 0.0)
-
-    def add_rows(self, rows: Sequence[Any]) -> None:
-        """More chunks."""
-        keys = [_KEY.pack(UUID(row.episode).bytes, row.seat, row.first_step) for row in rows]
-        self.add(keys, [row.steps for row in rows])
 
 
 def unpack_key(key: bytes) -> tuple[EpisodeId, int, int]:
@@ -113,10 +107,13 @@ class Summaries:
             self._tables.pop(query, None)  # one that fails half way is not continued
             if table is None or table.removals != at:
                 table = FollowedTable(at)
-            matches = matcher(query)
+            matches, keys, steps = matcher(query), list[bytes](), list[int]()
             for partition, rows, first in table.feed.new(self._session, query.game):
                 found = self._completed(table, partition, rows, all_there=first) if query.complete else rows
-                table.add_rows([row for row in found if matches(row)])
+                for row in filter(matches, found):
+                    keys.append(_KEY.pack(UUID(row.episode).bytes, row.seat, row.first_step))
+                    steps.append(row.steps)
+            table.add(keys, steps)
             table.fresh = fresh
             self._tables[query] = table
             while len(self._tables) > TABLES:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,38 +20,13 @@ LOOK_BACK_S = (0.1, 0.4, 1.6)  # of `tip`, in turn
 ITERATOR_S = 240.0  # Kinesis forgets one after 300
 
 
-@dataclass(frozen=True, slots=True)
-class _Iterator:
-    """An iterator that goes on after a position."""
-
-    after: Position
-    iterator: str
-    until_s: float
-
-
-@dataclass(slots=True)
-class _Pace:
-    """When a shard was read last, so that no second has more than READS_PER_S."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    reads_s: deque[float] = field(default_factory=lambda: deque(maxlen=READS_PER_S))
-
-    def due_s(self, now_s: float) -> float:
-        """Note a read; the seconds until it may begin."""
-        with self.lock:
-            first = self.reads_s[0] + 1.0 if len(self.reads_s) == READS_PER_S else now_s
-            begins_s = max(now_s, first)
-            self.reads_s.append(begins_s)
-            return begins_s - now_s
-
-
 class ShardIterators:
     """Reads any shard of one stream. Safe to call from several threads."""
 
     def __init__(self, client: KinesisClient) -> None:
         self._client, self._lock = client, threading.Lock()
-        self._held: dict[str, _Iterator] = {}  # by shard
-        self._paces: dict[str, _Pace] = {}  # by shard
+        self._held: dict[str, tuple[Position, str, float]] = {}  # by shard: an iterator that goes on after a position
+        self._reads_s: dict[str, deque[float]] = {}  # by shard: when it was read last
 
     def page(self, shard: Shard, after: Position, limit: int) -> Page:
         """One GetRecords, of at most `limit` records."""
@@ -62,7 +36,7 @@ class ShardIterators:
         following = answer.get("NextShardIterator")
         if following:
             with self._lock:
-                self._held[shard.id] = _Iterator(position, following, time.monotonic() + ITERATOR_S)
+                self._held[shard.id] = position, following, time.monotonic() + ITERATOR_S
         return Page(placed, position, not following, int(answer.get("MillisBehindLatest") or 0))
 
     def tip(self, shard: Shard, after: Position) -> Position:
@@ -106,8 +80,8 @@ class ShardIterators:
     def _kept(self, shard: str, after: Position) -> str:
         """The iterator that was left after that position, taken away: no two threads go on with one; or ""."""
         with self._lock:
-            held = self._held.pop(shard, None)
-        return held.iterator if held and held.after == after and time.monotonic() < held.until_s else ""
+            at, iterator, until_s = self._held.pop(shard, (after, "", 0.0))
+        return iterator if at == after and time.monotonic() < until_s else ""
 
     def _iterator(self, shard: str, after: Position) -> str:
         sequence, place = split(after)
@@ -121,9 +95,12 @@ class ShardIterators:
         return str(answer["ShardIterator"])
 
     def _wait_turn(self, shard: str) -> None:
+        """Wait until a read may begin, so that no second has more than READS_PER_S of one shard."""
         with self._lock:
-            pace = self._paces.setdefault(shard, _Pace())
-        self._client.closed.wait(pace.due_s(time.monotonic()))
+            reads_s, now_s = self._reads_s.setdefault(shard, deque(maxlen=READS_PER_S)), time.monotonic()
+            begins_s = max(now_s, reads_s[0] + 1.0 if len(reads_s) == READS_PER_S else now_s)
+            reads_s.append(begins_s)
+        self._client.closed.wait(begins_s - now_s)
 
     def _placed(self, shard: str, found: dict[str, Any], after: Position) -> list[Placed]:
         """The chunks of one record. Data that is no record is given as it is: the sink quarantines it."""
