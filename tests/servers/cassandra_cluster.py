@@ -146,8 +146,8 @@ def wait_until_all_know_all(cluster: Cassandra) -> None:
     for host in cluster.hosts:
         profile = ExecutionProfile(WhiteListRoundRobinPolicy([host]), request_timeout=30)
         profiles = {EXEC_PROFILE_DEFAULT: profile}
-        with Cluster([host], port=cluster.port, execution_profiles=profiles, connect_timeout=30) as cluster:
-            session = cluster.connect()
+        with Cluster([host], port=cluster.port, execution_profiles=profiles, connect_timeout=30) as driver:
+            session = driver.connect()
             while len(list(session.execute("SELECT peer FROM system.peers_v2"))) + 1 < len(cluster.nodes):
                 assert time.monotonic() < until_s, f"{host} does not know its cluster"
                 time.sleep(0.5)

@@ -107,10 +107,10 @@ def _described(config: Config, home: Path, spark_port: int) -> tuple[cassandra_c
     kinesis = aws_servers.kinesis(home, port=stream, keep=True)
     bucket = aws_servers.s3(home, port=registry, credentials=dict(os.environ))
     cluster = cassandra_cluster.described(home, nodes, port=port)
-    cluster = spark_cluster.described(home, port=spark_port)
+    spark = spark_cluster.described(home, port=spark_port)
     known = {server.name: server for server in _read(home) if server.pid is not None}  # on ports of their own
     cluster = replace(cluster, nodes=tuple(known.get(node.name, node) for node in cluster.nodes))
-    others = [bucket.server, kinesis.server, cluster.master, *cluster.workers]
+    others = [bucket.server, kinesis.server, spark.master, *spark.workers]
     others = [known.get(server.name, server) for server in others]
     (home / "servers.json").write_bytes(msgspec.json.encode((*cluster.nodes, *others)))
     return cluster, others

@@ -142,7 +142,7 @@ class CassandraStore(LedgerStore):
         return removal.games(self._session)
 
     def quarantine(self, rows: Sequence[Quarantined]) -> None:
-        """EpisodeState by shard and position: writing one again changes nothing."""
+        """Keyed by shard and position: writing one again changes nothing."""
         self._ledger.quarantine(rows)
 
     def quarantined(self, game: GameId) -> Iterator[Quarantined]:
@@ -150,7 +150,7 @@ class CassandraStore(LedgerStore):
         return self._ledger.quarantined(game)
 
     def count_minutes(self, rows: Sequence[MinuteCount]) -> None:
-        """EpisodeState by game, minute and batch: writing one again changes nothing."""
+        """Keyed by game, minute and batch: writing one again changes nothing."""
         self._ledger.count(rows)
 
     def minutes(self, game: GameId, since_ms: int) -> list[Minute]:

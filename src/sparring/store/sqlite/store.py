@@ -139,7 +139,7 @@ class SqliteStore(LedgerStore):
             return draw_chunks(self._summaries.table(db, query), steps, rng, fetch)
 
     def stats(self, game: GameId) -> GameStats:
-        """Counters from the rows alone; after the first call only what came since is looked at."""
+        """Counts from the rows alone; after the first call only what came since is looked at."""
         with self.reading() as db:
             return self._summaries.stats(db, game)
 

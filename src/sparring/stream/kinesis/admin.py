@@ -124,7 +124,7 @@ def _reach(address: KinesisAddress) -> None:
 
 
 class StreamAdmin:
-    """One stream's owner; a block closes it. `report` hears of every step of what takes long."""
+    """Operations on one stream; a context manager. `report` is called at each step of a long operation."""
 
     def __init__(self, url: str, report: Report, *, setting: str = SETTING) -> None:
         self.address, self._report = KinesisAddress.read(url, setting), report

@@ -123,7 +123,7 @@ class ShardIterators:
 
 
 def order(position: Position) -> tuple[int, int]:
-    """What sorts positions of one shard as their chunks lie."""
+    """A sort key: positions of one shard in the order of their chunks."""
     sequence, place = split(position)
     return int(sequence or -1), MOST_PLACES if place is None else place
 
