@@ -1,6 +1,6 @@
 """`spar sink --spark` on a real standalone master and worker, between a real Kinesis server and a real store.
 
-The long test is longer with SPARNODES_SPARK_KILLS=5 SPARNODES_SPARK_STEPS=200000, and with SPARNODES_SPARK_NODES=3 it
+The long test is longer with SPARRING_SPARK_KILLS=5 SPARRING_SPARK_STEPS=200000, and with SPARRING_SPARK_NODES=3 it
 writes to that many nodes of Cassandra, of which one is killed. --log-cli-level=INFO tells of each life.
 """
 
@@ -34,9 +34,9 @@ from sparring.wire.ids import GameId
 
 log = logging.getLogger(__name__)
 
-KILLS = int(os.environ.get("SPARNODES_SPARK_KILLS", "2"))
-STEPS = int(os.environ.get("SPARNODES_SPARK_STEPS", "20000"))
-NODES = int(os.environ.get("SPARNODES_SPARK_NODES", "0"))
+KILLS = int(os.environ.get("SPARRING_SPARK_KILLS", "2"))
+STEPS = int(os.environ.get("SPARRING_SPARK_STEPS", "20000"))
+NODES = int(os.environ.get("SPARRING_SPARK_NODES", "0"))
 
 pytestmark = [
     pytest.mark.servers,
@@ -91,7 +91,7 @@ def test_the_same_job_on_a_spark_cluster(
 
 @contextmanager
 def a_store(data: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Process | None]]:
-    """The URL of one on the run's node, or on a cluster of its own; with one of that cluster's nodes, which may be killed."""
+    """The URL of one on the run's node, or on a cluster of its own; then with a node of it that may be killed."""
     with ExitStack() as stack:
         cluster: Cassandra
         if NODES:
@@ -105,7 +105,7 @@ def a_store(data: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, P
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Drivers come and go while the feed goes on; a node of the cluster dies in the middle, and is back two lives on."""
+    """Drivers come and go while the feed goes on; a node of the cluster dies in the middle, and is back later."""
 
     feed: Feed
     store: LedgerStore
