@@ -43,7 +43,7 @@ def test_moves_lead_to_equal_ranges(now, wanted):
         ranges = moved(ranges, move, names)
         assert min(now, wanted) <= len(ranges) <= now + wanted
     assert len(ranges) == wanted
-    assert all(abs(one.share - 1 / wanted) < 1e-9 for one in ranges)
+    assert all(abs((one.last - one.first + 1) / SPACE - 1 / wanted) < 1e-9 for one in ranges)
 
 
 @pytest.mark.parametrize("shards", [3, 7, 10])

@@ -17,7 +17,7 @@ from sparring.stream import open_stream
 from sparring.stream.kinesis.url import KinesisAddress
 from stream.unkind import Refuse, name_of, unkind
 
-SOON_S = 10.0
+SOON_S = 30.0  # ten on a quiet machine
 AWS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",

@@ -65,16 +65,8 @@ def question_marks(values: Any) -> str:
     return ", ".join("?" * len(values))
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodePage:
-    """Some episodes, and where the next page begins; None after the last."""
-
-    records: list[EpisodeRecord]
-    last: int | None
-
-
-def episode_page(db: sqlite3.Connection, query: Query, after: int) -> EpisodePage:
-    """Episodes whose last chunk has an id above `after`, in that order."""
+def episode_page(db: sqlite3.Connection, query: Query, after: int) -> tuple[list[EpisodeRecord], int | None]:
+    """Episodes whose last chunk has an id above `after`, in that order; and where the next page begins, or None."""
     chosen = where(query, by_key=True)
     match = f"SELECT 1 FROM chunks c WHERE c.game = m.game AND c.episode = m.episode AND {chosen.sql}"
     later = "SELECT 1 FROM chunks l WHERE l.game = m.game AND l.episode = m.episode AND l.id > m.id"
@@ -95,7 +87,7 @@ def episode_page(db: sqlite3.Connection, query: Query, after: int) -> EpisodePag
         kept = [row for row in map(_sealed, rows) if row is not None and row.seat in wanted]
         if kept:
             records.append(episode_record(kept))
-    return EpisodePage(records, lasts[-1][0] if len(lasts) == PAGE_EPISODES else None)
+    return records, lasts[-1][0] if len(lasts) == PAGE_EPISODES else None
 
 
 def _lasts(

@@ -101,14 +101,11 @@ class SqliteStore(LedgerStore):
 
     def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
         """Newest last; with the seats that have a chunk in `query`, each summed up whole."""
-        after = 0
-        while True:
+        after: int | None = 0
+        while after is not None:
             with self.reading() as db:
-                page = episode_page(db, query, after)
-            yield from page.records
-            if page.last is None:
-                return
-            after = page.last
+                records, after = episode_page(db, query, after)
+            yield from records
 
     def read(self, query: Query, *, part: int = 0, of: int = 1) -> Iterator[Chunk]:
         """Chunks in the order of receipt, a page at a time; damaged ones are logged by key and left out."""

@@ -62,10 +62,6 @@ class HashRange:
     first: int
     last: int
 
-    @property
-    def share(self) -> float:
-        return (self.last - self.first + 1) / SPACE
-
 
 @dataclass(frozen=True, slots=True)
 class Split:
