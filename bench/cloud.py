@@ -42,7 +42,7 @@ from bench.flood import flood, request
 from bench.ingest import CHUNK_STEPS, SPEC, columns
 from bench.ledger import case, result
 
-from servers import aws_servers, cassandra_ring, spark_cluster
+from servers import aws_servers, cassandra_cluster, spark_cluster
 from sparring.games.spec import parse
 from sparring.store import open_store
 from sparring.store.protocol import Query, Store
@@ -84,7 +84,7 @@ class Servers:
     """All that run on this machine for the time of the benchmark."""
 
     folder: Path
-    ring: cassandra_ring.Cassandra
+    cluster: cassandra_cluster.Cassandra
     kinesis: aws_servers.Kinesis
     spark: spark_cluster.Spark | None
     env: dict[str, str]
@@ -95,18 +95,18 @@ def running_servers(with_spark: bool) -> Iterator[Servers]:
     """Kinesis, Cassandra and, where asked for, Spark; nothing in them."""
     with tempfile.TemporaryDirectory(prefix="bench-cloud-") as name, ExitStack() as started:
         folder = Path(name)
-        ring = cassandra_ring.described(folder, 1, sync="batch")
+        cluster = cassandra_cluster.described(folder, 1, sync="batch")
         kinesis = aws_servers.kinesis(folder, "kinesalite")
         spark = spark_cluster.described(folder, 1, cores=2, memory="1g") if with_spark else None
-        for process in (*ring.nodes, kinesis.server, *((spark.master, *spark.workers) if spark else ())):
+        for process in (*cluster.nodes, kinesis.server, *((spark.master, *spark.workers) if spark else ())):
             started.callback(process.kill)
-        cassandra_ring.start(ring)
+        cassandra_cluster.start(cluster)
         kinesis.server.start()
         if spark is not None:
             spark_cluster.start(spark)
         env = {**os.environ, **kinesis.env, **(spark.env if spark else {}), "OMP_NUM_THREADS": "1"}
         os.environ.update(kinesis.env)
-        yield Servers(folder, ring, kinesis, spark, env)
+        yield Servers(folder, cluster, kinesis, spark, env)
 
 
 def place_for(way: str, servers: Servers) -> Cloud:
@@ -114,7 +114,7 @@ def place_for(way: str, servers: Servers) -> Cloud:
     name = "".join(filter(str.isalnum, way)).lower()
     folder = servers.folder / f"way-{name}"
     folder.mkdir()
-    made = Cloud(folder, servers.ring.url(name), servers.env, servers.spark)
+    made = Cloud(folder, servers.cluster.url(name), servers.env, servers.spark)
     (folder / "cart.toml").write_text(SPEC)
     (folder / "spar.toml").write_text(
         f'data = "data"\ngames = ["cart.toml"]\n[stream]\nurl = "{servers.kinesis.url(name)}"\n'

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from servers import aws_servers, cassandra_ring, sharing, spark_cluster
+from servers import aws_servers, cassandra_cluster, sharing, spark_cluster
 from servers.aws_servers import S3, Kinesis
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 from servers.running import installed
 from servers.spark_cluster import Spark
 
@@ -80,8 +80,8 @@ def cassandra_server() -> Cassandra:
     """One node, for the whole run."""
 
     def start(folder: Path) -> Cassandra:
-        ring = cassandra_ring.described(folder)
-        cassandra_ring.start(ring)
+        ring = cassandra_cluster.described(folder)
+        cassandra_cluster.start(ring)
         return ring
 
     with installed():

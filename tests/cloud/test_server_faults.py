@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from servers.aws_servers import S3, Kinesis
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 from servers.process import free_ports
 
 SPAR = str(Path(sys.executable).parent / "spar")

@@ -1,7 +1,7 @@
 """The whole cloud path on real servers, by the commands of examples/cloud-on-one-machine and no other.
 
-Sixteen players → gateway → Kinesis of 4 shards → Spark → a ring of three with three copies of each row → training from
-the store → S3 → a game that downloads the champion and plays.
+Sixteen players → gateway → Kinesis of 4 shards → Spark → three Cassandra nodes, each with a copy of each row →
+training from the store → S3 → a game that downloads the champion and plays.
 """
 
 import json
@@ -83,7 +83,7 @@ class Cloud:
 
 
 def settings(folder: Path) -> tuple[Path, int]:
-    """The example's own spar.toml with a ring of three, on ports that are free; and a port for Spark."""
+    """The example's own spar.toml with a cluster of three, on ports that are free; and a port for Spark."""
     kinesis, cassandra, s3, spark = free_ports(4)
     text = (EXAMPLE / "spar.toml").read_text()
     for port, free in ((4567, kinesis), (9042, cassandra), (7070, s3)):

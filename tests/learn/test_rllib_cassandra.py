@@ -1,4 +1,4 @@
-"""The same reading from a Cassandra ring, whose parts are ranges of its tokens."""
+"""The same reading from a Cassandra cluster, whose parts are ranges of its tokens."""
 
 import time
 from collections import Counter
@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mar
 
 @pytest.fixture(scope="module")
 def url(cassandra_server, worker_id):
-    from sparring.store.cassandra import migration as migrating
-    from sparring.store.cassandra import url as address
+    from sparring.store.cassandra import schema
+    from sparring.store.cassandra.url import CassandraAddress
 
     chosen = cassandra_server.url(f"shared_{worker_id}")
-    migrating.migrate(address.read(chosen), now_ms=int(time.time() * 1000), replication=0, buckets=0)
+    schema.migrate(CassandraAddress.read(chosen), now_ms=int(time.time() * 1000), replication=0, buckets=0)
     return chosen
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from servers import aws_servers, cassandra_ring, spark_cluster
+from servers import aws_servers, cassandra_cluster, spark_cluster
 from servers.install import say
 from servers.process import NotReady, NotThere, Process, answers, end
 from sparring.config import Config, load
@@ -59,19 +59,19 @@ def up(config: Config, args: argparse.Namespace, home: Path) -> int:
     home.mkdir(parents=True, exist_ok=True)
     os.environ.update(_credentials(home))
     begun = time.monotonic()
-    ring, others = _described(config, home, args.spark_port)
-    for server in (*others, *ring.nodes):
+    cluster, others = _described(config, home, args.spark_port)
+    for server in (*others, *cluster.nodes):
         if server.pid is None:
             if answers(server.ready, server.says):
                 raise Unfit(f"something else answers at {server.ready}: stop it, or change its port in {args.config}")
             say(f"{server.name} …")
             server.launch()
-        if server in ring.nodes[:-1]:
+        if server in cluster.nodes[:-1]:
             server.wait()  # two that join at once may take the same ranges
     for server in _read(home):
         server.wait()
         say(f"{server.name} answers, pid {server.pid}, after {time.monotonic() - begun:.0f} s")
-    cassandra_ring.wait_until_all_know_all(ring)
+    cassandra_cluster.wait_until_all_know_all(cluster)
     _furnish(config, args)
     say(f"up. In each shell:  . {home / 'cloud.env'}\nthen:  spar doctor --config {args.config}")
     return 0
@@ -100,20 +100,20 @@ def status(home: Path) -> int:
     return 0 if servers and all(well) else 1
 
 
-def _described(config: Config, home: Path, spark_port: int) -> tuple[cassandra_ring.Cassandra, list[Process]]:
-    """The ring that the config names, and the other servers; written down before the first is started."""
+def _described(config: Config, home: Path, spark_port: int) -> tuple[cassandra_cluster.Cassandra, list[Process]]:
+    """The cluster that the config names, and the other servers; written down before the first is started."""
     stream, registry = _endpoint("stream.url", config.stream.url), _endpoint("registry.url", config.registry_url)
     nodes, port = _nodes(config.store_url)
     kinesis = aws_servers.kinesis(home, port=stream, keep=True)
     bucket = aws_servers.s3(home, port=registry, credentials=dict(os.environ))
-    ring = cassandra_ring.described(home, nodes, port=port)
-    cluster = spark_cluster.described(home, port=spark_port)
+    cluster = cassandra_cluster.described(home, nodes, port=port)
+    spark = spark_cluster.described(home, port=spark_port)
     known = {server.name: server for server in _read(home) if server.pid is not None}  # on ports of their own
-    ring = replace(ring, nodes=tuple(known.get(node.name, node) for node in ring.nodes))
-    others = [bucket.server, kinesis.server, cluster.master, *cluster.workers]
+    cluster = replace(cluster, nodes=tuple(known.get(node.name, node) for node in cluster.nodes))
+    others = [bucket.server, kinesis.server, spark.master, *spark.workers]
     others = [known.get(server.name, server) for server in others]
-    (home / "servers.json").write_bytes(msgspec.json.encode((*ring.nodes, *others)))
-    return ring, others
+    (home / "servers.json").write_bytes(msgspec.json.encode((*cluster.nodes, *others)))
+    return cluster, others
 
 
 def _nodes(url: str) -> tuple[int, int]:

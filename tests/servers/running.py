@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from servers import aws_servers, cassandra_ring, spark_cluster
+from servers import aws_servers, cassandra_cluster, spark_cluster
 from servers.aws_servers import S3, Kinesis
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 from servers.install import find
 from servers.process import NotThere, Process, free_ports
 from servers.spark_cluster import Spark
@@ -38,13 +38,13 @@ def installed() -> Iterator[None]:
 
 
 @contextmanager
-def cassandra(folder: Path, nodes: int = 1, *, sync: cassandra_ring.Sync = "batch") -> Iterator[Cassandra]:
-    """A ring of one node or several, with nothing in it."""
+def cassandra(folder: Path, nodes: int = 1, *, sync: cassandra_cluster.Sync = "batch") -> Iterator[Cassandra]:
+    """A cluster of one node or several, with nothing in it."""
     with installed():
-        ring = cassandra_ring.described(folder, nodes, sync=sync)
-    with stopped_after(*ring.nodes):
-        cassandra_ring.start(ring)
-        yield ring
+        cluster = cassandra_cluster.described(folder, nodes, sync=sync)
+    with stopped_after(*cluster.nodes):
+        cassandra_cluster.start(cluster)
+        yield cluster
 
 
 @contextmanager

@@ -3,50 +3,50 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import StoreFailed
-from sparring.sink.checkpoint import Hold, Positions
-from sparring.sink.shard_positions import ShardPosition, readable, remembered
+from sparring.sink.checkpoint import Checkpoint, SinkLock
 from sparring.stream.protocol import Position, Shard
+from sparring.stream.shards import ShardPosition, ended, readable, still_there
 
 URL = "kinesis://plays?region=eu-west-1"
 
 
-def test_places_and_a_begun_batch_outlive_the_sink(tmp_path: Path) -> None:
-    with Hold(tmp_path, URL) as hold:
-        first = Positions(hold)
+def test_positions_and_a_begun_batch_outlive_the_sink(tmp_path: Path) -> None:
+    with SinkLock(tmp_path, URL) as hold:
+        first = Checkpoint(hold)
         first.finish({"a": ShardPosition(Position("5"), ended=True), "b": ShardPosition(Position("7"))})
         first.begin({"b": Position("9"), "c": Position("2")})
-    with Hold(tmp_path, URL) as hold:
-        second = Positions(hold)
-    assert second.places["a"] == ShardPosition(Position("5"), ended=True)
-    assert second.places["b"] == ShardPosition(Position("7"))
+    with SinkLock(tmp_path, URL) as hold:
+        second = Checkpoint(hold)
+    assert second.positions["a"] == ShardPosition(Position("5"), ended=True)
+    assert second.positions["b"] == ShardPosition(Position("7"))
     assert second.begun == {"b": "9", "c": "2"}
-    second.finish(second.places)
-    assert Positions(hold).begun == {}
+    second.finish(second.positions)
+    assert Checkpoint(hold).begun == {}
 
 
 def test_one_sink_at_a_time_reads_a_stream_into_a_data_folder(tmp_path: Path) -> None:
-    with Hold(tmp_path, URL) as hold:
+    with SinkLock(tmp_path, URL) as hold:
         with (
             pytest.raises(StoreFailed, match="another sink reads this stream into this data folder"),
-            Hold(tmp_path, f"{URL}&connect_s=3"),
+            SinkLock(tmp_path, f"{URL}&connect_s=3"),
         ):
             pass
-        with Hold(tmp_path, "kinesis://other?region=eu-west-1") as other:
+        with SinkLock(tmp_path, "kinesis://other?region=eu-west-1") as other:
             assert other.name != hold.name
-    with Hold(tmp_path, URL):
+    with SinkLock(tmp_path, URL):
         pass
 
 
 def test_a_damaged_file_is_said_with_what_to_do(tmp_path: Path) -> None:
-    with Hold(tmp_path, URL) as hold:
+    with SinkLock(tmp_path, URL) as hold:
         (tmp_path / f"{hold.name}.json").write_text('{"format": 1, "shards": {"a": {"posi')
         with pytest.raises(StoreFailed, match="read from its beginning, and nothing is stored twice"):
-            Positions(hold)
+            Checkpoint(hold)
 
 
-def test_children_wait_for_their_parents_and_parents_that_are_gone_for_nobody() -> None:
+def test_children_wait_for_their_parents_and_parents_that_are_gone_for_none() -> None:
     shards = [Shard("a", closed=True), Shard("b"), Shard("c", ("a",)), Shard("d", ("a", "b"))]
     assert [one.id for one in readable(shards, {})] == ["a", "b"]
     done = {"a": ShardPosition(Position("1"), ended=True), "gone": ShardPosition(ended=True)}
-    assert [one.id for one in readable(shards, done)] == ["b", "c"]
-    assert set(remembered(shards, done)) == {"a"}
+    assert [one.id for one in readable(shards, ended(done))] == ["b", "c"]
+    assert set(still_there(shards, done)) == {"a"}

@@ -7,10 +7,11 @@ import pytest
 from derived import chunks_of
 from servers.aws_servers import Kinesis
 from sink.flow import SEED, episodes, new_stream
-from sparring.sink.spark.offsets import START, Offset, between, pages, places_of, planned
+from sparring.sink.spark.source import START, Offset, between, planned, positions_of
 from sparring.stream import open_stream
 from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.stream.protocol import Stream
+from sparring.stream.shards import pages
 from sparring.wire.chunk import Key, decode
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("local_credentials")]
@@ -66,4 +67,4 @@ def test_a_reshard_is_followed_from_parents_to_children(kinesalite_server: Kines
         for episode in {key.episode for key in keys}:
             steps = [key.first_step for key in keys if key.episode == episode]
             assert steps == sorted(steps), "an episode's chunks are read in their order"
-        assert sum(not place.ended for place in places_of(at).values()) == 3
+        assert sum(not place.ended for place in positions_of(at).values()) == 3

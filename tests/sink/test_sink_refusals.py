@@ -12,7 +12,7 @@ import pytest
 
 from derived import EPOCH_MS, GAME, chunks_of, episode_of
 from servers.aws_servers import Kinesis
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 from servers.running import cassandra
 from sink.flow import SEED, episodes, judged, new_stream, once, put, sink, spar, wait_for
 from sparring.config import Config
@@ -95,7 +95,7 @@ def test_what_a_real_cassandra_refuses_is_put_aside_with_its_reason_and_all_else
     spar(tmp_path, "store", "migrate", "--set", f"store.url={store_url}")
     with open_store(store_url) as store:
         # An operator's index on the wrong column: it takes no value above 64 KiB, and so the table takes none.
-        store.ring.session.execute("CREATE INDEX ON chunks (body)")  # type: ignore[attr-defined]
+        store.session.driver.execute("CREATE INDEX ON chunks (body)")  # type: ignore[attr-defined]
     (tmp_path / "wide.toml").write_text(WIDE)
     (tmp_path / "spar.toml").write_text('games = ["wide.toml"]')
     sent, small, large = [chunk for episode in episodes(2, 10) for chunk in episode], wide(20), wide(400)
@@ -117,15 +117,14 @@ def _spark_does_the_same(store_url: str, chunks: Sequence[Chunk]) -> None:
     from sparring.sink.spark.source import record_batch
 
     games = (*Catalogue.from_config(Config()).games(), parse(WIDE))
-    settings = msgspec.json.encode(spark_work.Settings("", store_url, "", 0.0, games))
+    settings = msgspec.json.encode(spark_work.ExecutorSettings("", store_url, "", 0.0, games))
     try:
-        (made,) = spark_work.keep_partition(settings, "0", iter([record_batch(placed(chunks), False)]))
+        (made,) = spark_work.write_partition(settings, "0", iter([record_batch(placed(chunks), False)]))
     finally:
-        keeper, _ = spark_work._opened(settings)
-        keeper._store.close()
-        spark_work._opened.cache_clear()
-    summary, _ = spark_work.merged([made.column(0)[0].as_py()])
-    assert (summary.chunks, summary.quarantined) == (3, 1)
+        spark_work.writer(settings)._store.close()
+        spark_work.writer.cache_clear()
+    (done,) = made.to_pylist()
+    assert (done["chunks"], done["quarantined"]) == (3, 1)
 
 
 @pytest.mark.slow
@@ -133,16 +132,16 @@ def _spark_does_the_same(store_url: str, chunks: Sequence[Chunk]) -> None:
 def test_a_cassandra_that_is_away_is_waited_for(tmp_path: Path, kinesalite_server: Kinesis) -> None:
     url, log = new_stream(kinesalite_server, 1), tmp_path / "sink.log"
     sent = [chunk for episode in episodes(2, 10) for chunk in episode]
-    with cassandra(tmp_path / "ring") as ring:
-        store_url = ring.url("sink")
+    with cassandra(tmp_path / "cluster") as cluster:
+        store_url = cluster.url("sink")
         spar(tmp_path, "store", "migrate", "--set", f"store.url={store_url}")
         with sink(tmp_path, url, "--set", "sink.trigger_s=0.2", "--set", f"store.url={store_url}") as process:
             put(url, sent[:40])
             wait_for(log, "40 chunks (", seconds=120)
-            ring.nodes[0].kill()
+            cluster.nodes[0].kill()
             put(url, sent[40:])
             wait_for(log, "waiting: ", seconds=120)
-            ring.nodes[0].start()
+            cluster.nodes[0].start()
             wait_for(log, f"{len(sent)} chunks (", seconds=180)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, log.read_text()
@@ -160,12 +159,12 @@ def placed(chunks: Sequence[Chunk]) -> list[Placed]:
 
 
 class Batch:
-    """A real file that takes values up to a limit, and what a keeper did with it. Nothing here waits."""
+    """A real file that takes values up to a limit, and what a writer did with it. Nothing here waits."""
 
     def __init__(self, store: SqliteStore, then: Callable[[int], bool | None] = lambda pauses: None) -> None:
         self.store, self.waited, self._then = store, list[float](), then
         judge = ChunkJudge(Catalogue.from_config(Config()).games())
-        self.keeper = BatchWriter(judge, store, store, lambda: 0, self._pause)
+        self.writer = BatchWriter(judge, store, lambda: 0, self._pause)
 
     def limit(self, size_bytes: int) -> None:
         self.store._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, size_bytes)
@@ -188,22 +187,22 @@ LARGE = [chunk for client in (20, 21) for chunk in chunks_of(SEED, client, 1, st
 def test_only_what_is_refused_alone_and_again_is_put_aside(small_file: SqliteStore) -> None:
     batch = Batch(small_file)
     batch.limit(6_000)
-    done = batch.keeper.keep(placed([*SMALL[:7], LARGE[0], *SMALL[7:], LARGE[1], SMALL[0]]), again=False)
+    done = batch.writer.store("batch", placed([*SMALL[:7], LARGE[0], *SMALL[7:], LARGE[1], SMALL[0]]), again=False)
     assert (done.chunks, done.steps, done.had, done.quarantined) == (len(SMALL), 1_200, 1, 2)
     assert batch.waited == list(AGAIN_AFTER_S)
     rows = list(small_file.quarantined(GAME))
     assert {row.episode for row in rows} == {chunk.header.episode for chunk in LARGE}
     assert {row.verdict for row in rows} == {"refused"}
     assert all("too big" in row.reason for row in rows)
-    assert sum(minute.steps for _, _, minute in done.minutes) == 1_200
+    assert sum(minute.steps for minute in done.minutes) == 1_200
 
 
 def test_a_refusal_that_passes_costs_nothing(small_file: SqliteStore) -> None:
     batch = Batch(small_file, lambda pauses: batch.limit(1 << 20) if pauses == 2 else None)
     batch.limit(6_000)
-    done = batch.keeper.keep(placed([*SMALL, *LARGE]), again=False)
+    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), again=False)
     assert (done.chunks, done.quarantined, len(batch.waited)) == (len(SMALL) + 2, 0, 2)
-    assert sum(minute.steps for _, _, minute in done.minutes) == 1_200 + 960
+    assert sum(minute.steps for minute in done.minutes) == 1_200 + 960
     assert not list(small_file.quarantined(GAME))
 
 
@@ -213,9 +212,9 @@ def test_where_nothing_of_several_is_taken_the_store_is_at_fault_and_nothing_is_
     batch = Batch(small_file)
     batch.limit(6_000)
     with pytest.raises(StoreRefused, match="too big"):
-        batch.keeper.keep(placed(LARGE), again=False)
+        batch.writer.store("batch", placed(LARGE), again=False)
     assert not list(small_file.quarantined(GAME))
-    batch.keeper.keep(placed(LARGE[:1]), again=False)  # alone there is nothing to compare it with
+    batch.writer.store("batch", placed(LARGE[:1]), again=False)  # alone there is nothing to compare it with
     assert len(list(small_file.quarantined(GAME))) == 1
 
 
@@ -223,8 +222,8 @@ def test_a_sink_that_is_told_to_stop_does_not_wait_for_a_refused_chunk(small_fil
     batch = Batch(small_file, lambda pauses: True)
     batch.limit(6_000)
     with pytest.raises(StoreRefused):
-        batch.keeper.keep(placed([*SMALL, *LARGE]), again=False)
+        batch.writer.store("batch", placed([*SMALL, *LARGE]), again=False)
     assert len(batch.waited) == 1
     batch.limit(1 << 20)
-    done = batch.keeper.keep(placed([*SMALL, *LARGE]), again=True)  # the next life
+    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), again=True)  # the next life
     assert (done.chunks, done.had, done.quarantined) == (len(SMALL) + 2, len(SMALL), 0)

@@ -1,6 +1,6 @@
 """`spar sink --spark` on a real standalone master and worker, between a real Kinesis server and a real store.
 
-The long test is longer with SPARRING_SPARK_KILLS=5 SPARRING_SPARK_STEPS=200000, and with SPARRING_SPARK_RING=3 it
+The long test is longer with SPARRING_SPARK_KILLS=5 SPARRING_SPARK_STEPS=200000, and with SPARRING_SPARK_NODES=3 it
 writes to that many nodes of Cassandra, of which one is killed. --log-cli-level=INFO tells of each life.
 """
 
@@ -20,7 +20,7 @@ import pytest
 
 from derived import GAME
 from servers.aws_servers import S3, Kinesis
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 from servers.process import Process
 from servers.running import cassandra
 from servers.spark_cluster import Spark
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 KILLS = int(os.environ.get("SPARRING_SPARK_KILLS", "2"))
 STEPS = int(os.environ.get("SPARRING_SPARK_STEPS", "20000"))
-RING = int(os.environ.get("SPARRING_SPARK_RING", "0"))
+NODES = int(os.environ.get("SPARRING_SPARK_NODES", "0"))
 
 pytestmark = [
     pytest.mark.servers,
     pytest.mark.slow,
-    pytest.mark.timeout(1800 if RING else 900),
+    pytest.mark.timeout(1800 if NODES else 900),
     pytest.mark.usefixtures("local_credentials"),
 ]
 
@@ -91,21 +91,21 @@ def test_the_same_job_on_a_spark_cluster(
 
 @contextmanager
 def a_store(data: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Process | None]]:
-    """The URL of one on the run's node, or on a ring of its own; with one of that ring's nodes, which may be killed."""
+    """The URL of one on the run's node, or on a cluster of its own; then with a node of it that may be killed."""
     with ExitStack() as stack:
-        ring: Cassandra
-        if RING:
-            ring = stack.enter_context(cassandra(data / "ring", RING))
+        cluster: Cassandra
+        if NODES:
+            cluster = stack.enter_context(cassandra(data / "cluster", NODES))
         else:
-            ring = request.getfixturevalue("cassandra_server")
-        url = ring.url(f"sink{time.time_ns()}")
+            cluster = request.getfixturevalue("cassandra_server")
+        url = cluster.url(f"sink{time.time_ns()}")
         spar(data, "store", "migrate", "--set", f"store.url={url}")
-        yield url, ring.nodes[-1] if RING > 2 else None
+        yield url, cluster.nodes[-1] if NODES > 2 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Drivers come and go while the feed goes on; a node of the ring dies in the middle, and is back two lives on."""
+    """Drivers come and go while the feed goes on; a node of the cluster dies in the middle, and is back later."""
 
     feed: Feed
     store: LedgerStore

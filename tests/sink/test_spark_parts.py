@@ -15,10 +15,9 @@ from sink.flow import episodes, judged, new_stream, put, store_of
 from sparring.config import Config
 from sparring.errors import SparringError, Unreachable
 from sparring.games.catalogue import Catalogue
-from sparring.sink.batch_writer import count
 from sparring.sink.spark import executor as spark_work
 from sparring.sink.spark import source as spark_source
-from sparring.sink.spark.executor import Settings, keep_partition, merged
+from sparring.sink.spark.executor import ExecutorSettings, write_partition
 from sparring.sink.spark.query import failure
 from sparring.sink.spark.source import ShardReader
 from sparring.store import open_store
@@ -33,21 +32,17 @@ class Driver:
     def __init__(self, url: str, data: Path, run: str) -> None:
         self.reader, self.store_url = ShardReader(url, run), store_of(data)
         games = tuple(Catalogue.from_config(Config()).games())
-        self.settings = msgspec.json.encode(Settings(url, self.store_url, "", 0.0, games))
+        self.settings = msgspec.json.encode(ExecutorSettings(url, self.store_url, "", 0.0, games))
 
     def plan(self, start: dict[str, Any]) -> dict[str, Any]:
         planned: dict[str, Any] = json.loads(json.dumps(self.reader.latestOffset(start, None)))
         return planned
 
     def batch(self, start: dict[str, Any], end: dict[str, Any], name: str, *, parts: int | None = None) -> None:
-        """With `parts` it dies when that many partitions are stored, before anything is counted."""
-        rows = []
+        """With `parts` it dies when that many partitions are written."""
         for partition in list(self.reader.partitions(start, end))[:parts]:
-            (made,) = keep_partition(self.settings, name, self.reader.read(partition))
-            rows.append(made.column(0)[0].as_py())
-        if parts is None:
-            with open_store(self.store_url) as store:
-                count(store, name, merged(rows)[1])
+            (made,) = write_partition(self.settings, name, self.reader.read(partition))
+            assert made.num_rows == 1
 
 
 def test_a_batch_left_half_done_is_done_again_by_the_next_driver_and_counted_once(
@@ -74,7 +69,7 @@ def test_a_batch_left_half_done_is_done_again_by_the_next_driver_and_counted_onc
             number, at = number + 1, end
     finally:
         spark_source.opened.cache_clear()
-        spark_work._opened.cache_clear()
+        spark_work.writer.cache_clear()
     found = judged(store_of(tmp_path), sent + more)
     assert found.exact, found
     with open_store(store_of(tmp_path)) as store:

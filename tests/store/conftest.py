@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from keyspaces import emptied, migrated
 
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 
 
 @pytest.fixture(scope="session")

@@ -2,29 +2,29 @@
 
 import time
 
-from sparring.store.cassandra import migration as migrating
-from sparring.store.cassandra import url as address
+from sparring.store.cassandra import schema
 from sparring.store.cassandra.session import CassandraSession
+from sparring.store.cassandra.url import CassandraAddress
 
 
 def migrated(url: str, **settings: int) -> str:
     """The URL, once its tables are there."""
     chosen = {"replication": 0, "buckets": 0, **settings}
-    migrating.migrate(address.read(url), now_ms=int(time.time() * 1000), **chosen)
+    schema.migrate(CassandraAddress.read(url), now_ms=int(time.time() * 1000), **chosen)
     return url
 
 
 def emptied(url: str) -> None:
     """No row of an earlier test is left."""
-    ring = CassandraSession(address.read(url))
+    session = CassandraSession(CassandraAddress.read(url))
     try:
-        tables = ring.cluster.metadata.keyspaces[ring.address.keyspace].tables
+        tables = session.cluster.metadata.keyspaces[session.address.keyspace].tables
         # All of them: a table that looks empty may be full of deletions, some of them a day ahead.
         jobs = [
-            ring.session.execute_async(f"TRUNCATE {table}", timeout=60)
+            session.driver.execute_async(f"TRUNCATE {table}", timeout=60)
             for table in sorted(tables.keys() - {"schema_version", "layout"})
         ]
         for job in jobs:
             job.result()
     finally:
-        ring.close()
+        session.close()

@@ -16,13 +16,12 @@ import pytest
 from keyspaces import emptied
 
 from derived import EPOCH_MS, GAME, chunks_of, differences, episode_of, player_of
-from servers.cassandra_ring import Cassandra
+from servers.cassandra_cluster import Cassandra
 from sparring.errors import StoreFailed
 from sparring.store import open_store
-from sparring.store.cassandra import CassandraStore
-from sparring.store.cassandra import migration as migrating
-from sparring.store.cassandra import url as address
-from sparring.store.cassandra.partitions import DAY_MS, Layout, Place, in_part
+from sparring.store.cassandra import CassandraStore, schema
+from sparring.store.cassandra.partitions import DAY_MS, BucketLayout, Partition, in_part
+from sparring.store.cassandra.url import CassandraAddress
 from sparring.store.protocol import MinuteCount, Quarantined, Query
 from sparring.store.rows import mark
 from sparring.wire.chunk import Chunk
@@ -119,10 +118,10 @@ def test_a_sole_writer_judges_as_the_others_do(url: str) -> None:
 def test_a_claim_whose_writer_died_is_invisible_and_its_retry_completes_it(store: CassandraStore) -> None:
     sent = chunks_of(1, 0, 0)
     store.append(sent)
-    ring = store.ring
-    place = store.layout().place(GAME, episode_of(1, 0, 0))
+    session = store.session
+    place = store.layout().partition(GAME, episode_of(1, 0, 0))
     for table in ("chunks", "chunks_by_arrival"):  # as if the process had ended after its claims
-        ring.one(ring.write(f"DELETE FROM {table} WHERE game = ? AND day = ? AND bucket = ?", place))
+        session.one(session.write(f"DELETE FROM {table} WHERE game = ? AND day = ? AND bucket = ?", place))
     assert list(store.read(Query(GAME))) == []
     assert [kept.verdict for kept in store.append([told(sent[0], 1)])] == ["conflict"]
     time.sleep(0.01)
@@ -136,12 +135,12 @@ def test_a_chunk_that_two_sole_writers_wrote_at_once_counts_once_and_goes_whole(
     with open_store(url, sole_writer=True) as sink:
         sent = chunks_of(1, 0, 0)
         sink.append(sent)
-        place = store.layout().place(GAME, episode_of(1, 0, 0))
+        place = store.layout().partition(GAME, episode_of(1, 0, 0))
         unseen = "DELETE FROM chunks WHERE game = ? AND day = ? AND bucket = ?"  # as the other saw it a moment before
-        store.ring.one(store.ring.write(unseen, place))
+        store.session.one(store.session.write(unseen, place))
         time.sleep(0.01)
         assert [kept.verdict for kept in sink.append(sent)] == ["new"] * 3
-    assert len(store.ring.one(store.ring.scan("SELECT episode FROM chunks_by_arrival"))) == 6
+    assert len(store.session.one(store.session.scan("SELECT episode FROM chunks_by_arrival"))) == 6
     assert (store.stats(GAME).chunks, len(list(store.read(Query(GAME))))) == (3, 3)
     assert store.erase(GAME, player_of(0)).chunks == 3
     assert leftovers(store, 0) == {}
@@ -181,11 +180,11 @@ def test_writers_killed_at_any_moment_lose_nothing_acknowledged_and_erasing_find
 
 def leftovers(store: CassandraStore, client: int) -> dict[str, int]:
     """Rows in any table but the tombstones that hold a player's pseudonym or mark."""
-    ring, player = store.ring, player_of(client)
-    tables = ring.cluster.metadata.keyspaces[ring.address.keyspace].tables
+    session, player = store.session, player_of(client)
+    tables = session.cluster.metadata.keyspaces[session.address.keyspace].tables
     found = {}
     for table in sorted(tables.keys() - {"tombstones"}):
-        rows = [row for row in ring.session.execute(f"SELECT * FROM {table}") if holds(row, player)]
+        rows = [row for row in session.driver.execute(f"SELECT * FROM {table}") if holds(row, player)]
         if rows:
             found[table] = len(rows)
     return found
@@ -217,8 +216,8 @@ def test_an_erasure_that_was_interrupted_is_finished_by_the_next_open_or_trim(
 ) -> None:
     store.append(chunks_of(1, 0, 0))
     sign = mark(GAME, player_of(0))
-    ring = store.ring
-    ring.one(ring.write("INSERT INTO erasing (name, game, mark) VALUES ('pending', ?, ?)", (GAME, sign)))
+    session = store.session
+    session.one(session.write("INSERT INTO erasing (name, game, mark) VALUES ('pending', ?, ?)", (GAME, sign)))
     if by == "trim":
         store.trim()
     else:
@@ -245,10 +244,10 @@ def test_uploads_while_a_player_is_erased_leave_nothing_behind(url: str) -> None
 
 def test_a_damaged_chunk_is_left_out_and_named(store: CassandraStore) -> None:
     store.append(chunks_of(1, 0, 0))
-    place = store.layout().place(GAME, episode_of(1, 0, 0))
+    place = store.layout().partition(GAME, episode_of(1, 0, 0))
     spoil = """UPDATE chunks SET body = ? WHERE game = ? AND day = ? AND bucket = ? AND episode = ? AND seat = 0
         AND first_step = 40"""
-    store.ring.one(store.ring.write(spoil, (b"no body", *place, episode_of(1, 0, 0))))
+    store.session.one(store.session.write(spoil, (b"no body", *place, episode_of(1, 0, 0))))
     assert [chunk.header.first_step for chunk in store.read(Query(GAME))] == [0, 80]
     ((key, wrong),) = store.damaged.items()
     assert (key.episode, key.first_step) == (episode_of(1, 0, 0), 40)
@@ -271,29 +270,29 @@ def test_chunks_larger_than_a_batch_may_be_are_kept_like_others(store: Cassandra
 def test_where_an_episode_lies_follows_from_its_id_and_a_change_of_buckets_is_for_days_to_come(
     cassandra_server: Cassandra,
 ) -> None:
-    where = address.read(cassandra_server.url(f"layout_{time.time_ns() % 10**9}"))
+    where = CassandraAddress.read(cassandra_server.url(f"layout_{time.time_ns() % 10**9}"))
     now_ms = int(time.time() * 1000)
-    first = migrating.migrate(where, replication=0, buckets=8, now_ms=now_ms)
+    first = schema.migrate(where, replication=0, buckets=8, now_ms=now_ms)
     assert (first.made, first.version, first.buckets, first.from_day) == (True, 1, 8, None)
     with CassandraStore(where) as store:
         store.append(chunks_of(1, 0, 0))
-        later = migrating.migrate(where, replication=0, buckets=32, now_ms=now_ms)
+        later = schema.migrate(where, replication=0, buckets=32, now_ms=now_ms)
         assert (later.made, later.before, later.from_day) == (False, 1, now_ms // DAY_MS + 3)
     with CassandraStore(where) as store:
         layout = store.layout()
         assert [layout.buckets(day) for day in (0, now_ms // DAY_MS + 2, now_ms // DAY_MS + 3)] == [8, 8, 32]
         assert [kept.verdict for kept in store.append(chunks_of(1, 0, 0))] == ["had"] * 3
-        store.ring.session.execute(f"DROP KEYSPACE {where.keyspace}", timeout=60)
+        store.session.driver.execute(f"DROP KEYSPACE {where.keyspace}", timeout=60)
 
 
 def test_parts_are_ranges_of_tokens_of_nearly_equal_size() -> None:
-    layout = Layout([(0, 64)])
-    places = {layout.place(GAME, new_episode(EPOCH_MS)) for _ in range(5_000)}
+    layout = BucketLayout([(0, 64)])
+    places = {layout.partition(GAME, new_episode(EPOCH_MS)) for _ in range(5_000)}
     assert len(places) == 64
     shares = [sum(in_part(place, part, 4) for place in places) for part in range(4)]
     assert sum(shares) == 64
     assert min(shares) >= 6
-    assert all(in_part(Place(GameId("duel"), 3, 1), 0, 1) for _ in range(1))
+    assert all(in_part(Partition(GameId("duel"), 3, 1), 0, 1) for _ in range(1))
 
 
 def test_retention_removes_the_oldest_until_it_fits(store: CassandraStore) -> None:
@@ -320,12 +319,12 @@ def test_a_missing_keyspace_missing_tables_and_newer_ones_are_said_in_a_sentence
 
 def test_a_newer_schema_is_refused(store: CassandraStore) -> None:
     change = "INSERT INTO schema_version (name, version) VALUES ('tables', ?)"
-    store.ring.one(store.ring.write(change, (99,)))
+    store.session.one(store.session.write(change, (99,)))
     try:
         with pytest.raises(StoreFailed, match="version 99, this Sparring reads up to"):
-            CassandraStore(store.ring.address)
+            CassandraStore(store.session.address)
     finally:
-        store.ring.one(store.ring.write(change, (len(migrating.MIGRATIONS),)))
+        store.session.one(store.session.write(change, (len(schema.MIGRATIONS),)))
 
 
 def test_the_ledger_outlives_the_player_without_naming_anyone(store: CassandraStore) -> None:

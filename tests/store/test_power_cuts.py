@@ -46,6 +46,7 @@ class Ledger:
         self._process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not power.possible(), reason="mounting a file needs root and loop devices")
 @pytest.mark.parametrize("disk", range(DISKS))
 def test_what_was_acknowledged_before_a_power_cut_is_on_the_disk_after_it(tmp_path: Path, disk: int) -> None:

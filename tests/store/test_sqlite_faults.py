@@ -16,7 +16,7 @@ import pytest
 from derived import GAME, chunks_of, differences, episode_of, player_of
 from sparring.errors import SparringError, StoreFailed
 from sparring.store import open_store
-from sparring.store.protocol import MinuteCount, Query
+from sparring.store.protocol import Query
 from sparring.store.sqlite.store import SqliteStore
 
 WRITER = [sys.executable, str(Path(__file__).parent / "writer.py")]
@@ -41,26 +41,28 @@ def stored_episodes(file: Path) -> dict[str, int]:
     return found
 
 
-def test_twenty_kills_lose_nothing_that_was_acknowledged_and_leave_nothing_by_halves(file: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_lose_nothing_that_was_acknowledged_and_leave_nothing_by_halves(file: Path, kills: int) -> None:
     rng = random.Random(11)
     acknowledged: set[int] = set()
     first = 0
-    for _ in range(20):
+    for _ in range(kills):
         process = subprocess.Popen([*WRITER, url_of(file), "0", str(first)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        time.sleep(rng.uniform(0.0, 0.08))
+        lines = [process.stdout.readline() for _ in range(1 + rng.randint(1, 4))]
+        assert lines[0] == "open\n"
+        time.sleep(rng.uniform(0.0, 0.02))  # into the next appends
         process.send_signal(signal.SIGKILL)
-        lines = process.stdout.read().splitlines()
+        lines += process.stdout.readlines()
         process.wait()
         process.stdout.close()
-        acknowledged |= {int(line.split()[1]) for line in lines if line.startswith("ok ")}
+        acknowledged |= {int(line.split()[1]) for line in lines if line.startswith("ok ") and line.endswith("\n")}
         first = max(acknowledged, default=-1) + 2  # the next one may be stored without its acknowledgement
     found = stored_episodes(file)
     assert set(found.values()) == {3}
     assert not [n for n in acknowledged if episode_of(5, 0, n) not in found]
-    assert len(acknowledged) <= len(found) <= len(acknowledged) + 20
-    assert len(acknowledged) > 20
+    assert len(acknowledged) <= len(found) <= len(acknowledged) + kills
+    assert len(acknowledged) >= kills
 
 
 @pytest.fixture
@@ -77,10 +79,10 @@ def strace() -> str:
     ("calls", "fault"),
     [
         ("fsync,fdatasync", "error=EIO:when=12"),
-        ("fsync,fdatasync", "error=EIO:when=12+"),
-        ("fsync,fdatasync", "error=ENOSPC:when=12"),
         ("pwrite64", "error=ENOSPC:when=60..62"),
-        ("pwrite64", "error=EIO:when=60+"),
+        pytest.param("fsync,fdatasync", "error=EIO:when=12+", marks=pytest.mark.slow),
+        pytest.param("fsync,fdatasync", "error=ENOSPC:when=12", marks=pytest.mark.slow),
+        pytest.param("pwrite64", "error=EIO:when=60+", marks=pytest.mark.slow),
     ],
 )
 def test_a_disk_that_fails_gets_no_acknowledgement(file: Path, strace: str, calls: str, fault: str) -> None:
@@ -95,7 +97,7 @@ def test_a_disk_that_fails_gets_no_acknowledgement(file: Path, strace: str, call
     acknowledged = [int(line.split()[1]) for line in lines if line.startswith("ok ")]
     assert all(episode_of(5, 0, n) in found for n in acknowledged)
     assert set(found.values()) <= {3}
-    if "EIO" in fault:  # no success after the disk failed: the process must be started anew
+    if "EIO" in fault:  # no success after the disk failed: the process must be started again
         assert not any(line.startswith("ok ") for line in lines[failures[0] :])
 
 
@@ -111,14 +113,15 @@ def filled(file: Path, clients: int = 3, episodes: int = 4) -> dict[str, bytes]:
     return contents
 
 
-def test_two_hundred_flipped_bits_are_noticed_or_harmless_and_never_served(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flips", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_flipped_bits_are_noticed_or_harmless_and_never_served(file: Path, tmp_path: Path, flips: int) -> None:
     contents = filled(file)
     with open_store(url_of(file)) as store:
         stats, records = store.stats(GAME), list(store.episodes(Query(GAME)))
     whole = file.read_bytes()
     rng = random.Random(3)
     refused = left_out = harmless = 0
-    for _ in range(200):
+    for _ in range(flips):
         at, bit = rng.randrange(len(whole)), rng.randrange(8)
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
         for log in tmp_path.glob("experience.db-*"):
@@ -136,8 +139,8 @@ def test_two_hundred_flipped_bits_are_noticed_or_harmless_and_never_served(file:
                 left_out, harmless = left_out + bool(damaged), harmless + (not damaged)
         except SparringError:
             refused += 1
-    assert refused + left_out + harmless == 200
-    assert left_out > 20  # most of the file are bodies; one of them is lost and the rest is read
+    assert refused + left_out + harmless == flips
+    assert left_out > flips // 10  # most of the file are bodies; one of them is lost and the rest is read
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.6, 0.99])
@@ -248,7 +251,7 @@ def test_an_erase_that_was_killed_before_scrubbing_is_finished_on_the_next_open(
 
 
 def test_a_large_file_is_scrubbed_by_the_next_trim(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparring.store.sqlite.erasure.SCRUB_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("sparring.store.sqlite.removal.SCRUB_AT_ONCE_BYTES", 0)
     filled(file)
     with open_store(url_of(file)) as store:
         store.erase(GAME, player_of(1))
@@ -309,17 +312,10 @@ def test_a_file_that_another_process_holds_is_said_to_be_held(file: Path) -> Non
         assert store.append(chunks_of(5, 0, 0))[0].verdict == "new"
 
 
-def test_a_file_of_version_1_is_brought_to_this_version_with_all_that_it_has(file: Path) -> None:
+def test_a_file_of_an_older_version_is_refused_with_one_sentence(file: Path) -> None:
     shutil.copy(Path(__file__).parent / "fixtures" / "version-1.db", file)
-    with open_store(url_of(file)) as store:
-        chunks = list(store.read(Query(GAME)))
-        assert len(chunks) == 9
-        assert all(differences(chunk) == [] for chunk in chunks)
-        assert store.append(chunks_of(5, 0, 0))[0].verdict == "had"
-        assert store.append(chunks_of(5, 7, 0))[0].verdict == "gone"
-        assert isinstance(store, SqliteStore)
-        store.count_minutes([MinuteCount(GAME, 60_000, "batch", steps=3)])
-        assert [minute.steps for minute in store.minutes(GAME, 0)] == [3]
+    with pytest.raises(StoreFailed, match=r"it has version 1, this Sparring reads version 2\. Use the Sparring that"):
+        open_store(f"sqlite:///{file}")
 
 
 def test_a_file_from_the_future_is_refused_untouched(file: Path) -> None:
@@ -327,7 +323,7 @@ def test_a_file_from_the_future_is_refused_untouched(file: Path) -> None:
     db = sqlite3.connect(file)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads up to 2\. Use the Sparring"):
+    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads version 2\. Use the Sparring"):
         open_store(url_of(file))
 
 

@@ -11,8 +11,7 @@ import pytest
 from derived import GAME, chunks_of, player_of
 from sparring.store import open_store
 from sparring.store.protocol import Query, Store
-from sparring.store.quality import Quality, quality
-from sparring.store.sketches import Heavy, Moments, Spread
+from sparring.store.quality import HeavyHitters, Moments, Quality, RunningStats, quality
 from sparring.wire.chunk import Array, Chunk
 
 
@@ -107,7 +106,7 @@ def test_a_version_that_looks_different_is_named(store: Store) -> None:
 
 
 def test_counts_by_name_stay_bounded_and_keep_the_heavy_ones() -> None:
-    heavy = Heavy(most=50)
+    heavy = HeavyHitters(most=50)
     for n in range(20_000):
         heavy.add("often" if n % 4 == 0 else str(n), 1)
     assert len(heavy.counts) <= 100
@@ -116,7 +115,7 @@ def test_counts_by_name_stay_bounded_and_keep_the_heavy_ones() -> None:
 
 def test_a_spread_matches_numpy() -> None:
     values = np.random.default_rng(1).normal(5, 2, 3_000)
-    spread = Spread(np.random.default_rng(0))
+    spread = RunningStats(np.random.default_rng(0))
     for value in values:
         spread.add(float(value))
     found = spread.summary()

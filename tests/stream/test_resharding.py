@@ -4,29 +4,32 @@ import itertools
 
 import pytest
 
-from sparring.stream.kinesis.reshard import SPACE, Merge, Range, Split, next_count, next_move
+from sparring.stream.kinesis.admin import SPACE, HashRange, Merge, Split, next_count, next_move
 from sparring.stream.protocol import Shard
-from sparring.stream.shard_order import in_order, readable
+from sparring.stream.shards import in_order, readable
 
 
-def even(shards: int, step: int | None = None) -> list[Range]:
+def even(shards: int, step: int | None = None) -> list[HashRange]:
     """Equal ranges; with `step` those of a server that rounds the size and gives the rest to the last."""
     firsts = [at * (step or 0) or SPACE * at // shards for at in range(shards)]
     lasts = [first - 1 for first in firsts[1:]] + [SPACE - 1]
-    return [Range(f"shard-{at}", first, last) for at, (first, last) in enumerate(zip(firsts, lasts, strict=True))]
+    return [HashRange(f"shard-{at}", first, last) for at, (first, last) in enumerate(zip(firsts, lasts, strict=True))]
 
 
-def moved(ranges: list[Range], move: Split | Merge, names: itertools.count) -> list[Range]:
+def moved(ranges: list[HashRange], move: Split | Merge, names: itertools.count) -> list[HashRange]:
     """What a server makes of a move."""
     held = {one.shard: one for one in ranges}
     if isinstance(move, Split):
         one = held.pop(move.shard)
         assert one.first < move.at <= one.last
-        new = [Range(f"new-{next(names)}", one.first, move.at - 1), Range(f"new-{next(names)}", move.at, one.last)]
+        new = [
+            HashRange(f"new-{next(names)}", one.first, move.at - 1),
+            HashRange(f"new-{next(names)}", move.at, one.last),
+        ]
     else:
         one, other = held.pop(move.shard), held.pop(move.neighbour)
         assert one.last + 1 == other.first
-        new = [Range(f"new-{next(names)}", one.first, other.last)]
+        new = [HashRange(f"new-{next(names)}", one.first, other.last)]
     return [*held.values(), *new]
 
 
@@ -40,7 +43,7 @@ def test_moves_lead_to_equal_ranges(now, wanted):
         ranges = moved(ranges, move, names)
         assert min(now, wanted) <= len(ranges) <= now + wanted
     assert len(ranges) == wanted
-    assert all(abs(one.share - 1 / wanted) < 1e-9 for one in ranges)
+    assert all(abs((one.last - one.first + 1) / SPACE - 1 / wanted) < 1e-9 for one in ranges)
 
 
 @pytest.mark.parametrize("shards", [3, 7, 10])

@@ -10,7 +10,7 @@ from derived import chunks_of, differences
 from sparring.errors import StoreFailed, Unreachable
 from sparring.store.protocol import AppendResult
 from sparring.stream import open_stream
-from sparring.stream.kinesis.client import Patience
+from sparring.stream.kinesis.client import Timeouts
 from sparring.stream.kinesis.reader import order
 from sparring.stream.protocol import BEGINNING, Placed, Stream
 from sparring.wire.chunk import Chunk, decode
@@ -183,7 +183,7 @@ def test_what_stays_throttled_is_said_with_what_to_do(server, new_stream):
     name = name_of(url)
     with (
         unkind(server.endpoint) as proxy,
-        open_stream(proxy.url(name), patience=Patience(deadline_s=0.5)) as stream,
+        open_stream(proxy.url(name), timeouts=Timeouts(deadline_s=0.5)) as stream,
     ):
         (shard,) = stream.shards()
         proxy.rule = lambda operation, body: RefuseRecords(frozenset({0})) if operation == "PutRecords" else None

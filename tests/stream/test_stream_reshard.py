@@ -12,7 +12,7 @@ from sparring.cli import main
 from sparring.stream import open_stream
 from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.stream.protocol import BEGINNING, Position, Stream
-from sparring.stream.shard_order import readable
+from sparring.stream.shards import readable
 from sparring.wire.chunk import decode
 from stream.made import make
 

@@ -14,10 +14,10 @@ import pytest
 from servers.process import free_ports
 from sparring.errors import ConfigError, Missing, NotYours, SparringError, Unreachable
 from sparring.stream import open_stream
-from sparring.stream.kinesis.url import Address, read_address
+from sparring.stream.kinesis.url import KinesisAddress
 from stream.unkind import Refuse, name_of, unkind
 
-SOON_S = 10.0
+SOON_S = 30.0  # ten on a quiet machine
 AWS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -53,8 +53,8 @@ def credentials(monkeypatch, tmp_path):
 
 def test_a_url_says_name_region_and_endpoint_and_nothing_else():
     url = "kinesis://plays?region=eu-west-1&endpoint=http://127.0.0.1:4567/"
-    assert read_address(url) == Address("plays", "eu-west-1", "http://127.0.0.1:4567")
-    assert read_address("kinesis://plays") == Address("plays")
+    assert KinesisAddress.read(url) == KinesisAddress("plays", "eu-west-1", "http://127.0.0.1:4567")
+    assert KinesisAddress.read("kinesis://plays") == KinesisAddress("plays")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_endpoint_where_nobody_listens_is_said(credentials):
     assert isinstance(error, Unreachable)
     assert str(error) == (
         f"[stream] url (kinesis://plays): http://127.0.0.1:{port} does not answer (EndpointConnectionError). "
-        "Mend endpoint= in it, or start what should answer there, or look at the network."
+        "Correct endpoint= in it, or start what should answer there, or look at the network."
     )
 
 
@@ -164,7 +164,7 @@ def test_a_stream_that_is_not_there_is_said_with_the_command_that_makes_it(serve
     assert isinstance(error, Missing)
     assert str(error) == (
         f"[stream] url (kinesis://nowhere): there is no stream 'nowhere' at {server.endpoint}. "
-        "Run `spar stream create` for it, or mend its name and region=."
+        "Run `spar stream create` for it, or correct its name and region=."
     )
 
 

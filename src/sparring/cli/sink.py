@@ -19,7 +19,7 @@ from sparring.errors import ConfigError, SparringError
 if TYPE_CHECKING:
     from sparring.config import Config
     from sparring.sink.lake import Lake
-    from sparring.sink.process import Progress
+    from sparring.sink.process import SinkProgress
 
 TELL_EVERY_S = 1.0
 
@@ -50,26 +50,26 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 def _drain(config: "Config", once: bool, stopped: threading.Event, output: Output) -> dict[str, Any]:
     from sparring.games.catalogue import Catalogue
     from sparring.sink.batch_writer import BatchWriter
-    from sparring.sink.checkpoint import Hold, Positions
+    from sparring.sink.checkpoint import Checkpoint, SinkLock
     from sparring.sink.chunk_judge import ChunkJudge
     from sparring.sink.process import ProcessSink
     from sparring.store import open_store
     from sparring.stream import open_stream
 
     with ExitStack() as stack:
-        positions = Positions(stack.enter_context(Hold(Path(config.data) / "sink", config.stream.url)))
+        checkpoint = Checkpoint(stack.enter_context(SinkLock(Path(config.data) / "sink", config.stream.url)))
         stream = stack.enter_context(open_stream(config.stream.url))
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
         lake = stack.enter_context(_lake(config.sink.lake_url)) if config.sink.lake_url else None
         judge = ChunkJudge(Catalogue.from_config(config).games(), config.store.keep_days)
-        keeper = BatchWriter(judge, store, store, lambda: int(time.time() * 1000), stopped.wait)
+        writer = BatchWriter(judge, store, lambda: int(time.time() * 1000), stopped.wait, lake)
         output.say(f"reading {config.stream.url.partition('?')[0]} into {config.store_url.partition('?')[0]}")
         teller = _Teller(output)
-        done = ProcessSink(stream, keeper, store, positions, lake).run(
+        done = ProcessSink(stream, writer, checkpoint).run(
             trigger_s=config.sink.trigger_s,
             once=once,
             stop=stopped.wait,
-            tell=teller.tell,
+            report=teller.tell,
             complain=teller.complain,
         )
     output.say(line(done))
@@ -101,7 +101,7 @@ class _Teller:
     def __init__(self, output: Output) -> None:
         self._output, self._told_s, self._complaint = output, 0.0, ""
 
-    def tell(self, progress: "Progress") -> None:
+    def tell(self, progress: "SinkProgress") -> None:
         self._complaint = ""
         if time.monotonic() - self._told_s >= TELL_EVERY_S:
             self._told_s = time.monotonic()
@@ -113,7 +113,7 @@ class _Teller:
             self._output.say(f"waiting: {error}")
 
 
-def line(done: "Progress") -> str:
+def line(done: "SinkProgress") -> str:
     """One line of progress."""
     rate = max(done.seconds, 1e-9)
     return (

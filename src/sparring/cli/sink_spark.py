@@ -16,7 +16,7 @@ from sparring.errors import ConfigError, SparringError, Unreachable
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sparring.sink.spark.query import Done
+    from sparring.sink.spark.query import SparkProgress
 
 LOOK_EVERY_S = 0.2
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # after a server did not answer
@@ -24,19 +24,19 @@ SUBMITTED = "submitted"  # instead of an address: the one that spark-submit was 
 
 
 def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
-    from sparring.sink.checkpoint import Hold
+    from sparring.sink.checkpoint import SinkLock
     from sparring.sink.lake import Lake
-    from sparring.sink.spark.query import Done, session, start
+    from sparring.sink.spark.query import SparkProgress, session, start
     from sparring.store import open_store
     from sparring.stream import open_stream
 
-    config, done, begun_s = args.config, Done(), time.monotonic()
+    config, done, begun_s = args.config, SparkProgress(), time.monotonic()
     folder = Path(config.data) / "sink"
     with ExitStack() as stack:
-        hold = stack.enter_context(Hold(folder, config.stream.url))
+        hold = stack.enter_context(SinkLock(folder, config.stream.url))
         # Reached here first, so that what is wrong is one sentence before a cluster is asked for anything.
         open_stream(config.stream.url).close()
-        store = stack.enter_context(open_store(config.store_url))
+        open_store(config.store_url).close()
         if config.sink.lake_url:
             Lake(config.sink.lake_url).close()
         spark = session("" if args.spark == SUBMITTED else args.spark, dict(_pair(text) for text in args.spark_conf))
@@ -47,7 +47,7 @@ def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output
         wait_s = FIRST_WAIT_S
         while True:
             before = done.batches
-            query = start(spark, config, store, checkpoint, done)
+            query = start(spark, config, checkpoint, done)
             look = _Look(query, done, lambda: output.progress(_line(done, begun_s)))
             error = _ended(query, args.once, stopped.wait, look)
             if error is None:
@@ -63,7 +63,7 @@ def run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output
 class _Look:
     """A line for each batch that Spark has finished, when it is looked at."""
 
-    def __init__(self, query: "StreamingQuery", done: "Done", tell: Callable[[], None]) -> None:
+    def __init__(self, query: "StreamingQuery", done: "SparkProgress", tell: Callable[[], None]) -> None:
         self._query, self._done, self._tell, self._last = query, done, tell, -1
 
     def __call__(self) -> None:
@@ -98,7 +98,7 @@ def _ended(
     raise error
 
 
-def _line(done: "Done", begun_s: float) -> str:
+def _line(done: "SparkProgress", begun_s: float) -> str:
     seconds = max(time.monotonic() - begun_s, 1e-9)
     return (
         f"{done.chunks} chunks ({done.chunks / seconds:.0f}/s), {done.steps} steps ({done.steps / seconds:.0f}/s), "

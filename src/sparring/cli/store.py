@@ -1,7 +1,7 @@
 """migrate · describe: where experience is kept.
 
 migrate makes the keyspace and tables of cassandra://…, or brings them to this version's; doing it again is harmless.
-A SQLite file is brought to this version whenever it is opened. describe says what is there and how full.
+A SQLite file is made when it is first opened; one of another version is refused. describe says how full it is.
 """
 
 import argparse
@@ -52,13 +52,13 @@ def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import migration as migrating
-    from sparring.store.cassandra import url as address
+    from sparring.store.cassandra import schema
+    from sparring.store.cassandra.url import CassandraAddress
 
     began_s = time.monotonic()
-    where = address.read(args.config.store_url)
+    where = CassandraAddress.read(args.config.store_url)
     now_ms = int(time.time() * 1000)
-    done = migrating.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
+    done = schema.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
     made = "made" if done.made else "found"
     output.say(f"keyspace {done.keyspace} {made}, {done.replication} copies of each row")
     output.say(f"tables of version {done.version}" + (f", before: {done.before}" if done.before else ""))
@@ -68,15 +68,14 @@ def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _describe(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import migration as migrating
-    from sparring.store.cassandra import open_url
-    from sparring.store.cassandra import url as address
+    from sparring.store.cassandra import open_url, schema
+    from sparring.store.cassandra.url import CassandraAddress
 
     with open_url(args.config.store_url) as store:
-        ring, where = store.ring, address.read(args.config.store_url)
-        copies = migrating.replication_of(ring)
-        nodes = {str(host.address): bool(host.is_up) for host in ring.cluster.metadata.all_hosts()}
-        output.say(f"{where}, tables of version {migrating.version_of(ring)}")
+        session, where = store.session, CassandraAddress.read(args.config.store_url)
+        copies = schema.replication_of(session)
+        nodes = {str(host.address): bool(host.is_up) for host in session.cluster.metadata.all_hosts()}
+        output.say(f"{where}, tables of version {schema.version_of(session)}")
         output.say("copies: " + ", ".join(f"{count} in {name or 'all'}" for name, count in copies.items()))
         output.say("nodes: " + ", ".join(f"{name} {'up' if up else 'down'}" for name, up in sorted(nodes.items())))
         for day, buckets in store.layout().rows:

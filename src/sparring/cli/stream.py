@@ -96,9 +96,9 @@ def _create(care: "StreamAdmin", args: argparse.Namespace, output: Output) -> di
 
 def _places(args: argparse.Namespace, url: str) -> "dict[str, Position]":
     """Where the `spar sink` of this data folder is in the stream; nothing where there was none."""
-    from sparring.sink.checkpoint import Hold, Positions
+    from sparring.sink.checkpoint import Checkpoint, SinkLock
 
-    places = Positions(Hold(Path(args.config.data) / "sink", url)).places
+    places = Checkpoint(SinkLock(Path(args.config.data) / "sink", url)).positions
     return {shard: place.position for shard, place in places.items()}
 
 

@@ -1,1 +1,1 @@
-"""From the stream into the store: read, judge, keep, count. One process, or the same job on Spark."""
+"""From the stream into the store: read, check, store, count. One process, or the same job on Spark."""

@@ -1,4 +1,4 @@
-"""How far the one-process sink has come, in one file of the data folder that one sink at a time may hold.
+"""How far the one-process sink has read, in a file of the data folder; and the lock that one sink at a time holds.
 
     {"format": 1, "shards": {ID: {"position": …, "ended": …, "until": …}}}
 
@@ -19,8 +19,8 @@ import msgspec
 
 from sparring.durable import replace_file
 from sparring.errors import StoreFailed
-from sparring.sink.shard_positions import ShardPosition
 from sparring.stream.protocol import BEGINNING, Position
+from sparring.stream.shards import ShardPosition
 
 FORMAT = 1
 
@@ -36,7 +36,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: dict[str, _Entry]
 
 
-class Hold:
+class SinkLock:
     """A context manager: one sink at a time reads a stream into a data folder, until it ends or dies."""
 
     def __init__(self, folder: Path, stream_url: str) -> None:
@@ -48,7 +48,7 @@ class Hold:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StoreFailed(f"it cannot be opened: {error}", where=str(path), do="Mend the folder") from None
+            raise StoreFailed(f"it cannot be opened: {error}", where=str(path), do="Make the folder writable") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,14 +61,14 @@ class Hold:
         os.close(self._lock)  # which lets go of it
 
 
-class Positions:
-    """The file, for whoever holds its stream."""
+class Checkpoint:
+    """The file. Only the process that holds the lock writes it."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, lock: SinkLock) -> None:
         """Reads it; StoreFailed where it is there and does not read."""
         # The lock is on another file: this one is replaced by a new one with every batch.
-        self.path = hold.folder / f"{hold.name}.json"
-        self.places: dict[str, ShardPosition] = {}
+        self.path = lock.folder / f"{lock.name}.json"
+        self.positions: dict[str, ShardPosition] = {}
         self.begun: dict[str, Position] = {}  # shard → end of a batch that was begun and maybe not finished
         self._read()
 
@@ -77,9 +77,9 @@ class Positions:
         self.begun = dict(ends)
         self._write()
 
-    def finish(self, places: Mapping[str, ShardPosition]) -> None:
-        """All that lies before `places` is stored; on disk on return."""
-        self.places, self.begun = dict(places), {}
+    def finish(self, positions: Mapping[str, ShardPosition]) -> None:
+        """Everything before `positions` is stored; on disk on return."""
+        self.positions, self.begun = dict(positions), {}
         self._write()
 
     def _read(self) -> None:
@@ -88,25 +88,22 @@ class Positions:
         except FileNotFoundError:
             return
         except (OSError, msgspec.DecodeError) as error:
-            raise StoreFailed(
-                f"it does not read: {error}",
-                where=str(self.path),
-                do="Remove it: the stream is then read from its beginning, and nothing is stored twice",
-            ) from None
+            do = "Remove it: the stream is then read from its beginning, and nothing is stored twice"
+            raise StoreFailed(f"it does not read: {error}", where=str(self.path), do=do) from None
         if said.format != FORMAT:
             do = "Use the Sparring that wrote it, or a newer one"
             raise StoreFailed(f"it has format {said.format}", where=str(self.path), do=do)
-        self.places = {
+        self.positions = {
             name: ShardPosition(Position(entry.position), entry.ended) for name, entry in said.shards.items()
         }
         self.begun = {name: Position(one.until) for name, one in said.shards.items() if one.until is not None}
 
     def _write(self) -> None:
-        names = self.places.keys() | self.begun.keys()
+        names = self.positions.keys() | self.begun.keys()
         entries = {
-            name: _Entry(place.position, place.ended, self.begun.get(name))
+            name: _Entry(at.position, at.ended, self.begun.get(name))
             for name in sorted(names)
-            for place in [self.places.get(name, ShardPosition())]
+            for at in [self.positions.get(name, ShardPosition())]
         }
         try:
             replace_file(self.path, msgspec.json.encode(_File(FORMAT, entries)))

@@ -47,7 +47,7 @@ class Lake:
 
 
 def folder_of(chunk: Chunk) -> str:
-    """Where chunks of its kind lie: those of one game, version and seat have the same columns."""
+    """The folder of such chunks: those of one game, version and seat have the same columns."""
     head = chunk.header
     day = datetime.fromtimestamp(head.received_at_ms / 1000, UTC).date().isoformat()
     return f"game={_plain(head.game)}/version={_plain(head.version)}/seat={head.seat}/day={day}"

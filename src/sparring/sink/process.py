@@ -1,21 +1,15 @@
-"""The one-process sink: every shard, batch after batch, its place written down when the rows are durable."""
+"""The one-process sink: every shard, batch after batch; it writes its position down when the rows are durable."""
 
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparring.errors import SparringError, StoreFailed, Unreachable
-from sparring.sink.batch_writer import BatchWriter, Outcome, count
-from sparring.sink.checkpoint import Positions
-from sparring.sink.shard_positions import ShardPosition, readable, remembered
-from sparring.sink.spark.offsets import PAGE_CHUNKS, read_until
-from sparring.store.protocol import Ledger
+from sparring.sink.batch_writer import BatchWriter, Totals
+from sparring.sink.checkpoint import Checkpoint
 from sparring.stream.protocol import Page, Position, Shard, Stream
-
-if TYPE_CHECKING:
-    from sparring.sink.lake import Lake
+from sparring.stream.shards import PAGE_CHUNKS, ShardPosition, ended, read_until, readable, still_there
 
 READERS = 8  # shards read at once
 SHARDS_EVERY_S = 10.0  # how often the list is asked for; a shard that ends asks at once
@@ -23,18 +17,13 @@ READ_EVERY_S = 0.2  # a shard answers five reads a second
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # after a server did not answer
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+@dataclass(slots=True)
+class SinkProgress(Totals):
     """Since the sink began."""
 
-    seconds: float
-    chunks: int
-    steps: int
-    had: int
-    quarantined: int
-    behind_ms: int  # the shard that lags most, as the stream says
-    shards: int
-    batches: int
+    seconds: float = 0.0
+    behind_ms: int = 0  # the shard that lags most, as the stream says
+    shards: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +33,15 @@ class _Batch:
     page: Page
     again: bool
 
-    @property
-    def name(self) -> str:
-        return f"{self.shard.id}@{self.after}"
-
 
 class ProcessSink:
-    """Moves batches until it is told to stop, or until nothing is left."""
+    """Moves batches until `stop` says so, or until nothing is left."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        keeper: BatchWriter,
-        ledger: Ledger,
-        positions: Positions,
-        lake: "Lake | None",
-    ) -> None:
-        self._stream, self._keeper, self._ledger = stream, keeper, ledger
-        self._positions, self._lake = positions, lake
+    def __init__(self, stream: Stream, writer: BatchWriter, checkpoint: Checkpoint) -> None:
+        self._stream, self._writer, self._checkpoint = stream, writer, checkpoint
         self._shards: list[Shard] = []
-        self._asked_s = -SHARDS_EVERY_S
-        self._begun_s = time.monotonic()
-        self._sum, self._batches, self._behind_ms = Outcome(), 0, 0
+        self._listed_s = -SHARDS_EVERY_S
+        self._begun_s, self._done = time.monotonic(), SinkProgress()
 
     def run(
         self,
@@ -73,9 +49,9 @@ class ProcessSink:
         trigger_s: float,
         once: bool,
         stop: Callable[[float], bool],
-        tell: Callable[[Progress], None],
+        report: Callable[[SinkProgress], None],
         complain: Callable[[SparringError], None],
-    ) -> Progress:
+    ) -> SinkProgress:
         """Go on until `stop(seconds)`, which waits that long, says so; with `once` until the stream is empty.
 
         A server that does not answer is asked again for as long as it takes: nothing is lost meanwhile.
@@ -94,65 +70,43 @@ class ProcessSink:
                     continue
                 wait_s = FIRST_WAIT_S
                 if moved:
-                    tell(self.progress())
+                    report(self.progress())
                 if once and empty:
                     return self.progress()
-                pause_s = READ_EVERY_S if (moved and self._behind_ms) or once else trigger_s
+                pause_s = READ_EVERY_S if (moved and self._done.behind_ms) or once else trigger_s
                 if stop(max(0.0, begun_s + pause_s - time.monotonic())):
                     return self.progress()
 
-    def progress(self) -> Progress:
+    def progress(self) -> SinkProgress:
         """What was done so far."""
-        done, seconds = self._sum, time.monotonic() - self._begun_s
-        return Progress(
-            seconds,
-            done.chunks,
-            done.steps,
-            done.had,
-            done.quarantined,
-            self._behind_ms,
-            len(self._shards),
-            self._batches,
-        )
+        self._done.seconds, self._done.shards = time.monotonic() - self._begun_s, len(self._shards)
+        return self._done
 
     def _round(self, readers: ThreadPoolExecutor) -> tuple[bool, bool]:
         """One batch of every readable shard. (whether anything came, whether nothing is left for now)."""
         now_s = time.monotonic()
-        if now_s - self._asked_s >= SHARDS_EVERY_S:
-            self._shards, self._asked_s = self._stream.shards(), now_s
-        places, begun = self._positions.places, self._positions.begun
-        shards = readable(self._shards, places)
-        batches = list(
-            readers.map(lambda shard: self._read(shard, places.get(shard.id, ShardPosition()), begun), shards)
-        )
-        self._behind_ms = max((batch.page.behind_ms for batch in batches), default=0)
-        full = [batch for batch in batches if batch.page.placed]
+        if now_s - self._listed_s >= SHARDS_EVERY_S:
+            self._shards, self._listed_s = self._stream.shards(), now_s
+        positions = self._checkpoint.positions
+        batches = list(readers.map(self._read, readable(self._shards, ended(positions))))
+        self._done.behind_ms = max((batch.page.behind_ms for batch in batches), default=0)
+        full, at_end = [one for one in batches if one.page.placed], any(one.page.ended for one in batches)
         if full:
-            self._positions.begin({batch.shard.id: batch.page.position for batch in full})
+            self._checkpoint.begin({batch.shard.id: batch.page.position for batch in full})
             for batch in full:
-                self._keep(batch)
-        ended = [batch for batch in batches if batch.page.ended]
-        if full or ended:
+                name = f"{batch.shard.id}@{batch.after}"
+                self._done.add(self._writer.write(name, [(batch.page.placed, batch.again)]))
+        if full or at_end:
             reached = {batch.shard.id: ShardPosition(batch.page.position, batch.page.ended) for batch in batches}
-            self._positions.finish(remembered(self._shards, {**places, **reached}))
-        if ended:
-            self._asked_s = -SHARDS_EVERY_S  # its children wait
-        return bool(full), not full and not ended and not self._behind_ms
+            self._checkpoint.finish(still_there(self._shards, {**positions, **reached}))
+        if at_end:
+            self._listed_s = -SHARDS_EVERY_S  # its children wait
+        return bool(full), not full and not at_end and not self._done.behind_ms
 
-    def _read(self, shard: Shard, place: ShardPosition, begun: dict[str, Position]) -> _Batch:
-        until = begun.get(shard.id)
+    def _read(self, shard: Shard) -> _Batch:
+        """The next batch of a shard, or once more the one that a killed sink began, with the same end."""
+        after = self._checkpoint.positions.get(shard.id, ShardPosition()).position
+        until = self._checkpoint.begun.get(shard.id)
         if until is None:
-            return _Batch(shard, place.position, self._stream.page(shard, place.position, limit=PAGE_CHUNKS), False)
-        return _Batch(shard, place.position, read_until(self._stream, shard, place.position, until), True)
-
-    def _keep(self, batch: _Batch) -> None:
-        outcome = self._keeper.keep(batch.page.placed, again=batch.again)
-        if self._lake is not None:
-            self._lake.write(batch.name, outcome.kept)
-        count(self._ledger, batch.name, outcome.minutes)
-        done = self._sum
-        done.chunks += outcome.chunks
-        done.steps += outcome.steps
-        done.had += outcome.had
-        done.quarantined += outcome.quarantined
-        self._batches += 1
+            return _Batch(shard, after, self._stream.page(shard, after, limit=PAGE_CHUNKS), again=False)
+        return _Batch(shard, after, read_until(self._stream, shard, after, until), again=True)

@@ -1,4 +1,4 @@
-"""Experience, kept: one protocol, one file per backend, chosen by URL."""
+"""Stored experience: one protocol, one folder per backend, chosen by URL."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,35 +1,67 @@
-"""Counts of batches, summed up by the minute; and the marks of players as bytes. No I/O."""
+"""Counts of a sink's batches by game and minute: summed, and as rows of a table. No I/O."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
+from typing import Any
 
 from sparring.store.protocol import Minute, MinuteCount
 
-
-def packed(marks: Iterable[int]) -> bytes:
-    """Marks as 8 little-endian bytes each; `unpacked` is the way back."""
-    return b"".join(mark.to_bytes(8, "little", signed=True) for mark in marks)
+COLUMNS = [one.name for one in fields(MinuteCount)]
+_PLAYERS = COLUMNS.index("players")
 
 
-def unpacked(data: bytes) -> tuple[int, ...]:
-    """The marks in `data`."""
-    return tuple(int.from_bytes(data[at : at + 8], "little", signed=True) for at in range(0, len(data), 8))
+def to_row(count: MinuteCount) -> tuple[Any, ...]:
+    """Its columns; the marks of players as 8 little-endian bytes each."""
+    values = list(astuple(count))
+    values[_PLAYERS] = b"".join(mark.to_bytes(8, "little", signed=True) for mark in count.players)
+    return tuple(values)
 
 
-def summed(counts: Iterable[MinuteCount]) -> list[Minute]:
-    """One Minute for each, from counts in the order of their minutes; a player in two batches counts once."""
-    return [_minute(at, list(group)) for at, group in itertools.groupby(counts, key=lambda count: count.minute_ms)]
+def from_row(row: Sequence[Any]) -> MinuteCount:
+    """The way back."""
+    values, data = list(row), row[_PLAYERS]
+    values[_PLAYERS] = tuple(int.from_bytes(data[at : at + 8], "little", signed=True) for at in range(0, len(data), 8))
+    return MinuteCount(*values)
 
 
-def _minute(minute_ms: int, counts: list[MinuteCount]) -> Minute:
-    chunks, ended = sum(one.chunks for one in counts), sum(one.ended for one in counts)
-    return Minute(
-        minute_ms=minute_ms,
+def merged(counts: Iterable[MinuteCount]) -> list[MinuteCount]:
+    """One count for each game and minute, in that order, under the batch of its first; a player counts once."""
+    ordered = sorted(counts, key=_game_and_minute)
+    return [_sum(list(group)) for _, group in itertools.groupby(ordered, key=_game_and_minute)]
+
+
+def by_minute(counts: Iterable[MinuteCount]) -> list[Minute]:
+    """One record for each minute of one game, over all batches."""
+    return [
+        Minute(
+            minute_ms=one.minute_ms,
+            steps=one.steps,
+            chunks=one.chunks,
+            players=len(one.players),
+            ended=one.ended,
+            mean_return=one.returns / one.ended if one.ended else None,
+            lag_ms=one.lag_ms_sum / one.chunks if one.chunks else 0.0,
+            lag_ms_max=one.lag_ms_max,
+        )
+        for one in merged(counts)
+    ]
+
+
+def _game_and_minute(count: MinuteCount) -> tuple[str, int]:
+    return count.game, count.minute_ms
+
+
+def _sum(counts: list[MinuteCount]) -> MinuteCount:
+    return MinuteCount(
+        game=counts[0].game,
+        minute_ms=counts[0].minute_ms,
+        batch=counts[0].batch,
         steps=sum(one.steps for one in counts),
-        chunks=chunks,
-        players=len({mark for one in counts for mark in one.players}),
-        ended=ended,
-        mean_return=sum(one.returns for one in counts) / ended if ended else None,
-        lag_ms=sum(one.lag_ms_sum for one in counts) / chunks if chunks else 0.0,
+        chunks=sum(one.chunks for one in counts),
+        players=tuple(sorted({mark for one in counts for mark in one.players})),
+        ended=sum(one.ended for one in counts),
+        returns=sum(one.returns for one in counts),
+        lag_ms_sum=sum(one.lag_ms_sum for one in counts),
         lag_ms_max=max(one.lag_ms_max for one in counts),
     )

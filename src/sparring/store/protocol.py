@@ -1,4 +1,4 @@
-"""What every store offers: chunks kept once, found again, and forgotten on request."""
+"""What every store offers: chunks stored once, read again, and erased on request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -116,13 +116,13 @@ class Trimmed:
 
 
 class Store(Protocol):
-    """A context manager. Safe to call from several threads."""
+    """A context manager, which every backend inherits. Safe to call from several threads."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close."""
-        ...
+        self.close()
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """Keep the chunks; durable on return. Each is judged alone: a refused one leaves no trace."""
@@ -153,7 +153,7 @@ class Store(Protocol):
         ...
 
     def erased(self, game: GameId, player: PlayerId) -> bool:
-        """Whether that player was erased, so that nothing more is kept of them."""
+        """Whether that player was erased, so that nothing more of them is stored."""
         ...
 
     def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
@@ -165,7 +165,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish what was begun and let go of the file."""
+        """Finish what was begun and close the file or the connections."""
         ...
 
 

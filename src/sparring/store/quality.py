@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.random import Generator
 
 from sparring.store.protocol import Query, Store
-from sparring.store.sketches import Heavy, Moments, Spread
 from sparring.wire.chunk import Array, Chunk
 
 MOST_ACTIONS = 4_096  # distinct actions counted one by one
-MOST_PRINTS = 1_000_000  # endings remembered to find doubles
+MOST_FINGERPRINTS = 1_000_000  # endings remembered to find doubles
 RARE = 0.01  # an action tried less often than this share is rarely tried
 
 
@@ -56,6 +56,92 @@ class Quality:
 
 
 @dataclass(slots=True)
+class HeavyHitters:
+    """Counts by name, exact up to `most` names; above it the rarest share their counts (Misra & Gries 1982)."""
+
+    most: int = 10_000
+    total: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, count: int) -> None:
+        """`count` more of `name`."""
+        self.total += count
+        self.counts[name] += count
+        if len(self.counts) > 2 * self.most:
+            floor = sorted(self.counts.values())[-self.most]
+            self.counts = Counter({key: n - floor for key, n in self.counts.items() if n > floor})
+
+    def shares(self) -> dict[str, float]:
+        """Each name's share, the largest first."""
+        return {name: count / self.total for name, count in self.counts.most_common()} if self.total else {}
+
+
+@dataclass(slots=True)
+class RunningStats:
+    """Mean, deviation, extremes and quantiles of a stream of numbers; the quantiles from a uniform sample of it."""
+
+    rng: Generator
+    most: int = 4_096
+    n: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    sample: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        """One more number."""
+        self.n += 1
+        delta = value - self.mean
+        self.mean += delta / self.n
+        self.squares += delta * (value - self.mean)
+        self.low, self.high = min(self.low, value), max(self.high, value)
+        if len(self.sample) < self.most:
+            self.sample.append(value)
+        elif (place := int(self.rng.integers(self.n))) < self.most:
+            self.sample[place] = value
+
+    def summary(self) -> dict[str, float]:
+        """What is known, rounded for reading; empty before the first number."""
+        if not self.n:
+            return {}
+        p10, median, p90 = np.quantile(self.sample, (0.1, 0.5, 0.9)).tolist()
+        spread = {"min": self.low, "p10": p10, "median": median, "p90": p90, "max": self.high}
+        return {"mean": self.mean, "sd": math.sqrt(self.squares / self.n), **spread}
+
+
+@dataclass(slots=True)
+class Moments:
+    """Mean and deviation of each entry of an array leaf over all steps."""
+
+    n: int = 0
+    sums: Array = field(default_factory=lambda: np.zeros(1))
+    squares: Array = field(default_factory=lambda: np.zeros(1))
+
+    def add(self, rows: Array, most_entries: int = 1_024) -> None:
+        """More steps, [steps, *shape]; a leaf with more entries than `most_entries` counts as one."""
+        flat = rows.reshape(len(rows), -1).astype(np.float64)
+        if flat.shape[1] > most_entries:
+            flat = flat.mean(axis=1, keepdims=True)
+        if not self.n:
+            self.sums, self.squares = np.zeros(flat.shape[1]), np.zeros(flat.shape[1])
+        self.n += len(flat)
+        self.sums += flat.sum(axis=0)
+        self.squares += (flat * flat).sum(axis=0)
+
+    def shift(self, other: "Moments") -> float:
+        """The largest difference of two means, in standard deviations of both together."""
+        if not self.n or not other.n or self.sums.shape != other.sums.shape:
+            return math.inf if self.n and other.n else 0.0
+        means = self.sums / self.n, other.sums / other.n
+        spreads = [m.squares / m.n - mean**2 for m, mean in zip((self, other), means, strict=True)]
+        deviation = np.sqrt(np.maximum((spreads[0] + spreads[1]) / 2, 0))
+        apart = np.abs(means[0] - means[1])
+        # An entry that never moves has no scale of its own: any difference there is a large one.
+        return float(np.where(apart > 1e-9, apart / np.maximum(deviation, 1e-6), 0.0).max())
+
+
+@dataclass(slots=True)
 class _Version:
     """What one version of the game looked like."""
 
@@ -64,7 +150,7 @@ class _Version:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Totals:
     """Everything that is summed up over the chunks."""
 
     chunks: int = 0
@@ -75,11 +161,11 @@ class _Tally:
     discrete: bool = True
     ends: int = 0
     doubles: int = 0
-    prints: set[bytes] = field(default_factory=set)
+    fingerprints: set[bytes] = field(default_factory=set)
     actors: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
-    players: Heavy = field(default_factory=Heavy)
-    uploaders: Heavy = field(default_factory=Heavy)
+    players: HeavyHitters = field(default_factory=HeavyHitters)
+    uploaders: HeavyHitters = field(default_factory=HeavyHitters)
     versions: dict[str, _Version] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
@@ -117,36 +203,36 @@ class _Tally:
 
     def _add_end(self, chunk: Chunk) -> None:
         self.ends += 1
-        print_ = hashlib.blake2b(f"{chunk.header.seat} {chunk.header.first_step}".encode(), digest_size=8)
+        fingerprint = hashlib.blake2b(f"{chunk.header.seat} {chunk.header.first_step}".encode(), digest_size=8)
         for name in sorted(chunk.columns):
-            print_.update(np.ascontiguousarray(chunk.columns[name]).data)
-        found = print_.digest()
-        self.doubles += found in self.prints
-        if len(self.prints) < MOST_PRINTS:
-            self.prints.add(found)
+            fingerprint.update(np.ascontiguousarray(chunk.columns[name]).data)
+        found = fingerprint.digest()
+        self.doubles += found in self.fingerprints
+        if len(self.fingerprints) < MOST_FINGERPRINTS:
+            self.fingerprints.add(found)
 
 
 def quality(
     store: Store, query: Query, *, seed: int = 0, progress: Callable[[int], None] = lambda chunks: None
 ) -> Quality:
-    """Look at everything in `query`. `progress` is told how many chunks were read, now and then."""
-    tally = _Tally()
+    """Look at everything in `query`. `progress` is called with the number of chunks read, every 4,096."""
+    tally = _Totals()
     for chunk in store.read(query):
         tally.add(chunk)
         if tally.chunks % 4_096 == 0:
             progress(tally.chunks)
     episodes = incomplete = 0
-    returns = Spread(np.random.default_rng(seed))
+    returns = RunningStats(np.random.default_rng(seed))
     for record in store.episodes(query):
         episodes += 1
         incomplete += not record.complete
         for seat in record.seats:
             if seat.complete:
                 returns.add(seat.reward)
-    return _judged(_summed_up(tally, episodes, incomplete, returns))
+    return _with_advice(_report(tally, episodes, incomplete, returns))
 
 
-def _summed_up(tally: _Tally, episodes: int, incomplete: int, returns: Spread) -> Quality:
+def _report(tally: _Totals, episodes: int, incomplete: int, returns: RunningStats) -> Quality:
     steps = max(tally.steps, 1)
     actions = sum((version.actions for version in tally.versions.values()), Counter[int]()) if tally.discrete else {}
     tried = sum(actions.values()) or 1
@@ -196,14 +282,14 @@ def _drift(versions: dict[str, _Version], *, discrete: bool) -> tuple[Drift, ...
     return tuple(sorted(found, key=lambda drift: -drift.shift))
 
 
-def _judged(found: Quality) -> Quality:
+def _with_advice(found: Quality) -> Quality:
     """The same with what it suits and what it lacks, in words."""
     suits, missing = [], []
     if found.steps < 1_000:
         missing.append(f"steps: {found.steps} are too few to learn anything from; 1,000 are the least, 100,000 better")
     else:
         people = found.by_actor.get("person", 0.0)
-        suits.append(f"bc: imitates whoever acted; {people:.0%} of the steps are people's")
+        suits.append(f"bc: imitates the players; {people:.0%} of the steps are people's")
         if found.action_entropy is not None and not found.rarely_tried and found.rewarded_share > 0:
             suits.append("offline dqn: discrete actions, all of them tried, and rewards to learn from")
         if found.logp_share > 0.95:
@@ -214,23 +300,16 @@ def _judged(found: Quality) -> Quality:
 
 def _lacks(found: Quality) -> list[str]:
     top = next(iter(found.by_player.items()), ("", 0.0))
+    rare = ", ".join(found.rarely_tried[:8])
+    logp, rewarded = f"{found.logp_share:.0%} of the steps", f"{found.rewarded_share:.2%} of the steps"
     tests = [
         (found.incomplete_share > 0.2, f"whole episodes: {found.incomplete_share:.0%} have a gap or no end"),
         (found.duplicate_share > 0.01, f"variety: {found.duplicate_share:.0%} of the endings are copies of another"),
-        (
-            bool(found.rarely_tried),
-            f"coverage: tried in under {RARE:.0%} of the steps: {', '.join(found.rarely_tried[:8])}",
-        ),
+        (bool(rare), f"coverage: tried in under {RARE:.0%} of the steps: {rare}"),
         (found.action_entropy == 0.0, "coverage: only one action was ever tried"),
-        (
-            found.logp_share <= 0.95,
-            f"behaviour_logp: {found.logp_share:.0%} of the steps have it; no importance weights",
-        ),
+        (found.logp_share <= 0.95, f"behaviour_logp: {logp} have it; no importance weights"),
         (found.steps > 0 and found.rewarded_share == 0, "rewards: every one is 0; relabel, or imitate only"),
-        (
-            0 < found.rewarded_share < 0.001,
-            f"rewards: {found.rewarded_share:.2%} of the steps have one; learning is slow",
-        ),
+        (0 < found.rewarded_share < 0.001, f"rewards: {rewarded} have one; learning is slow"),
         (top[0] != "(none)" and top[1] > 0.5, f"more players: one of them made {top[1]:.0%} of the steps"),
     ]
     lacks = [text for failed, text in tests if failed]

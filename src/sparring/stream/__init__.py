@@ -1,4 +1,4 @@
-"""Records in order on their way to the store: one protocol, one file per backend, chosen by URL."""
+"""Streams of records on their way to the store: one protocol, one folder per backend, chosen by URL."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

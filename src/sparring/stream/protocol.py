@@ -1,7 +1,7 @@
 """What every stream offers: chunks taken in, kept in order within an episode, read again shard by shard.
 
-A stream cannot say whether it had a chunk before: it answers "taken", and delivers at least once. Whoever writes
-rows finds what came twice, and what is wrong with it.
+A stream cannot say whether it had a chunk before: it answers "taken", and delivers at least once. The
+store finds what came twice, and the sink what is wrong with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One chunk as it lies in a shard, not yet decoded: what does not decode is its reader's to put aside."""
+    """One chunk at its position in a shard, not yet decoded: its reader quarantines what does not decode."""
 
     shard: str
     position: Position  # read on after this one
@@ -47,13 +47,13 @@ class Page:
 
 
 class Stream(Protocol):
-    """A context manager. Safe to call from several threads."""
+    """A context manager, which every backend inherits. Safe to call from several threads."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close."""
-        ...
+        self.close()
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """Take the chunks in; in the stream on return, "taken" for each. Order is kept within an episode."""
@@ -64,7 +64,7 @@ class Stream(Protocol):
         ...
 
     def page(self, shard: Shard, after: Position, *, limit: int = 10_000) -> Page:
-        """What lies after a position, at most one read's worth; an empty page when nothing is there now."""
+        """The chunks after a position, at most one read's worth; an empty page when there are none now."""
         ...
 
     def read(self, shard: Shard, after: Position) -> Iterator[Placed]:
@@ -80,5 +80,5 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connections; whoever waits in a call is sent away."""
+        """Close the connections; calls that wait end at once."""
         ...

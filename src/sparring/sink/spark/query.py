@@ -17,10 +17,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparring.config import Config
 from sparring.errors import SparringError, Unreachable
 from sparring.games.catalogue import Catalogue
-from sparring.sink.batch_writer import count
-from sparring.sink.spark.executor import RESULT, Settings, keep_partition, merged
+from sparring.sink.batch_writer import Totals
+from sparring.sink.spark.executor import RESULT, ExecutorSettings, write_partition
 from sparring.sink.spark.source import NAME, StreamSource
-from sparring.store.protocol import Ledger
 
 _OURS = re.compile(r"sparring\.errors\.(\w+): ([^\n]+)")
 _SLOW = "Python worker failed to connect back"  # within Spark's ten seconds: a machine that has too much to do
@@ -30,16 +29,11 @@ PACKAGE = str(Path(__file__).parents[2])  # a folder, or the zip that spark-subm
 
 
 @dataclass(slots=True)
-class Done:
+class SparkProgress(Totals):
     """Since the driver began. Of the last batch `batch_ms` is our own part, from its rows to its figures, and
     `trigger_ms` all that Spark took for it: planning, its log, our part, and writing down that it is done.
     """
 
-    batches: int = 0
-    chunks: int = 0
-    steps: int = 0
-    had: int = 0
-    quarantined: int = 0
     lag_ms: int = 0  # of the slowest chunk in the last batch, from its receipt to being stored
     batch_ms: int = 0
     trigger_ms: int = 0
@@ -48,7 +42,7 @@ class Done:
 def session(master: str, conf: dict[str, str]) -> SparkSession:
     """A session on `master`, or on the one that spark-submit chose where it is "".
 
-    On this machine's own cluster executors find this very package and interpreter, and nothing listens elsewhere.
+    On this machine's own cluster executors find this package and interpreter, and all listen on loopback alone.
     """
     if _near(master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of executors; no setting says it within a process
@@ -59,16 +53,16 @@ def session(master: str, conf: dict[str, str]) -> SparkSession:
         builder = builder.config(key, value)
     made = builder.getOrCreate()
     # Spark asks the source for its plan in a Python beside the driver that knows nothing of spark-submit's --py-files:
-    # it is told where this very package lies. On a worker without that folder, --py-files or its own Python has it.
+    # this tells it where the package is. On a worker without that folder, --py-files or its own Python has it.
     made.sparkContext.environment.setdefault("PYTHONPATH", PACKAGE)
     made.sparkContext.setLogLevel("ERROR")
     return made
 
 
-def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, done: Done) -> StreamingQuery:
+def start(spark: SparkSession, config: Config, checkpoint: str, done: SparkProgress) -> StreamingQuery:
     """Begin to move batches, one each `sink.trigger_s`; each adds itself to `done`."""
     settings = msgspec.json.encode(
-        Settings(
+        ExecutorSettings(
             stream_url=config.stream.url,
             store_url=config.store_url,
             lake_url=config.sink.lake_url,
@@ -81,15 +75,11 @@ def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, 
         begun_s = time.monotonic()
         query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         batch = f"spark-{query}-{number}"
-        rows = frame.mapInArrow(partial(keep_partition, settings, batch), RESULT).collect()
-        summary, minutes = merged([bytes(row.summary) for row in rows])
-        count(ledger, batch, minutes)
+        rows = frame.mapInArrow(partial(write_partition, settings, batch), RESULT).collect()
+        for row in rows:
+            done.add(Totals(0, row.chunks, row.steps, row.had, row.quarantined))
         done.batches += 1
-        done.chunks += summary.chunks
-        done.steps += summary.steps
-        done.had += summary.had
-        done.quarantined += summary.quarantined
-        done.lag_ms = max((tally.lag_ms_max for _, _, tally in minutes), default=0)
+        done.lag_ms = max((row.lag_ms for row in rows), default=0)
         done.batch_ms = round(1000 * (time.monotonic() - begun_s))
 
     spark.dataSource.register(StreamSource)
@@ -98,7 +88,7 @@ def start(spark: SparkSession, config: Config, ledger: Ledger, checkpoint: str, 
     return writer.trigger(processingTime=f"{round(config.sink.trigger_s * 1000)} milliseconds").start()
 
 
-def finished(query: StreamingQuery, done: Done, last: int) -> int:
+def finished(query: StreamingQuery, done: SparkProgress, last: int) -> int:
     """The number of the batch that Spark finished last, `last` where none is newer; its time is then in `done`."""
     progress = query.lastProgress
     if progress is None or progress.batchId <= last or "addBatch" not in progress.durationMs:  # it looked, and had none

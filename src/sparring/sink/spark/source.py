@@ -1,6 +1,8 @@
 """A stream as a Python Data Source of Spark: one partition for each shard, offsets by position.
 
-The driver plans with a peek at each shard's end; only executors read what lies between.
+The driver plans with a look at each shard's end; only executors read what is between. An offset is
+{"run": …, "shards": {ID: {"position": …, "ended": …}}}. `run` names the driver that planned up to there: a batch that
+another driver reads than the one that planned it is read again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from sparring.sink.spark.offsets import START, Offset, Range, between, pages, planned
 from sparring.stream import open_stream
 from sparring.stream.protocol import Placed, Position, Stream
+from sparring.stream.shards import ShardPosition, ShardRange, ended, pages, readable, still_there
 
 NAME = "sparring"
 COLUMNS = pa.schema(
@@ -26,6 +28,8 @@ COLUMNS = pa.schema(
         ("again", pa.bool_()),  # the batch was planned by a driver that is gone, and may be stored in part
     ]
 )
+Offset = dict[str, Any]  # as Spark keeps it, in JSON
+START: Offset = {"run": "", "shards": {}}
 SCHEMA = "shard string, position string, arrived_ms long, uploader string, data binary, again boolean"
 
 
@@ -33,7 +37,7 @@ SCHEMA = "shard string, position string, arrived_ms long, uploader string, data 
 class ShardPartition(InputPartition):
     """What one task reads. Plain fields: it travels from driver to executor."""
 
-    wanted: Range
+    wanted: ShardRange
     run: str
 
 
@@ -78,6 +82,47 @@ class ShardReader(DataSourceStreamReader):
 
     def stop(self) -> None:
         """Nothing to do: the process that holds the connections ends with the query."""
+
+
+def positions_of(offset: Offset) -> dict[str, ShardPosition]:
+    """How far each shard was read at an offset."""
+    return {name: ShardPosition(Position(one["position"]), one["ended"]) for name, one in offset["shards"].items()}
+
+
+def planned(stream: Stream, start: Offset, run: str) -> Offset:
+    """Where a batch from `start` may end now; `start` itself where nothing is new.
+
+    A shard that takes nothing more is planned to its end, and its children one batch later.
+    """
+    before, shards = positions_of(start), stream.shards()
+    reached = dict(before)
+    for shard in readable(shards, ended(before)):
+        at = before.get(shard.id, ShardPosition()).position
+        if shard.closed:
+            reached[shard.id] = ShardPosition(at, ended=True)
+        else:
+            tip = stream.tip(shard, at)
+            if tip != at:
+                reached[shard.id] = ShardPosition(tip)
+    if reached == before:
+        return start
+    kept = still_there(shards, reached)
+    return {
+        "run": run,
+        "shards": {name: {"position": at.position, "ended": at.ended} for name, at in sorted(kept.items())},
+    }
+
+
+def between(start: Offset, end: Offset) -> list[ShardRange]:
+    """One range for each shard that has something between two offsets."""
+    before, after = positions_of(start), positions_of(end)
+    found = []
+    for name, at in after.items():
+        begun = before.get(name, ShardPosition())
+        if begun.ended or begun == at:
+            continue
+        found.append(ShardRange(name, begun.position, None if at.ended else at.position))
+    return found
 
 
 @cache

@@ -1,61 +1,36 @@
-"""What Cassandra's complaints mean for the person who must act on them."""
+"""What the errors of Cassandra and its driver mean for an operator."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cassandra import (
-    AuthenticationFailed,
-    InvalidRequest,
-    OperationTimedOut,
-    ReadFailure,
-    ReadTimeout,
-    RequestExecutionException,
-    Timeout,
-    Unauthorized,
-    Unavailable,
-    UnresolvableContactPoints,
-    WriteFailure,
-    WriteTimeout,
-)
+import cassandra
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException
 
 from sparring.errors import SparringError, StoreFailed, StoreRefused, Unreachable
 
-FAULTS = (
-    NoHostAvailable,
-    UnresolvableContactPoints,
-    AuthenticationFailed,
-    OperationTimedOut,
-    Unauthorized,
-    InvalidRequest,
-    RequestExecutionException,
-    ConnectionException,
-)
-LATER = (Unavailable, Timeout, ReadTimeout, WriteTimeout, OperationTimedOut, ReadFailure, WriteFailure)
+ERRORS = (cassandra.DriverException, NoHostAvailable, ConnectionException)
+# The same request may succeed later.
+LATER = (cassandra.Unavailable, cassandra.Timeout, cassandra.CoordinationFailure, cassandra.OperationTimedOut)
 _KEYS = "Set CASSANDRA_USERNAME and CASSANDRA_PASSWORD in the environment"
 _NODES = "Check that the nodes run and that [store] url names them and their port"
+_AGAIN = "Try again; if it stays, see which nodes are down. Sending a chunk twice is harmless"
 
 
-def failed(error: Exception, where: str, *, given: bool = False) -> SparringError:
-    """The same fault as a sentence; `given` where a statement that was understood before came with values."""
+def explain(error: Exception, where: str, *, values: bool = False) -> SparringError:
+    """The error as a sentence; `values`: the statement is known to be right, so a refusal is one of its values."""
     if isinstance(error, NoHostAvailable):
         return _no_host(error, where)
-    if isinstance(error, UnresolvableContactPoints):
+    if isinstance(error, cassandra.UnresolvableContactPoints):
         return Unreachable("no host of this name is known", where=where, do=_NODES)
-    if isinstance(error, AuthenticationFailed):
+    if isinstance(error, cassandra.AuthenticationFailed):
         return StoreFailed("Cassandra refused the name or password", where=where, do=_KEYS)
-    if isinstance(error, Unauthorized):
-        return StoreFailed(
-            f"this user may not do that ({_short(error)})", where=where, do="Grant it the keyspace's permissions"
-        )
+    if isinstance(error, cassandra.Unauthorized):
+        wrong, do = f"this user may not do that ({_short(error)})", "Grant it the keyspace's permissions"
+        return StoreFailed(wrong, where=where, do=do)
     if isinstance(error, (*LATER, ConnectionException)):
-        return Unreachable(
-            f"too few replicas answered in time ({_short(error)})",
-            where=where,
-            do="Try again; if it stays, see which nodes are down. Sending a chunk twice is harmless",
-        )
-    if given and isinstance(error, InvalidRequest):
+        return Unreachable(f"too few replicas answered in time ({_short(error)})", where=where, do=_AGAIN)
+    if values and isinstance(error, cassandra.InvalidRequest):
         do = "Mend the limit or the index that it names, or send smaller chunks"
         return StoreRefused(f"Cassandra will not take it ({_short(error)})", where=where, do=do)
     return StoreFailed(f"Cassandra refused ({_short(error)})", where=where, do="Report this with the text above")
@@ -63,12 +38,11 @@ def failed(error: Exception, where: str, *, given: bool = False) -> SparringErro
 
 def _no_host(error: NoHostAvailable, where: str) -> SparringError:
     reasons = list(error.errors.values()) if isinstance(error.errors, dict) else []
-    refused = [one for one in reasons if isinstance(one, AuthenticationFailed)]
-    if refused or any("auth" in str(one).lower() for one in reasons):
+    if any(isinstance(one, cassandra.AuthenticationFailed) or "auth" in str(one).lower() for one in reasons):
         return StoreFailed("Cassandra wants a name and password, or refused them", where=where, do=_KEYS)
     for one in reasons:
-        if isinstance(one, LATER) and not isinstance(one, OperationTimedOut):  # that: nothing was heard at all
-            return failed(one, where)
+        if isinstance(one, LATER) and not isinstance(one, cassandra.OperationTimedOut):  # which: no answer at all
+            return explain(one, where)
     why = f" ({_short(reasons[0])})" if reasons and isinstance(reasons[0], Exception) else ""
     return Unreachable(f"no node answers{why}", where=where, do=_NODES)
 
@@ -78,9 +52,9 @@ def _short(error: Exception) -> str:
 
 
 @contextmanager
-def explained(where: str, *, given: bool = False) -> Iterator[None]:
-    """Turns whatever the driver raises inside into a sentence; `given`: a refusal is one of the values."""
+def explained(where: str, *, values: bool = False) -> Iterator[None]:
+    """Turns what the driver raises inside the block into a sentence."""
     try:
         yield
-    except FAULTS as error:
-        raise failed(error, where, given=given) from error
+    except ERRORS as error:
+        raise explain(error, where, values=values) from error

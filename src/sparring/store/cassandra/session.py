@@ -1,4 +1,4 @@
-"""A connection to a ring: token-aware, statements prepared once, and only what is idempotent sent twice."""
+"""A connection to a cluster: token-aware, statements prepared once, and only what is idempotent sent twice."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
@@ -16,7 +16,7 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedS
 
 from sparring.errors import ConfigError, StoreFailed, StoreRefused
 from sparring.store.cassandra.errors import explained
-from sparring.store.cassandra.url import Address
+from sparring.store.cassandra.url import CassandraAddress
 
 OPEN_WITHIN_S = 8.0  # for all hosts of the URL together
 AT_ONCE = 64  # statements under way
@@ -24,32 +24,28 @@ TRIES = 3
 PROTOCOL = 4  # Cassandra 3 to 5 and Amazon Keyspaces speak it
 
 Row = tuple[Any, ...]
+Item = TypeVar("Item")
 
 
 class RetryIdempotent(RetryPolicy):  # type: ignore[misc]  # the driver has no types
     """Another node is asked, a few times, for a statement that may run twice; anything else fails at once."""
 
-    def on_read_timeout(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def on_write_timeout(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def on_unavailable(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def on_request_error(self, query: Any, consistency: Any, error: Any, retry_num: int) -> tuple[int, None]:
-        return self._again(query, retry_num)
-
-    def _again(self, query: Any, retry_num: int) -> tuple[int, None]:
+    def _again(self, query: Any, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
         again = getattr(query, "is_idempotent", False) and retry_num < TRIES
         return (self.RETRY_NEXT_HOST if again else self.RETHROW), None
+
+    on_read_timeout = on_write_timeout = on_unavailable = on_request_error = _again
+
+
+def hundreds(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """The items in groups of a hundred: as many rows as one statement or batch should name."""
+    return [items[at : at + 100] for at in range(0, len(items), 100)]
 
 
 class CassandraSession:
     """One session. Safe to use from several threads; a process that forks opens its own."""
 
-    def __init__(self, address: Address, *, keyspace: bool = True) -> None:
+    def __init__(self, address: CassandraAddress, *, keyspace: bool = True) -> None:
         """`keyspace` False: nothing is in it yet, `spar store migrate` is about to make it."""
         self.address, self.where = address, str(address)
         self._write = _level(address.consistency)
@@ -57,27 +53,22 @@ class CassandraSession:
         self._prepared: dict[str, PreparedStatement] = {}
         self._preparing = threading.Lock()
         self.closed = False
-        logging.getLogger("cassandra").setLevel(logging.CRITICAL)  # what it would say is said here in sentences
+        logging.getLogger("cassandra").setLevel(logging.CRITICAL)  # its errors are raised here as sentences
         self.cluster = _cluster(address)
         try:
             with explained(self.where):
-                self.session: Session = self.cluster.connect()
-            if keyspace:
-                with explained(self.where):
-                    self._enter()
+                self.driver: Session = self.cluster.connect()
+                if keyspace and address.keyspace not in self.cluster.metadata.keyspaces:
+                    wrong = f"there is no keyspace {address.keyspace!r}"
+                    raise StoreFailed(wrong, where=self.where, do="Run `spar store migrate`")
+                if keyspace:
+                    self.driver.set_keyspace(address.keyspace)
         except BaseException:
             self.close()
             raise
 
-    def _enter(self) -> None:
-        if self.address.keyspace not in self.cluster.metadata.keyspaces:
-            raise StoreFailed(
-                f"there is no keyspace {self.address.keyspace!r}", where=self.where, do="Run `spar store migrate`"
-            )
-        self.session.set_keyspace(self.address.keyspace)
-
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self.closed = True
         self.cluster.shutdown()
 
@@ -112,9 +103,9 @@ class CassandraSession:
         self.check_open()
         found: list[list[Row]] = []
         pending: deque[Any] = deque()
-        with explained(self.where, given=True):
+        with explained(self.where, values=True):
             for one in statements:
-                pending.append(self.session.execute_async(one))
+                pending.append(self.driver.execute_async(one))
                 if len(pending) >= at_once:
                     found.append(list(pending.popleft().result()))
             found += [list(future.result()) for future in pending]
@@ -131,7 +122,7 @@ class CassandraSession:
         self.check_open()
         statement.fetch_size = first
         with explained(self.where):
-            future = self.session.execute_async(statement)
+            future = self.driver.execute_async(statement)
         return self._rest(statement, future, most, page_bytes)
 
     def _rest(self, statement: BoundStatement, future: Any, most: int, page_bytes: int) -> Iterator[Row]:
@@ -141,7 +132,7 @@ class CassandraSession:
                 rows, state = result.current_rows, result.paging_state
                 if state is not None:
                     statement.fetch_size = _next_size(rows, statement.fetch_size, most, page_bytes)
-                    future = self.session.execute_async(statement, paging_state=state)
+                    future = self.driver.execute_async(statement, paging_state=state)
             yield from rows
             if state is None:
                 return
@@ -155,14 +146,13 @@ class CassandraSession:
         statement = self._prepared.get(cql)
         if statement is None:
             with self._preparing, explained(self.where):
-                statement = self._prepared.get(cql) or self.session.prepare(cql)
+                statement = self._prepared.get(cql) or self.driver.prepare(cql)
                 self._prepared[cql] = statement
         try:
             bound = statement.bind(values)
         except TypeError as error:  # of a column, by the driver: it names the column and what it takes
-            raise StoreRefused(
-                f"a value does not fit ({error})", where=self.where, do="Send what Cassandra has room for"
-            ) from None
+            do = "Send what Cassandra has room for"
+            raise StoreRefused(f"a value does not fit ({error})", where=self.where, do=do) from None
         bound.consistency_level, bound.is_idempotent = level, idempotent
         return bound
 
@@ -173,7 +163,7 @@ def _next_size(rows: Sequence[Row], size: int, most: int, page_bytes: int) -> in
     return max(1, min(most, 4 * size, fits))
 
 
-def _cluster(address: Address) -> Cluster:
+def _cluster(address: CassandraAddress) -> Cluster:
     profile = ExecutionProfile(
         load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(address.local_dc)),
         retry_policy=RetryIdempotent(),
@@ -198,7 +188,7 @@ def _cluster(address: Address) -> Cluster:
         )
 
 
-def _tls(address: Address) -> ssl.SSLContext | None:
+def _tls(address: CassandraAddress) -> ssl.SSLContext | None:
     if not (address.tls or address.ca):
         return None
     try:

@@ -21,7 +21,7 @@ BATCH_EPISODES = 256  # handed to Minari at once
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class MinariExport:
     """What went into a dataset; skipped are whole episodes that lack their final observation."""
 
     episodes: int
@@ -38,7 +38,7 @@ def write(
     *,
     seat: int = 0,
     progress: Callable[[int], None] = lambda episodes: None,
-) -> Exported:
+) -> MinariExport:
     """Export the complete episodes of one seat as dataset `name` (such as "sparring/cartpole-v0") in `folder`."""
     with _datasets_in(folder) as minari:
         if name in minari.list_local_datasets():
@@ -59,7 +59,7 @@ def write(
             do = "Record whole episodes with their final observation"
             raise Missing(f"no complete episode of seat {seat} ({skipped} without an end)", where=spec.id, do=do)
         dataset.storage.update_metadata({"total_episodes": episodes, "total_steps": steps})
-        return Exported(episodes, steps, skipped)
+        return MinariExport(episodes, steps, skipped)
 
 
 def read(folder: Path, name: str, spec: GameSpec, *, seat: int = 0) -> Iterator[Chunk]:
@@ -182,9 +182,8 @@ def _cut(episode: Any, name: str, spec: GameSpec, seat: int) -> Iterator[Chunk]:
     ending = "terminated" if bool(episode.terminations[-1]) else "truncated"
     total = float(np.asarray(episode.rewards, np.float64).sum())
     step_bytes = 64 + sum(array[0].nbytes for array in seen.values())
-    most = max(
-        1, min(MAX_STEPS, (MAX_ENCODED_BYTES - MAX_HEADER_BYTES) // step_bytes - 1)
-    )  # also if nothing compresses
+    room = (MAX_ENCODED_BYTES - MAX_HEADER_BYTES) // step_bytes - 1  # also if nothing compresses
+    most = max(1, min(MAX_STEPS, room))
     for first in range(0, steps, most):
         part = slice(first, min(first + most, steps))
         columns = {leaf: array[part] for leaf, array in seen.items()}

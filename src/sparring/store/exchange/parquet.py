@@ -19,32 +19,18 @@ import pyarrow.parquet as pq
 from sparring.errors import Refused
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import MAX_STEPS, Array, Chunk, Column, Header
-from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
 ROW_GROUP_STEPS = 65_536
 PER_CHUNK = ("final_observation/", "state/")  # columns without a step axis
 
-_HEADER = pa.schema(
-    [
-        *((name, pa.string()) for name in ("game", "version", "spec", "episode")),
-        ("seat", pa.int32()),
-        ("step", pa.int64()),
-        ("first_step", pa.int64()),  # of the chunk
-        *((name, pa.string()) for name in ("player", "actor", "source")),
-        ("sample_rate", pa.float64()),
-        ("ending", pa.string()),
-        ("outcome", pa.float64()),
-        ("seed", pa.uint64()),
-        ("lease", pa.string()),
-        ("uploader", pa.string()),
-        ("received_at_ms", pa.int64()),
-        ("layout", pa.string()),
-    ]
-)
+_TEXTS = ("game", "version", "spec", "episode", "player", "actor", "source", "ending", "lease", "uploader", "layout")
+_NUMBERS = {"seat": pa.int32(), "step": pa.int64(), "first_step": pa.int64(), "sample_rate": pa.float64(),
+            "outcome": pa.float64(), "seed": pa.uint64(), "received_at_ms": pa.int64()}  # fmt: skip
+_HEADER = pa.schema([*((name, pa.string()) for name in _TEXTS), *_NUMBERS.items()])
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ParquetExport:
     """What went into a file."""
 
     chunks: int
@@ -52,7 +38,9 @@ class Exported:
     bytes: int
 
 
-def write(store: Store, query: Query, path: Path, *, progress: Callable[[int], None] = lambda steps: None) -> Exported:
+def write(
+    store: Store, query: Query, path: Path, *, progress: Callable[[int], None] = lambda steps: None
+) -> ParquetExport:
     """Export `query` into one file, a row group at a time. Two passes: the first finds out which columns there are."""
     schema = _schema(store.read(query), str(path))
     chunks = steps = waiting = 0
@@ -71,7 +59,7 @@ def write(store: Store, query: Query, path: Path, *, progress: Callable[[int], N
         if rows:
             writer.write_table(pa.Table.from_batches(rows, schema))
     partial.replace(path)  # under its name only once it is whole
-    return Exported(chunks, steps, path.stat().st_size)
+    return ParquetExport(chunks, steps, path.stat().st_size)
 
 
 def encode(chunks: Sequence[Chunk], where: str) -> bytes:
@@ -88,9 +76,8 @@ def read(path: Path) -> Iterator[Chunk]:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise Refused(
-            f"it is no Parquet file: {error}", where=str(path), do="Name a file of `spar data export`"
-        ) from None
+        do = "Name a file that `spar data export` wrote"
+        raise Refused(f"it is no Parquet file: {error}", where=str(path), do=do) from None
     with file:
         lacking = [name for name in _HEADER.names if name not in file.schema_arrow.names]
         if lacking:
@@ -133,9 +120,7 @@ def _schema(chunks: Iterable[Chunk], where: str) -> Any:
 def _batch(chunk: Chunk, schema: Any) -> Any:
     head, steps = chunk.header, chunk.header.steps
     layout = msgspec.json.encode(_layout(chunk)).decode()
-    fields = {name: getattr(head, name) for name in _HEADER.names if name not in ("step", "layout")} | {
-        "layout": layout
-    }
+    fields = {name: layout if name == "layout" else getattr(head, name, None) for name in _HEADER.names}
     columns = []
     for field in schema:
         if field.name == "step":
@@ -183,25 +168,7 @@ def _chunk(table: Any, path: Path) -> Chunk:
             columns[column.name] = _array(table[column.name], column)
     except (msgspec.DecodeError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
         raise Refused(f"a column is not what its layout says: {error}", where=where, do="Export it again") from None
-    header = Header(
-        game=GameId(first["game"]),
-        version=first["version"],
-        spec=first["spec"],
-        episode=EpisodeId(first["episode"]),
-        seat=first["seat"],
-        first_step=first["first_step"],
-        steps=steps,
-        player=None if first["player"] is None else PlayerId(first["player"]),
-        actor=first["actor"],
-        source=first["source"],
-        sample_rate=first["sample_rate"],
-        ending=first["ending"],
-        outcome=first["outcome"],
-        seed=first["seed"],
-        lease=first["lease"],
-        uploader=first["uploader"],
-        received_at_ms=first["received_at_ms"],
-    )
+    header = Header(**{name: first[name] for name in _HEADER.names if name not in ("step", "layout")}, steps=steps)
     return Chunk(header, columns)
 
 

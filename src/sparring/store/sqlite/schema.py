@@ -1,21 +1,27 @@
-"""The SQLite file: its tables, its versions, and what is checked before it is trusted.
+"""The SQLite file: its tables, and what is checked and repaired before it is trusted.
 
-`chunks` has one small row per chunk, all that finding and judging need; `bodies` has the bytes.
-Kept apart, a scan of a million rows touches no body. `seal` covers the row, `stored` the bytes.
+`chunks` has one small row per chunk, all that finding and judging need; `bodies` has the bytes: a scan of a million
+rows touches no body. `seal` is a hash of the row, `stored` of the bytes. `quarantine` and `minutes` are a sink's.
 """
 
+import logging
 import os
 import sqlite3
-import time
 from pathlib import Path
 
-from sparring.errors import StoreFailed
-from sparring.store.sqlite.errors import explained, primary_code
+from sparring.durable import sync
+from sparring.errors import StoreFailed, WireError
+from sparring.store.rows import COLUMNS, Row, prepare
+from sparring.store.sqlite.connection import connect, explained, transaction
+from sparring.wire.chunk import Key, decode_parts
+from sparring.wire.ids import EpisodeId, GameId
+
+log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x53504152  # "SPAR", so that another program's database is not taken for ours
-PAGE_BYTES = 8192
+VERSION = 2  # of the tables below; a file of another version is refused
 
-_VERSION_1 = """
+_TABLES = """
 CREATE TABLE chunks (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- the order of receipt; never used twice
     game TEXT NOT NULL, episode TEXT NOT NULL, seat INTEGER NOT NULL, first_step INTEGER NOT NULL,
@@ -38,10 +44,7 @@ CREATE TABLE tombstones (game TEXT NOT NULL, mark INTEGER NOT NULL, erased_at_ms
     PRIMARY KEY (game, mark)) STRICT, WITHOUT ROWID;
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO counters VALUES ('removals', 0), ('scrub', 0);
-"""
 
-# What a sink writes beside the chunks.
-_VERSION_2 = """
 CREATE TABLE quarantine (shard TEXT NOT NULL, position TEXT NOT NULL, game TEXT NOT NULL, verdict TEXT NOT NULL,
     reason TEXT NOT NULL, field TEXT NOT NULL, uploader TEXT NOT NULL, episode TEXT NOT NULL, seat INTEGER NOT NULL,
     first_step INTEGER NOT NULL, arrived_ms INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
@@ -53,49 +56,9 @@ CREATE TABLE minutes (game TEXT NOT NULL, minute_ms INTEGER NOT NULL, batch TEXT
     PRIMARY KEY (game, minute_ms, batch)) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2)  # entry i leads from version i to i + 1; a released entry is never edited
 
-
-def connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
-    """A connection whose commits are on disk when they return, and whose deletions leave no trace."""
-    db = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
-    db.text_factory = _text
-    try:
-        # No other statement may come first: page size and vacuum mode are fixed by a file's first write.
-        db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        _use_wal(db, busy_timeout_s)
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA secure_delete = ON")
-        db.execute("PRAGMA temp_store = MEMORY")  # a spilled sort would leave pseudonyms in another file
-        db.execute("PRAGMA cell_size_check = ON")
-        db.execute("PRAGMA trusted_schema = OFF")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _text(raw: bytes) -> str:
-    # A flipped bit may leave text that is no UTF-8; reading it must not fail, its seal tells.
-    return raw.decode("utf-8", "replace")
-
-
-def _use_wal(db: sqlite3.Connection, busy_timeout_s: float) -> None:
-    # Two processes that create one file at once may get BUSY here without SQLite waiting for them.
-    deadline_s = time.monotonic() + busy_timeout_s
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL").fetchone()
-            return
-        except sqlite3.OperationalError as error:
-            if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.02)
-
-
-def prepare(path: Path, busy_timeout_s: float, *, check: bool = True) -> sqlite3.Connection:
-    """The file, made where there is none, checked, and brought to the newest version; StoreFailed otherwise."""
+def open_file(path: Path, busy_timeout_s: float, *, check: bool = True) -> sqlite3.Connection:
+    """The file, created where there is none, and checked; StoreFailed otherwise."""
     where = str(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,38 +69,33 @@ def prepare(path: Path, busy_timeout_s: float, *, check: bool = True) -> sqlite3
         db = connect(path, busy_timeout_s)
     try:
         with explained(where):
-            _migrate(db, where)
+            with transaction(db):  # which also makes the -wal file exist, before the folder is synced
+                _create(db, where)
             if check:
                 _check(db, where)
-        _sync_folder(path.parent)  # else a power cut may forget that the file or its log was made
+        if os.name == "posix":  # on Windows a folder cannot be opened, and the file system's log keeps names
+            sync(path.parent)  # else a power cut may forget that the file or its log was made
     except BaseException:
         db.close()
         raise
     return db
 
 
-def _migrate(db: sqlite3.Connection, where: str) -> None:
-    db.execute("BEGIN IMMEDIATE")  # also makes the -wal file exist, which _sync_folder then keeps
-    try:
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        (owner,) = db.execute("PRAGMA application_id").fetchone()
-        (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if owner != APPLICATION_ID and (owner or tables):
-            raise StoreFailed("this database is another program's", where=where, do="Name another file in [store] url")
-        if version > len(MIGRATIONS):
-            wrong = f"it has version {version}, this Sparring reads up to {len(MIGRATIONS)}"
-            raise StoreFailed(wrong, where=where, do="Use the Sparring that wrote it, or a newer one")
-        for step in range(version, len(MIGRATIONS)):
-            for statement in MIGRATIONS[step].split(";\n"):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {step + 1}")
-        if version < len(MIGRATIONS):
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+def _create(db: sqlite3.Connection, where: str) -> None:
+    """Make the tables in a new file; refuse another program's database and another version's tables."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (owner,) = db.execute("PRAGMA application_id").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if owner != APPLICATION_ID and (owner or tables):
+        raise StoreFailed("this database is another program's", where=where, do="Name another file in [store] url")
+    if version not in (0, VERSION):
+        do = "Use the Sparring that wrote it, or name another file in [store] url"
+        raise StoreFailed(f"it has version {version}, this Sparring reads version {VERSION}", where=where, do=do)
+    if version == 0:
+        for statement in _TABLES.split(";\n"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 def _check(db: sqlite3.Connection, where: str) -> None:
@@ -148,18 +106,36 @@ def _check(db: sqlite3.Connection, where: str) -> None:
         found += [text for (text,) in db.execute(f"PRAGMA integrity_check({table})")]
     damage = [text for text in found if text != "ok"]
     if damage:
-        raise StoreFailed(
-            f"the file is damaged: {'; '.join(damage[:3])}",
-            where=where,
-            do="Keep a copy of it, then `spar restore` the last backup",
-        )
+        do = "Keep a copy of it, then `spar restore` the last backup"
+        raise StoreFailed(f"the file is damaged: {'; '.join(damage[:3])}", where=where, do=do)
 
 
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return  # elsewhere a folder cannot be opened, and names are kept by the file system's own log
-    handle = os.open(folder, os.O_RDONLY)
+def repair(db: sqlite3.Connection, where: str) -> dict[Key, str]:
+    """Check every row's seal and write a damaged row again from its chunk; the keys of those where that fails."""
+    broken: dict[int, Row] = {}
+    for row_id, *values, seal in db.execute(f"SELECT id, {COLUMNS}, seal FROM chunks"):
+        row = Row(*values)
+        if row.seal() != seal:
+            broken[row_id] = row
+    lost: dict[Key, str] = {}
+    for row_id, row in broken.items():
+        if _repaired(db, row_id, row):
+            log.warning("%s: row %d was damaged and written again from its chunk", where, row_id)
+        else:
+            lost[Key(GameId(row.game), EpisodeId(row.episode), row.seat, row.first_step)] = "its row is damaged"
+            log.error("%s: row %d is damaged and so is its chunk", where, row_id)
+    return lost
+
+
+def _repaired(db: sqlite3.Connection, row_id: int, row: Row) -> bool:
+    found = db.execute("SELECT header, body FROM bodies WHERE id = ?", (row_id,)).fetchone()
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        true = prepare(decode_parts(*found)).row if found else None
+    except WireError:
+        return False
+    # One flipped bit spoils at most one of the two hashes; where neither fits, the chunk is not to be believed.
+    if true is None or (true.content != row.content and true.stored != row.stored):
+        return False
+    columns = ", ".join(f"{name} = ?" for name in Row._fields)
+    db.execute(f"UPDATE chunks SET {columns}, seal = ? WHERE id = ?", (*true, true.seal(), row_id))
+    return True

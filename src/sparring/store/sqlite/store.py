@@ -5,7 +5,6 @@ a page of rows, so a slow reader never keeps the log from being emptied, and two
 that writes, a trainer that reads) share the file.
 """
 
-import logging
 import queue
 import sqlite3
 import threading
@@ -13,36 +12,33 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from numpy.random import Generator
 
-from sparring.errors import ConfigError, StoreFailed, WireError
+from sparring.errors import ConfigError, StoreFailed
 from sparring.store.protocol import (
     Appended,
     AppendResult,
     EpisodeRecord,
     Erased,
     GameStats,
+    LedgerStore,
     Minute,
     MinuteCount,
     Quarantined,
     Query,
     Trimmed,
 )
-from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, digest, judge, mark, prepare
-from sparring.store.sqlite import episodes as summary
-from sparring.store.sqlite import erasure, ledger, retention, schema
-from sparring.store.sqlite import repair as mending
-from sparring.store.sqlite.counters import Counts
-from sparring.store.sqlite.errors import FAULTS, failed, is_disk_failure
-from sparring.store.sqlite.sample_index import Draws
-from sparring.store.sqlite.where import where
-from sparring.wire.chunk import Chunk, Key, decode_parts
-from sparring.wire.ids import EpisodeId, GameId, PlayerId
-
-log = logging.getLogger(__name__)
+from sparring.store.records import DamageLog, erased_player
+from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, judge, mark, prepare
+from sparring.store.sqlite import ledger, removal, schema
+from sparring.store.sqlite.connection import ERRORS, connect, explain, explained, is_disk_failure, transaction
+from sparring.store.sqlite.queries import episode_page, where
+from sparring.store.sqlite.summaries import Summaries
+from sparring.store.summaries import draw_chunks
+from sparring.wire.chunk import Chunk
+from sparring.wire.ids import GameId, PlayerId
 
 PAGE_CHUNKS = 64  # read at once
 READERS = 8  # connections kept open for the next read
@@ -52,7 +48,8 @@ _NEAR = "SELECT first_step, steps, ending, uploader, content FROM chunks WHERE g
 _BEFORE = f"{_NEAR} AND first_step <= ? ORDER BY first_step DESC LIMIT 1"
 _AFTER = f"{_NEAR} AND first_step > ? ORDER BY first_step LIMIT 1"
 _AROUND = f"SELECT * FROM ({_BEFORE}) UNION ALL SELECT * FROM ({_AFTER})"  # at once: each call hands over the GIL
-_WHOLE_CHUNK = "SELECT c.id, b.header, b.body, c.stored FROM chunks c JOIN bodies b ON b.id = c.id"
+_WHOLE_CHUNK = """SELECT c.id, c.game, c.episode, c.seat, c.first_step, b.header, b.body, c.stored
+    FROM chunks c JOIN bodies b ON b.id = c.id"""
 
 # From each game straight to the next one in the index; DISTINCT would walk all of it.
 _GAMES = """WITH RECURSIVE found(game) AS (SELECT min(game) FROM chunks UNION ALL
@@ -68,7 +65,7 @@ def open_url(url: str, **settings: Any) -> "SqliteStore":
     return SqliteStore(Path(path), **settings)
 
 
-class SqliteStore:
+class SqliteStore(LedgerStore):
     """Chunks in one file. See `Store` for what each verb promises."""
 
     def __init__(
@@ -79,27 +76,21 @@ class SqliteStore:
         """
         del sole_writer
         self.path, self._busy_timeout_s = path, busy_timeout_s
-        self.damaged: dict[Key, str] = {}  # found while reading; such chunks are left out, never served
+        self.damaged = DamageLog(str(path))
         self._writing = threading.Lock()
         self._closed = False
         self._broken: StoreFailed | None = None  # after a failed disk no later success could be trusted
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue(READERS)
-        self._draws, self._counts = Draws(), Counts()
-        self._db = schema.prepare(path, busy_timeout_s, check=check)
+        self._summaries = Summaries()
+        self._db = schema.open_file(path, busy_timeout_s, check=check)
         try:
             with self.writing() as db:
                 if check:
-                    self.damaged |= mending.mend(db, str(path))
-                erasure.finish(db, str(path))
+                    self.damaged.update(schema.repair(db, str(path)))
+                removal.finish(db, str(path))
         except BaseException:
             self._db.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def append(self, chunks: Sequence[Chunk]) -> Appended:
         """One transaction, synced before this returns; each chunk is judged alone."""
@@ -110,14 +101,11 @@ class SqliteStore:
 
     def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
         """Newest last; with the seats that have a chunk in `query`, each summed up whole."""
-        after = 0
-        while True:
+        after: int | None = 0
+        while after is not None:
             with self.reading() as db:
-                page = summary.episode_page(db, query, after)
-            yield from page.records
-            if page.last is None:
-                return
-            after = page.last
+                records, after = episode_page(db, query, after)
+            yield from records
 
     def read(self, query: Query, *, part: int = 0, of: int = 1) -> Iterator[Chunk]:
         """Chunks in the order of receipt, a page at a time; damaged ones are logged by key and left out."""
@@ -130,7 +118,7 @@ class SqliteStore:
             with self.reading() as db:
                 page = db.execute(sql, (*chosen.values, after)).fetchall()
             for found in page:
-                if (chunk := self._opened(*found)) is not None:
+                if (chunk := self._decode(found)) is not None:
                     yield chunk
             if len(page) < PAGE_CHUNKS:
                 return
@@ -138,32 +126,24 @@ class SqliteStore:
 
     def sample(self, query: Query, steps: int, rng: Generator) -> list[Chunk]:
         """Every step in `query` is equally likely to be drawn, with the rest of its chunk."""
-        drawn: list[Chunk] = []
-        held, misses = 0, 0
         with self.reading() as db:
-            table = self._draws.table(db, query)
-            while held < steps and len(table) and misses < 1_000:
-                for row_id in table.draw(steps - held, rng):
+
+            def fetch(row_ids: list[int]) -> Iterator[Chunk | None]:
+                for row_id in row_ids:
                     found = db.execute(f"{_WHOLE_CHUNK} WHERE c.id = ?", (row_id,)).fetchone()
-                    chunk = None if found is None else self._opened(*found)
-                    if chunk is None:  # damaged, or erased by another process a moment ago: draw again
-                        misses += 1
-                        continue
-                    drawn.append(chunk)
-                    held += chunk.header.steps
-                    if held >= steps:
-                        break
-        return drawn
+                    yield None if found is None else self._decode(found)
+
+            return draw_chunks(self._summaries.table(db, query), steps, rng, fetch)
 
     def stats(self, game: GameId) -> GameStats:
         """Counts from the rows alone; after the first call only what came since is looked at."""
         with self.reading() as db:
-            return self._counts.stats(db, game)
+            return self._summaries.stats(db, game)
 
     def erase(self, game: GameId, player: PlayerId) -> Erased:
         """Remove the player's seats from every file and refuse them from now on."""
         with self.writing() as db:
-            return erasure.erase(db, self.path, game, player)
+            return removal.erase(db, self.path, game, player)
 
     def erased(self, game: GameId, player: PlayerId) -> bool:
         """Whether a tombstone stands for the player."""
@@ -173,11 +153,11 @@ class SqliteStore:
     def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
         """Remove whole episodes, oldest first: all received before `before_ms`, then down to `max_bytes`."""
         with self.writing() as db:
-            erasure.finish(db, str(self.path))
+            removal.finish(db, str(self.path))
             if before_ms > 0:
                 with transaction(db):
                     ledger.trim(db, before_ms)
-            return retention.trim(db, before_ms=before_ms, max_bytes=max_bytes)
+            return removal.trim(db, before_ms=before_ms, max_bytes=max_bytes)
 
     def games(self) -> list[GameId]:
         """Every game that has chunks."""
@@ -230,29 +210,27 @@ class SqliteStore:
                 raise self._broken
             try:
                 yield self._db
-            except FAULTS as error:
-                explained = failed(error, str(self.path))
+            except ERRORS as error:
+                said = explain(error, str(self.path))
                 if is_disk_failure(error):
-                    self._broken = explained
-                raise explained from error
+                    self._broken = said
+                raise said from error
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection to read from, given back at the end of the block."""
         if self._closed:
             raise StoreFailed("the store is closed", where=str(self.path), do="Open it again")
-        try:
+        with explained(str(self.path)):
             try:
                 db = self._readers.get_nowait()
             except queue.Empty:
-                db = schema.connect(self.path, self._busy_timeout_s)
+                db = connect(self.path, self._busy_timeout_s)
                 db.create_function("part_of", 2, _part_of, deterministic=True)
             try:
                 yield db
             finally:
                 self._give_back(db)
-        except FAULTS as error:
-            raise failed(error, str(self.path)) from error
 
     def _give_back(self, db: sqlite3.Connection) -> None:
         try:
@@ -262,42 +240,15 @@ class SqliteStore:
         except queue.Full:
             db.close()
 
-    def _opened(self, row_id: int, header: bytes, body: bytes, stored: bytes) -> Chunk | None:
-        try:
-            if digest(header, body) == stored:
-                return decode_parts(header, body)
-            wrong = "its bytes changed since they were stored"
-        except WireError as error:
-            wrong = error.wrong
-        with self.reading() as db:
-            found = db.execute("SELECT game, episode, seat, first_step FROM chunks WHERE id = ?", (row_id,)).fetchone()
-        if found is not None:
-            key = Key(GameId(found[0]), EpisodeId(found[1]), found[2], found[3])
-            if key not in self.damaged:
-                log.error("%s: chunk %s is damaged and left out: %s", self.path, key, wrong)
-            self.damaged[key] = wrong
-        return None
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; on disk when the block ends."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+    def _decode(self, found: tuple[Any, ...]) -> Chunk | None:
+        _, game, episode, seat, first_step, header, body, stored = found
+        return self.damaged.decode((game, episode, seat, first_step), header, body, stored)
 
 
 def _keep(db: sqlite3.Connection, one: Prepared, gone: set[tuple[str, int | None]]) -> AppendResult:
     row = one.row
     if (row.game, row.mark) in gone:
-        return AppendResult(
-            "gone", "this player was erased and nothing more is kept of them", "player", str(row.player)
-        )
+        return erased_player(row)
     place = (row.game, row.episode, row.seat, row.first_step)
     around = [Neighbour(*found) for found in db.execute(_AROUND, (*place, *place))]
     before = next((one for one in around if one.first_step <= row.first_step), None)

@@ -1,25 +1,32 @@
-"""A stream itself: made, described, given more or fewer shards, removed."""
+"""A stream itself: made, described, given more or fewer shards, removed.
+
+A reshard aims at hash ranges of equal size. Ranges within one of those are merged, and a range that reaches over the
+end of one is split there: so between two moves there are never fewer shards than the lesser of both numbers.
+"""
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 from sparring.errors import Missing, SparringError, Unreachable
-from sparring.stream.kinesis import errors as faults
-from sparring.stream.kinesis.client import KinesisClient, Patience
-from sparring.stream.kinesis.reader import Reader
-from sparring.stream.kinesis.reshard import Range, Split, next_count, next_move
-from sparring.stream.kinesis.stream import OPENING, listed
-from sparring.stream.kinesis.url import SETTING, Address, read_address
-from sparring.stream.protocol import BEGINNING, Page, Position, Shard
+from sparring.stream.kinesis import errors
+from sparring.stream.kinesis.client import KinesisClient, Timeouts
+from sparring.stream.kinesis.reader import ShardIterators
+from sparring.stream.kinesis.stream import OPENING, listed, shard_of
+from sparring.stream.kinesis.url import SETTING, KinesisAddress
+from sparring.stream.protocol import BEGINNING, Page, Position
 
 POLL_S = 0.25
 WITHIN_S = 600.0
+SPACE = 1 << 128  # of partition keys' hashes
+NEAR = SPACE >> 64  # ranges that differ by less are the same: servers round differently
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class ShardState:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class StreamDescription:
     """A stream as it is now."""
 
     name: str
@@ -47,13 +54,62 @@ class Described:
     shards: list[ShardState]
 
 
+@dataclass(frozen=True, slots=True)
+class HashRange:
+    """An open shard and the hashes that go to it, both ends included."""
+
+    shard: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Of one shard in two; the second begins with `at`."""
+
+    shard: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Of two neighbours."""
+
+    shard: str
+    neighbour: str
+
+
+def next_move(ranges: Sequence[HashRange], shards: int) -> Split | Merge | None:
+    """The next step from these open shards to `shards` of equal size; None when they are there."""
+    ordered = sorted(ranges, key=lambda one: one.first)
+    ends = [SPACE * at // shards for at in range(1, shards + 1)]
+    for one, following in pairwise(ordered):
+        if following.last < _end_after(ends, one.first) + NEAR:
+            return Merge(one.shard, following.shard)
+    for one in ordered:
+        end = _end_after(ends, one.first)
+        if one.last >= end + NEAR:
+            return Split(one.shard, end)
+    return None
+
+
+def _end_after(ends: Sequence[int], first: int) -> int:
+    """Where the wanted range that holds `first` ends; the end itself is the next one's."""
+    return ends[min(bisect_right(ends, first + NEAR), len(ends) - 1)]
+
+
+def next_count(now: int, wanted: int) -> int:
+    """How far one UpdateShardCount goes: at most to twice as many, and to half."""
+    return min(wanted, 2 * now) if wanted > now else max(wanted, -(-now // 2))
+
+
 def _age_ms(page: Page) -> int | None:
     """How long ago its first chunk came; None where it has none."""
     return max(0, int(time.time() * 1000) - page.placed[0].arrived_ms) if page.placed else None
 
 
-def _reach(address: Address) -> None:
-    """Raise soon where nobody answers, instead of after all the patience of a call."""
+def _reach(address: KinesisAddress) -> None:
+    """Raise soon where no server answers, instead of after all the tries of a call."""
     quick = KinesisClient(address, OPENING, random.Random())
     try:
         quick("describe_stream_summary", StreamName=address.name)
@@ -64,39 +120,39 @@ def _reach(address: Address) -> None:
 
 
 class StreamAdmin:
-    """One stream's owner; a block closes it. `tell` hears of every step of what takes long."""
+    """Operations on one stream; a context manager. `report` is called at each step of a long operation."""
 
-    def __init__(self, url: str, tell: Tell, *, setting: str = SETTING) -> None:
-        self.address, self._tell = read_address(url, setting), tell
+    def __init__(self, url: str, report: Report, *, setting: str = SETTING) -> None:
+        self.address, self._report = KinesisAddress.read(url, setting), report
         _reach(self.address)
-        self._calls = KinesisClient(self.address, Patience(), random.Random())
+        self._client = KinesisClient(self.address, Timeouts(), random.Random())
         self._named = {"StreamName": self.address.name}
 
     def __enter__(self) -> "StreamAdmin":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._calls.close()
+        self._client.close()
 
     def create(self, shards: int, retention_hours: int | None) -> bool:
         """Make it, unless it is there; give it that retention, where one is said. Returns when it is active."""
         made = self._find() is None
         if made:
-            self._tell(f"{self.address.name}: made with {shards} shards")
-            self._calls("create_stream", **self._named, ShardCount=shards)
+            self._report(f"{self.address.name}: made with {shards} shards")
+            self._client("create_stream", **self._named, ShardCount=shards)
         self._wait("ACTIVE")
         if retention_hours is not None:
             self._retain(retention_hours)
         return made
 
-    def describe(self, places: Mapping[str, Position] = MappingProxyType({})) -> Described:
+    def describe(self, positions: Mapping[str, Position] = MappingProxyType({})) -> StreamDescription:
         """Everything that is known of it; one small read of each shard, and one where a reader is, shard by shard."""
         found = self._summary()
-        listing = sorted(listed(self._calls), key=lambda one: str(one["ShardId"]))
-        shards = [self._state(one, places.get(one["ShardId"])) for one in listing]
+        listing = sorted(listed(self._client), key=lambda one: str(one["ShardId"]))
+        shards = [self._state(one, positions.get(one["ShardId"])) for one in listing]
         mode = found.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED")
         name, status, hours = found["StreamName"], found["StreamStatus"], found["RetentionPeriodHours"]
-        return Described(name, status, int(hours), mode, shards)
+        return StreamDescription(name, status, int(hours), mode, shards)
 
     def reshard(self, shards: int) -> int:
         """Open shards of equal size, that many; how many there were. Readers follow; nothing is lost."""
@@ -117,7 +173,7 @@ class StreamAdmin:
 
     def delete(self) -> None:
         """Remove it with all that it keeps. Returns when it is gone."""
-        self._calls("delete_stream", **self._named)
+        self._client("delete_stream", **self._named)
         until_s = time.monotonic() + WITHIN_S
         while self._find() is not None:
             self._pause(until_s, "it is still being removed")
@@ -131,7 +187,7 @@ class StreamAdmin:
             return None
 
     def _summary(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self._calls("describe_stream_summary", **self._named)["StreamDescriptionSummary"]
+        answer: dict[str, Any] = self._client("describe_stream_summary", **self._named)["StreamDescriptionSummary"]
         return answer
 
     def _retain(self, hours: int) -> None:
@@ -139,20 +195,19 @@ class StreamAdmin:
         if hours == now:
             return
         verb = "increase" if hours > now else "decrease"
-        self._tell(f"{self.address.name}: kept for {hours} hours instead of {now}")
-        self._calls(f"{verb}_stream_retention_period", **self._named, RetentionPeriodHours=hours)
+        self._report(f"{self.address.name}: kept for {hours} hours instead of {now}")
+        self._client(f"{verb}_stream_retention_period", **self._named, RetentionPeriodHours=hours)
         self._wait("ACTIVE")
 
     def _update_count(self, shards: int) -> bool:
         """Ask for that many; False where the server does not know how."""
         try:
-            self._calls.once(
-                "update_shard_count", **self._named, TargetShardCount=shards, ScalingType="UNIFORM_SCALING"
-            )
-        except faults.AnyFault as error:
-            if faults.code_of(error) in faults.UNKNOWN_OPERATION:
+            wanted = {"TargetShardCount": shards, "ScalingType": "UNIFORM_SCALING"}
+            self._client.once("update_shard_count", **self._named, **wanted)
+        except errors.AnyFault as error:
+            if errors.code_of(error) in errors.UNKNOWN_OPERATION:
                 return False
-            raise faults.said(error, self.address) from None
+            raise errors.explain(error, self.address) from None
         return True
 
     def _by_hand(self, shards: int) -> None:
@@ -161,38 +216,30 @@ class StreamAdmin:
                 what, given = "split", {"ShardToSplit": move.shard, "NewStartingHashKey": str(move.at)}
             else:
                 what, given = "merge", {"ShardToMerge": move.shard, "AdjacentShardToMerge": move.neighbour}
-            self._tell(f"{self.address.name}: {what} {', '.join(one for one in given.values() if 'shard' in one)}")
-            self._calls("split_shard" if what == "split" else "merge_shards", **self._named, **given)
+            self._report(f"{self.address.name}: {what} {', '.join(one for one in given.values() if 'shard' in one)}")
+            self._client("split_shard" if what == "split" else "merge_shards", **self._named, **given)
             self._wait("ACTIVE", what)
 
-    def _open(self) -> list[Range]:
-        return [
-            Range(
-                one["ShardId"], int(one["HashKeyRange"]["StartingHashKey"]), int(one["HashKeyRange"]["EndingHashKey"])
-            )
-            for one in listed(self._calls)
-            if "EndingSequenceNumber" not in one["SequenceNumberRange"]
-        ]
+    def _open(self) -> list[HashRange]:
+        keys = {one["ShardId"]: one["HashKeyRange"] for one in listed(self._client) if not shard_of(one).closed}
+        return [HashRange(name, int(at["StartingHashKey"]), int(at["EndingHashKey"])) for name, at in keys.items()]
 
-    def _state(self, one: dict[str, Any], place: Position | None) -> ShardState:
-        parents = tuple(one[key] for key in ("ParentShardId", "AdjacentParentShardId") if one.get(key))
-        closed = "EndingSequenceNumber" in one["SequenceNumberRange"]
-        keys = one["HashKeyRange"]
-        shard, reader = Shard(one["ShardId"], parents, closed), Reader(self._calls)
+    def _state(self, one: dict[str, Any], position: Position | None) -> ShardState:
+        shard, keys, reader = shard_of(one), one["HashKeyRange"], ShardIterators(self._client)
         oldest = _age_ms(reader.page(shard, BEGINNING, 1))
-        behind_ms = None if place is None else _age_ms(reader.page(shard, place, 1)) or 0
+        behind_ms = None if position is None else _age_ms(reader.page(shard, position, 1)) or 0
         first, last = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
-        return ShardState(shard.id, parents, closed, first, last, oldest or 0, oldest is None, behind_ms)
+        return ShardState(shard.id, shard.parents, shard.closed, first, last, oldest or 0, oldest is None, behind_ms)
 
     def _wait(self, status: str, what: str = "") -> None:
         until_s, seen = time.monotonic() + WITHIN_S, ""
         while (now := str(self._summary()["StreamStatus"])) != status:
             if now != seen:
-                self._tell(f"{self.address.name}: {now}{f' ({what})' if what else ''}")
+                self._report(f"{self.address.name}: {now}{f' ({what})' if what else ''}")
                 seen = now
             self._pause(until_s, f"it is still {now}")
 
     def _pause(self, until_s: float, wrong: str) -> None:
         if time.monotonic() > until_s:
             raise SparringError(wrong, where=self.address.where, do="Look again later with `spar stream describe`")
-        self._calls.closed.wait(POLL_S)
+        self._client.closed.wait(POLL_S)

@@ -3,12 +3,11 @@
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from sparring.errors import StoreFailed, WireError
-from sparring.stream.kinesis import errors as faults
+from sparring.stream.kinesis import errors
 from sparring.stream.kinesis.client import Backoff, KinesisClient
 from sparring.stream.protocol import BEGINNING, Page, Placed, Position, Shard
 from sparring.wire import record
@@ -21,38 +20,13 @@ LOOK_BACK_S = (0.1, 0.4, 1.6)  # of `tip`, in turn
 ITERATOR_S = 240.0  # Kinesis forgets one after 300
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """An iterator that goes on after a position."""
-
-    after: Position
-    iterator: str
-    until_s: float
-
-
-@dataclass(slots=True)
-class _Pace:
-    """When a shard was read last, so that no second has more than READS_PER_S."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    reads_s: deque[float] = field(default_factory=lambda: deque(maxlen=READS_PER_S))
-
-    def due_s(self, now_s: float) -> float:
-        """Note a read; the seconds until it may begin."""
-        with self.lock:
-            first = self.reads_s[0] + 1.0 if len(self.reads_s) == READS_PER_S else now_s
-            begins_s = max(now_s, first)
-            self.reads_s.append(begins_s)
-            return begins_s - now_s
-
-
-class Reader:
+class ShardIterators:
     """Reads any shard of one stream. Safe to call from several threads."""
 
-    def __init__(self, calls: KinesisClient) -> None:
-        self._calls, self._lock = calls, threading.Lock()
-        self._held: dict[str, _Held] = {}  # by shard
-        self._paces: dict[str, _Pace] = {}  # by shard
+    def __init__(self, client: KinesisClient) -> None:
+        self._client, self._lock = client, threading.Lock()
+        self._held: dict[str, tuple[Position, str, float]] = {}  # by shard: an iterator that goes on after a position
+        self._reads_s: dict[str, deque[float]] = {}  # by shard: when it was read last
 
     def page(self, shard: Shard, after: Position, limit: int) -> Page:
         """One GetRecords, of at most `limit` records."""
@@ -62,7 +36,7 @@ class Reader:
         following = answer.get("NextShardIterator")
         if following:
             with self._lock:
-                self._held[shard.id] = _Held(position, following, time.monotonic() + ITERATOR_S)
+                self._held[shard.id] = position, following, time.monotonic() + ITERATOR_S
         return Page(placed, position, not following, int(answer.get("MillisBehindLatest") or 0))
 
     def tip(self, shard: Shard, after: Position) -> Position:
@@ -89,25 +63,25 @@ class Reader:
         return self._get(shard, BEGINNING, MOST_RECORDS, iterator)
 
     def _get(self, shard: str, after: Position, limit: int, iterator: str = "") -> dict[str, Any]:
-        iterator, backoff = iterator or self._kept(shard, after), Backoff(self._calls)
+        iterator, backoff = iterator or self._kept(shard, after), Backoff(self._client)
         while True:
             iterator = iterator or self._iterator(shard, after)
             self._wait_turn(shard)
             try:
-                return self._calls.once("get_records", ShardIterator=iterator, Limit=limit)
-            except faults.AnyFault as error:
-                if faults.code_of(error) == faults.ITERATOR_EXPIRED:
+                return self._client.once("get_records", ShardIterator=iterator, Limit=limit)
+            except errors.AnyFault as error:
+                if errors.code_of(error) == errors.ITERATOR_EXPIRED:
                     iterator = ""
-                elif not faults.passing(error):
-                    raise faults.said(error, self._calls.address) from None
+                elif not errors.passing(error):
+                    raise errors.explain(error, self._client.address) from None
                 if not backoff.wait():
-                    raise faults.said(error, self._calls.address) from None
+                    raise errors.explain(error, self._client.address) from None
 
     def _kept(self, shard: str, after: Position) -> str:
         """The iterator that was left after that position, taken away: no two threads go on with one; or ""."""
         with self._lock:
-            held = self._held.pop(shard, None)
-        return held.iterator if held and held.after == after and time.monotonic() < held.until_s else ""
+            at, iterator, until_s = self._held.pop(shard, (after, "", 0.0))
+        return iterator if at == after and time.monotonic() < until_s else ""
 
     def _iterator(self, shard: str, after: Position) -> str:
         sequence, place = split(after)
@@ -117,16 +91,19 @@ class Reader:
         return self._new_iterator(shard, ShardIteratorType=kind, StartingSequenceNumber=sequence)
 
     def _new_iterator(self, shard: str, **start: Any) -> str:
-        answer = self._calls("get_shard_iterator", StreamName=self._calls.address.name, ShardId=shard, **start)
+        answer = self._client("get_shard_iterator", StreamName=self._client.address.name, ShardId=shard, **start)
         return str(answer["ShardIterator"])
 
     def _wait_turn(self, shard: str) -> None:
+        """Wait until a read may begin, so that no second has more than READS_PER_S of one shard."""
         with self._lock:
-            pace = self._paces.setdefault(shard, _Pace())
-        self._calls.closed.wait(pace.due_s(time.monotonic()))
+            reads_s, now_s = self._reads_s.setdefault(shard, deque(maxlen=READS_PER_S)), time.monotonic()
+            begins_s = max(now_s, reads_s[0] + 1.0 if len(reads_s) == READS_PER_S else now_s)
+            reads_s.append(begins_s)
+        self._client.closed.wait(begins_s - now_s)
 
     def _placed(self, shard: str, found: dict[str, Any], after: Position) -> list[Placed]:
-        """The chunks of one record. What is no record is given as it is, for its reader to put aside."""
+        """The chunks of one record. Data that is no record is given as it is: the sink quarantines it."""
         sequence, data = str(found["SequenceNumber"]), bytes(found["Data"])
         try:
             read = record.decode(data)
@@ -134,7 +111,7 @@ class Reader:
             read = record.Record(record.Header(), [data])
         begun, place = split(after)
         first = place + 1 if begun == sequence and place is not None else 0
-        uploader = read.header.uploader or f"stream:{self._calls.address.name}"
+        uploader = read.header.uploader or f"stream:{self._client.address.name}"
         arrived_ms = read.header.received_at_ms or int(found["ApproximateArrivalTimestamp"].timestamp() * 1000)
         last = len(read.chunks) - 1
         return [
@@ -146,7 +123,7 @@ class Reader:
 
 
 def order(position: Position) -> tuple[int, int]:
-    """What sorts positions of one shard as their chunks lie."""
+    """A sort key: positions of one shard in the order of their chunks."""
     sequence, place = split(position)
     return int(sequence or -1), MOST_PLACES if place is None else place
 
@@ -158,6 +135,6 @@ def _later(after: Position, answer: dict[str, Any]) -> Position:
 
 
 def split(position: Position) -> tuple[str, int | None]:
-    """The sequence number, and the place of the last chunk read within its record; None where all of it was."""
+    """The sequence number, and the index of the last chunk read of its record; None where all of it was read."""
     sequence, _, place = position.partition("/")
     return sequence, int(place) if place else None

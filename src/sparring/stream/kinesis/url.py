@@ -12,13 +12,31 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class KinesisAddress:
     """One stream. `setting` is where a person wrote the URL; errors name it."""
 
     name: str
     region: str = ""  # "": as AWS_REGION or the profile says
     endpoint: str = ""  # "": Amazon's own
     setting: str = SETTING
+
+    @classmethod
+    def read(cls, url: str, setting: str = SETTING) -> "KinesisAddress":
+        """The address in `url`; ConfigError with the right form where it is none. A password in it is not repeated."""
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
+            do = "Leave them out: they come from the environment, a profile or the machine's role"
+            raise ConfigError("it holds credentials", where=setting, do=do)
+        if parts.scheme != "kinesis" or parts.path not in ("", "/") or not _NAME.fullmatch(parts.netloc):
+            raise ConfigError(f"{url!r} names no stream", where=setting, do="Write kinesis://NAME?region=…&endpoint=…")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := sorted(options.keys() - set(OPTIONS)):
+            raise ConfigError(f"unknown option {unknown[0]!r} in it", where=setting, do=f"Use {' and '.join(OPTIONS)}")
+        endpoint = options.get("endpoint", "").rstrip("/")
+        if endpoint and not re.fullmatch(r"https?://[^\s/?#@]+", endpoint):
+            do = "Write endpoint=http://HOST:PORT, or leave it out for Amazon's own"
+            raise ConfigError(f"endpoint={endpoint!r} is no address", where=setting, do=do)
+        return cls(parts.netloc, options.get("region", ""), endpoint, setting)
 
     @property
     def where(self) -> str:
@@ -29,22 +47,3 @@ class Address:
     def place(self) -> str:
         """Who should answer, in words."""
         return self.endpoint or (f"Kinesis in {self.region}" if self.region else "Kinesis")
-
-
-def read_address(url: str, setting: str = SETTING) -> Address:
-    """The address in `url`, or a ConfigError that says what is wrong with it; a password in it is not repeated."""
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
-        do = "Leave them out: they come from the environment, a profile or the machine's role"
-        raise ConfigError("it holds credentials", where=setting, do=do)
-    if parts.scheme != "kinesis" or parts.path not in ("", "/") or not _NAME.fullmatch(parts.netloc):
-        raise ConfigError(f"{url!r} names no stream", where=setting, do="Write kinesis://NAME?region=…&endpoint=…")
-    said = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for option in said:
-        if option not in OPTIONS:
-            raise ConfigError(f"unknown option {option!r} in it", where=setting, do=f"Use {' and '.join(OPTIONS)}")
-    endpoint = said.get("endpoint", "").rstrip("/")
-    if endpoint and not re.fullmatch(r"https?://[^\s/?#@]+", endpoint):
-        do = "Write endpoint=http://HOST:PORT, or leave it out for Amazon's own"
-        raise ConfigError(f"endpoint={endpoint!r} is no address", where=setting, do=do)
-    return Address(parts.netloc, said.get("region", ""), endpoint, setting)

@@ -82,7 +82,7 @@ LOGBACK = """\
 
 @dataclass(frozen=True, slots=True)
 class Cassandra:
-    """A ring. `nodes[1].kill()` is kill -9, `nodes[1].restart()` brings it back with its data."""
+    """A cluster. `nodes[1].kill()` is kill -9, `nodes[1].restart()` brings it back with its data."""
 
     hosts: tuple[str, ...]
     port: int
@@ -100,7 +100,7 @@ class Cassandra:
 
 
 def described(folder: Path, nodes: int = 1, *, sync: Sync = "batch", port: int = 0) -> Cassandra:
-    """A ring of so many nodes under `folder`, on free ports unless one is given or was kept there; not started."""
+    """A cluster of so many nodes under `folder`, on free ports unless one is given or was kept there; not started."""
     java_program, jars = java(), find("cassandra-jars")
     if jars is None:
         raise NotThere("there is no Cassandra here: `make servers` installs it")
@@ -109,7 +109,7 @@ def described(folder: Path, nodes: int = 1, *, sync: Sync = "batch", port: int =
     between, free, *management = free_ports(2 + nodes)
     storage_port = _port_between(folder) or between
     hosts = tuple(f"127.0.0.{1 + number}" for number in range(nodes))
-    ring = []
+    cluster = []
     for number, host in enumerate(hosts):
         home = folder.resolve() / f"cassandra{1 + number}"
         home.mkdir(parents=True, exist_ok=True)
@@ -117,39 +117,39 @@ def described(folder: Path, nodes: int = 1, *, sync: Sync = "batch", port: int =
         (home / "cassandra.yaml").write_text(YAML.format(**places, sync=SYNC[sync]))
         (home / "logback.xml").write_text(LOGBACK)
         words = (java_program, *(QUICK if nodes > 1 else ()), *_options(Path(jars), home, management[number]))
-        ring.append(Process(f"cassandra{1 + number}", str(home), words, f"cql://{host}:{port or free}"))
-    return Cassandra(hosts, port or free, tuple(ring))
+        cluster.append(Process(f"cassandra{1 + number}", str(home), words, f"cql://{host}:{port or free}"))
+    return Cassandra(hosts, port or free, tuple(cluster))
 
 
 def _port_between(folder: Path) -> int | None:
-    """That on which the nodes of a ring that was here before know each other: they would not meet on another."""
+    """That on which the nodes of a cluster that was here before know each other: they would not meet on another."""
     kept = folder / "cassandra1" / "cassandra.yaml"
     found = re.search(r"^storage_port: (\d+)$", kept.read_text(), re.MULTILINE) if kept.exists() else None
     return int(found[1]) if found else None
 
 
-def start(ring: Cassandra) -> None:
-    """One after another: two that join at once may take the same ranges, and one of them is then not in the ring."""
-    for node in ring.nodes:
+def start(cluster: Cassandra) -> None:
+    """One after another: two that join at once may take the same ranges, and one of them is then not in the cluster."""
+    for node in cluster.nodes:
         node.start()
-    wait_until_all_know_all(ring)
+    wait_until_all_know_all(cluster)
 
 
-def wait_until_all_know_all(ring: Cassandra) -> None:
+def wait_until_all_know_all(cluster: Cassandra) -> None:
     """A node answers callers a second or two before the others have heard of it."""
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
     from cassandra.policies import WhiteListRoundRobinPolicy
 
-    if len(ring.nodes) == 1:
+    if len(cluster.nodes) == 1:
         return
     until_s = time.monotonic() + KNOWN_S
-    for host in ring.hosts:
+    for host in cluster.hosts:
         profile = ExecutionProfile(WhiteListRoundRobinPolicy([host]), request_timeout=30)
         profiles = {EXEC_PROFILE_DEFAULT: profile}
-        with Cluster([host], port=ring.port, execution_profiles=profiles, connect_timeout=30) as cluster:
-            session = cluster.connect()
-            while len(list(session.execute("SELECT peer FROM system.peers_v2"))) + 1 < len(ring.nodes):
-                assert time.monotonic() < until_s, f"{host} does not know its ring"
+        with Cluster([host], port=cluster.port, execution_profiles=profiles, connect_timeout=30) as driver:
+            session = driver.connect()
+            while len(list(session.execute("SELECT peer FROM system.peers_v2"))) + 1 < len(cluster.nodes):
+                assert time.monotonic() < until_s, f"{host} does not know its cluster"
                 time.sleep(0.5)
 
 
