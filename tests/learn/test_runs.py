@@ -29,10 +29,10 @@ QUICK = {
 
 
 def trained(
-    config, game="cartpole", algo="ppo", *, steps=None, shown=None, settings=None, seed=0, source="sim", **orders
+    config, game="cartpole", algo="ppo", *, steps=None, shown=None, settings=None, seed=0, source="sim", **options
 ):
-    resumed = orders.get("resume") is not None
-    wish = TrainRequest(
+    resumed = options.get("resume") is not None
+    request = TrainRequest(
         game,
         algo,
         seed=seed,
@@ -42,7 +42,7 @@ def trained(
         settings=() if resumed else QUICK[algo] if settings is None else settings,
     )
     shown = [] if shown is None else shown
-    return train(wish, TrainOptions(**orders), config, shown.append)
+    return train(request, TrainOptions(**options), config, shown.append)
 
 
 def weights_of(config, model):
@@ -140,7 +140,7 @@ def test_until_ends_a_run_as_soon_as_its_greedy_episodes_earn_that_much(config):
 def test_a_target_that_is_no_number_is_refused(config):
     with pytest.raises(ConfigError) as error:
         trained(config, steps=1000, until=float("nan"))
-    assert str(error.value) == "spar train: --until nan. Name a return that can be reached."
+    assert str(error.value) == "spar train: --until nan. Give a return that can be reached."
 
 
 def test_the_same_seed_publishes_the_same_weights_under_another_name(config):
@@ -327,10 +327,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "kind", "sentence"), WRONG, ids=[sentence[:40] for *_, sentence in WRONG])
-def test_a_wrong_wish_is_refused_with_what_to_do(wish, kind, sentence, config):
+@pytest.mark.parametrize(("asked", "kind", "sentence"), WRONG, ids=[sentence[:40] for *_, sentence in WRONG])
+def test_a_wrong_request_is_refused_with_what_to_do(asked, kind, sentence, config):
     with pytest.raises(kind) as error:
-        plan(wish, config)
+        plan(asked, config)
     assert sentence in str(error.value)
 
 

@@ -23,10 +23,10 @@ class RecordedEpisodes:
     action: Array
     reward: Array  # float32 [steps]
     legal: Array | None  # bool [steps, choices]
-    logp: Array  # float32 [steps]: what the player's own choice said; NaN where nothing was recorded
+    logp: Array  # float32 [steps]: log μ of the action as the player recorded it; NaN where it did not
     start: Array  # int64 [episodes + 1]
     ending: Array  # uint8 [episodes]: TERMINATED or TRUNCATED
-    final: Mapping[str, Array]  # [episodes, …]: the view after the last step
+    final: Mapping[str, Array]  # [episodes, …]: the observation after the last step
     left_out: Mapping[str, int] = field(default_factory=dict)  # episodes that could not be used, by reason
 
     @property
@@ -44,19 +44,23 @@ class RecordedEpisodes:
 
     @property
     def pays_once(self) -> bool:
-        """Whether nobody ever earned anything before the last step of an episode."""
+        """Whether no step but the last of an episode was ever rewarded."""
         early = np.ones(self.steps, bool)
         early[self.start[1:] - 1] = False
         return not self.reward[early].any()
 
+    def episode_of_step(self) -> Array:
+        """The episode of each step."""
+        return np.repeat(np.arange(self.episodes), np.diff(self.start))
+
     def following(self) -> Array:
-        """The row of what is seen after each step, in the steps' rows with the final views behind them."""
+        """The row of the observation after each step, in the steps' rows followed by the final observations."""
         after = np.arange(1, self.steps + 1)
         after[self.start[1:] - 1] = self.steps + np.arange(self.episodes)
         return after
 
     def goes_on(self) -> Array:
-        """Whether anything is worth asking after each step: not after a true end."""
+        """Whether the episode goes on after each step: not after a true end."""
         goes = np.ones(self.steps, bool)
         goes[self.start[1:] - 1] = self.ending != TERMINATED
         return goes
@@ -73,19 +77,18 @@ def read_records(
     store: Store, game: GameSpec, query: Query | None = None, most_steps: int = MOST_STEPS
 ) -> RecordedEpisodes:
     """Every whole episode that fits the game, up to `most_steps` steps; Missing where there is none."""
-    wanted = query or Query(game.id)
     parts: dict[tuple[str, int], list[Chunk]] = {}
     left_out = {"another spec": 0, "incomplete": 0, "beyond the limit": 0}
-    held = 0
-    for chunk in store.read(wanted):
+    steps = 0
+    for chunk in store.read(query or Query(game.id)):
         key = (chunk.header.episode, chunk.header.seat)
-        if held >= most_steps and key not in parts:
+        if steps >= most_steps and key not in parts:
             left_out["beyond the limit"] += chunk.header.first_step == 0
         elif chunk.header.spec != game.hash:
             left_out["another spec"] += chunk.header.first_step == 0
         else:
             parts.setdefault(key, []).append(chunk)
-            held += chunk.header.steps
+            steps += chunk.header.steps
     whole = []
     for chunks in parts.values():
         chunks.sort(key=lambda chunk: chunk.header.first_step)
@@ -94,12 +97,9 @@ def read_records(
         else:
             left_out["incomplete"] += 1
     if not whole:
-        said = ", ".join(f"{count} {why}" for why, count in left_out.items() if count) or "it holds none at all"
-        raise Missing(
-            f"no whole episode of {game.id} fits ({said})",
-            where="--from store",
-            do=f"Collect some: `spar collect {game.id}`",
-        )
+        why = ", ".join(f"{count} {why}" for why, count in left_out.items() if count) or "it holds none at all"
+        do = f"Collect some: `spar collect {game.id}`"
+        raise Missing(f"no whole episode of {game.id} fits ({why})", where="--from store", do=do)
     return of_episodes(whole, left_out)
 
 
@@ -124,27 +124,19 @@ def of_episodes(episodes: Iterable[list[Chunk]], left_out: Mapping[str, int] | N
 
 
 def _is_whole(chunks: list[Chunk]) -> bool:
-    """From the first step to an end without a gap; a cut one must say what was seen last."""
-    at = 0
-    for chunk in chunks:
-        if chunk.header.first_step != at:
-            return False
-        at += chunk.header.steps
+    """From the first step to an end without a gap; a truncated one must have recorded its final observation."""
+    ends = np.cumsum([chunk.header.steps for chunk in chunks]).tolist()
+    if [chunk.header.first_step for chunk in chunks] != [0, *ends[:-1]]:
+        return False
     last = chunks[-1]
-    seen = any(name.startswith(_FINAL) for name in last.columns)
-    return last.header.ending == "terminated" or (last.header.ending == "truncated" and seen)
+    final = any(name.startswith(_FINAL) for name in last.columns)
+    return last.header.ending == "terminated" or (last.header.ending == "truncated" and final)
 
 
 def _legal(chunks: list[Chunk]) -> Array:
     choices = next(chunk.columns["legal"].shape[1] for chunk in chunks if "legal" in chunk.columns)
-    return np.concatenate(
-        [
-            chunk.columns["legal"].astype(bool)
-            if "legal" in chunk.columns
-            else np.ones((chunk.header.steps, choices), bool)
-            for chunk in chunks
-        ]
-    )
+    every = [chunk.columns.get("legal", np.ones((chunk.header.steps, choices), bool)) for chunk in chunks]
+    return np.concatenate([legal.astype(bool) for legal in every])
 
 
 def _logp(chunk: Chunk) -> Array:
@@ -153,5 +145,5 @@ def _logp(chunk: Chunk) -> Array:
 
 
 def _final(chunk: Chunk, leaf: str) -> Array:
-    """After a true end nobody asks what was seen, so the last view stands in where the final one is missing."""
+    """The last observation stands in for a final one that was not recorded: after a true end it has no value."""
     return np.asarray(chunk.columns.get(f"{_FINAL}{leaf}", chunk.columns[leaf][-1]))
