@@ -47,6 +47,7 @@ def record(config, game, players, episodes):
             store.append(chunks)
 
 
+@pytest.mark.slow
 def test_a_clone_agrees_with_its_script_on_games_it_never_saw(config):
     balance = script("cartpole", "balance")
     record(config, open_game("cartpole", 16), [balance], 60)
@@ -141,6 +142,7 @@ BOX = {
 }
 
 
+@pytest.mark.slow
 def test_boxes_are_learned_from_records_and_rewards_make_them_better(config):
     record(config, reach(64), [Numbers(near)], 1500)
     earned = {}

@@ -112,6 +112,7 @@ def test_every_estimator_finds_the_exact_value_of_a_small_game():
     assert 100 < weights.effective < 6000
 
 
+@pytest.mark.slow
 def test_doubly_robust_forgives_a_wrong_fit_and_wrong_weights_but_not_both():
     records, rng = small_records(6000), np.random.default_rng(1)
     policy = target_of(records)
@@ -213,6 +214,7 @@ def spar(config, *words):
     return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_estimate_and_refuses_scripts(config):
     with open_store(config.store_url) as store:
         for chunks in play(

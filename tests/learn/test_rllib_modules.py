@@ -15,7 +15,7 @@ from sparring.nets.onnx_export import to_onnx
 from sparring.nets.policies import squashed
 from sparring.wire.ids import GameId
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns of itself on import
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # RLlib warns of itself on import
 
 SCREEN = GameSpec(
     id=GameId("screen"),

@@ -72,6 +72,7 @@ def test_every_trial_is_real_runs_and_the_best_is_the_one_with_the_highest_retur
     assert dict(word.split("=", 1) for word in words[1::2]) == result.best.settings
 
 
+@pytest.mark.slow
 def test_a_sweep_broken_off_and_taken_up_again_draws_what_an_unbroken_one_does(config, tmp_path):
     space, table = written(tmp_path, "trials = 6\nsteps = 128"), "trials = 6\nsteps = 128\nname = 'broken'"
     unbroken = swept(config, space)
@@ -93,6 +94,7 @@ def test_a_sweep_broken_off_and_taken_up_again_draws_what_an_unbroken_one_does(c
     assert len(more.trials) == 7
 
 
+@pytest.mark.slow
 def test_a_target_is_sought_with_the_fewest_steps_and_missing_it_counts_twice(config, tmp_path):
     easy = swept(config, written(tmp_path, 'trials = 2\nsteps = 1000\nobjective = "steps"\ntarget = 1.0'))
     assert all(one.value < 1000 for one in easy.trials)

@@ -172,6 +172,7 @@ def test_a_picture_that_does_not_fit_leaves_the_one_before(small_disk):
     assert picture.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_sweep_that_does_not_fit_is_told_in_a_sentence(small_disk, tmp_path):
     file = tmp_path / "s.toml"
     file.write_text("[sweep]\ntrials = 1\nsteps = 100\n[space]\nepochs = { low = 1, high = 2 }\n")

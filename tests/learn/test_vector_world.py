@@ -1,4 +1,4 @@
-"""A game learned from its records: what a model earns in it is what it would have earned, or nobody is told so."""
+"""A world model of a game of numbers: a model earns in it what it would earn in the game, or it is not trusted."""
 
 from dataclasses import replace
 
@@ -44,6 +44,7 @@ def falls():
     return of_random("cartpole", open_game("cartpole", 16), 600)
 
 
+@pytest.mark.slow
 def test_models_earn_in_a_world_of_random_games_what_they_earn_in_the_real_one(falls):
     game, rng = spec_of("cartpole"), np.random.default_rng(2)
     world = world_of(falls, game, 3, SHORT)
@@ -96,6 +97,7 @@ def test_numbers_with_legal_moves_and_a_handful_of_episodes_make_no_world(falls)
     assert world_of(masks, spec_of("cartpole"), 3, SHORT) is None
 
 
+@pytest.mark.slow
 def test_a_final_view_that_was_not_recorded_is_not_learned_as_a_standstill(falls):
     last = falls.start[1:] - 1
     lost = replace(falls, final={leaf: column[last] for leaf, column in falls.observation.items()})

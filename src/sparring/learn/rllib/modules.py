@@ -53,7 +53,7 @@ class FlatNetwork(nn.Module):
         return out, None if legal is None else legal.reshape(*axes, -1)
 
 
-def distribution_inputs(out: dict[str, Tensor], legal: Tensor | None, illegal: float = ILLEGAL) -> Tensor:
+def distribution_inputs(out: dict[str, Tensor], legal: Tensor | None, *, illegal: float = ILLEGAL) -> Tensor:
     """What RLlib's distributions are made of: logits, or mean and log_std."""
     if "mean" in out:
         return torch.cat((out["mean"], out["log_std"].clamp(*LOG_STD)), dim=-1)

@@ -9,6 +9,7 @@ import math
 import shutil
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,7 @@ class _Rllib:
             self.records.epoch = state["epoch"] + 1  # in another order than the one that was interrupted
             return
         self.env_steps = self.position
-        self._each_runner(_SetPosition(self.position))
+        self._each_runner(partial(_set_position, position=self.position))
         self._set_opponents()
 
     def _check(self, metrics: dict[str, float]) -> None:
@@ -202,38 +203,28 @@ class _Rllib:
             return
         keep = self.position // PAST_EVERY_STEPS > self._past_kept
         self._past_kept = self.position // PAST_EVERY_STEPS
-        self._each_runner(_SetOpponents(self.learner.weights(), keep))
+        self._each_runner(partial(_set_weights, weights=self.learner.weights(), keep=keep))
 
     def _each_runner(self, call: Any) -> None:
         self.algorithm.env_runner_group.foreach_env_runner(call, local_env_runner=True)
 
 
-class _SetOpponents:
-    """Called in each env runner: whom its learner meets from now on."""
-
-    def __init__(self, weights: Weights, keep: bool) -> None:
-        self.weights, self.keep = weights, keep
-
-    def __call__(self, runner: Any) -> None:
-        for game in runner.env.unwrapped.envs if runner.env is not None else ():
-            game.unwrapped.set_weights(self.weights, self.keep)
+def _set_weights(runner: Any, weights: Weights, keep: bool) -> None:
+    """In an env runner: play against these weights from now on."""
+    for game in runner.env.unwrapped.envs if runner.env is not None else ():
+        game.unwrapped.set_weights(weights, keep)
 
 
-class _SetPosition:
-    """Called in each env runner: the run's position when it was resumed."""
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-
-    def __call__(self, runner: Any) -> None:
-        if runner.env is None:
-            return
-        around = runner.env.unwrapped
-        for game in getattr(around, "envs", [around]):
-            game.unwrapped.resumed_at = self.position
-        runner.num_env_steps_sampled_lifetime = self.position  # by which DQN's ε falls
-        if runner.worker_index <= 1:  # one of them reports to RLlib, which counts on from there
-            runner.metrics.log_value(_PLAYED, self.position, reduce="lifetime_sum", with_throughput=True)
+def _set_position(runner: Any, position: int) -> None:
+    """In an env runner: the run's position when it was resumed."""
+    if runner.env is None:
+        return
+    around = runner.env.unwrapped
+    for game in getattr(around, "envs", [around]):
+        game.unwrapped.resumed_at = position
+    runner.num_env_steps_sampled_lifetime = position  # by which DQN's ε falls
+    if runner.worker_index <= 1:  # one of them reports to RLlib, which counts on from there
+        runner.metrics.log_value(_PLAYED, position, reduce="lifetime_sum", with_throughput=True)
 
 
 def _numbers(learned: dict[str, Any]) -> dict[str, float]:
