@@ -13,6 +13,7 @@ from sparring.games.catalogue import open_game, spec_of
 from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.learn.offline.parallel_store import ParallelStore
+from sparring.learn.offline.records import consecutive
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, train
 from sparring.learn.topologies import build
@@ -100,7 +101,7 @@ def test_our_own_algorithm_learns_the_same_however_many_read(config, monkeypatch
 def test_rows_for_rllib_hold_each_step_with_what_followed_it(config):
     from sparring.learn.rllib.algorithm import OFFERS
     from sparring.learn.rllib.environments import action_space_of, flat_observation_of
-    from sparring.learn.rllib.offline_data import RowMaker, consecutive
+    from sparring.learn.rllib.offline_data import RowMaker
 
     spec = spec_of("cartpole")
     record(config, open_game("cartpole", 4), script("cartpole", "random"), 6)
@@ -110,7 +111,7 @@ def test_rows_for_rllib_hold_each_step_with_what_followed_it(config):
     )
     with open_store(config.store_url) as store:
         chunks = list(store.read(Query(spec.id)))
-    for run in consecutive(chunks, spec.hash):
+    for run in consecutive(chunks):
         rows = maker.rows(run)
         views = np.concatenate([chunk.columns["observation/state"] for chunk in run])
         np.testing.assert_array_equal(rows["obs"], views)

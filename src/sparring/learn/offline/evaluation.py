@@ -60,11 +60,8 @@ def evaluate_offline(
     if not 0 < discount <= 1:
         raise ConfigError(f"--discount {discount:g}", where="spar evaluate", do="Give more than 0 and at most 1")
     if game.frame_stack != 1:
-        raise ConfigError(
-            f"frame_stack = {game.frame_stack}, and records are evaluated by single frames",
-            where=f"game {game.id}",
-            do="Let the model play: leave out --from store",
-        )
+        wrong = f"frame_stack = {game.frame_stack}, and records are evaluated by single frames"
+        raise ConfigError(wrong, where=f"game {game.id}", do="Let the model play: leave out --from store")
     config = fit or FitConfig()
     policy = greedy_policy(forward, records)
     known = ~np.isnan(records.logp)
@@ -72,13 +69,12 @@ def evaluate_offline(
     weights = importance_weights(records, policy.steps, players)
     values = fitted_q(records, policy, game, discount, seed, config)
     rng = np.random.default_rng([seed, 0xB0])
+    fixed = "spread of the first observations; the fit is fixed"
     share = f"{weights.followed} of {weights.cumulative.shape[1]} steps followed"
     found = [
         recorded_return(records, discount, rng),
         replace(weighted_importance(records, weights, discount, rng), note=share),
-        replace(
-            fitted_q_evaluation(values.v[records.first], rng), note="spread of the first observations; the fit is fixed"
-        ),
+        replace(fitted_q_evaluation(values.v[records.first], rng), note=fixed),
         replace(doubly_robust(records, weights, values, discount, rng), note=share),
     ]
     lacking = _missing(records, known, weights.effective, weights.followed)
@@ -108,12 +104,10 @@ def _missing(records: RecordedEpisodes, known: Array, effective: float, followed
         )
     if effective < FEW:
         said.append(f"wis rests on {effective:.1f} effective episodes: the players seldom did what the model would")
-    longest = int(np.diff(records.start).max())
-    if followed < longest:
+    if followed < int(np.diff(records.start).max()):
         said.append(
             f"no recorded episode does as the model beyond its step {followed}; wis counts nothing after it, dr the fit"
         )
-    cut = int((records.ending == TRUNCATED).sum())
-    if cut:
+    if cut := int((records.ending == TRUNCATED).sum()):
         said.append(f"{cut} episodes were cut short: recorded and wis count nothing after the cut, fqe and dr go on")
     return tuple(said)

@@ -1,6 +1,6 @@
 """Whole recorded episodes as flat columns: what every estimator reads."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,25 +77,22 @@ def read_records(
     store: Store, game: GameSpec, query: Query | None = None, most_steps: int = MOST_STEPS
 ) -> RecordedEpisodes:
     """Every whole episode that fits the game, up to `most_steps` steps; Missing where there is none."""
-    parts: dict[tuple[str, int], list[Chunk]] = {}
+    chunks: list[Chunk] = []
+    taken: set[tuple[str, int]] = set()
     left_out = {"another spec": 0, "incomplete": 0, "beyond the limit": 0}
     steps = 0
     for chunk in store.read(query or Query(game.id)):
         key = (chunk.header.episode, chunk.header.seat)
-        if steps >= most_steps and key not in parts:
+        if steps >= most_steps and key not in taken:
             left_out["beyond the limit"] += chunk.header.first_step == 0
         elif chunk.header.spec != game.hash:
             left_out["another spec"] += chunk.header.first_step == 0
         else:
-            parts.setdefault(key, []).append(chunk)
+            chunks.append(chunk)
+            taken.add(key)
             steps += chunk.header.steps
-    whole = []
-    for chunks in parts.values():
-        chunks.sort(key=lambda chunk: chunk.header.first_step)
-        if _is_whole(chunks):
-            whole.append(chunks)
-        else:
-            left_out["incomplete"] += 1
+    whole = [run for run in consecutive(chunks) if _is_whole(run)]
+    left_out["incomplete"] = len(taken) - len(whole)
     if not whole:
         why = ", ".join(f"{count} {why}" for why, count in left_out.items() if count) or "it holds none at all"
         do = f"Collect some: `spar collect {game.id}`"
@@ -103,47 +100,69 @@ def read_records(
     return of_episodes(whole, left_out)
 
 
+def consecutive(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """The chunks of each seat in each episode, in order, cut where one is missing."""
+    by_seat: dict[tuple[str, int], list[Chunk]] = {}
+    for chunk in chunks:
+        by_seat.setdefault((chunk.header.episode, chunk.header.seat), []).append(chunk)
+    for key in sorted(by_seat):
+        run: list[Chunk] = []
+        for chunk in sorted(by_seat[key], key=lambda chunk: chunk.header.first_step):
+            if run and chunk.header.first_step != run[-1].header.first_step + run[-1].header.steps:
+                yield run
+                run = []
+            run.append(chunk)
+        yield run
+
+
 def of_episodes(episodes: Iterable[list[Chunk]], left_out: Mapping[str, int] | None = None) -> RecordedEpisodes:
     """Whole episodes, each given by its chunks in order."""
-    grouped = list(episodes)
-    chunks = [chunk for one in grouped for chunk in one]
+    runs = list(episodes)
+    chunks = [chunk for run in runs for chunk in run]
     leaves = [name for name in chunks[0].columns if name.startswith("observation/")]
-    masks = any("legal" in chunk.columns for chunk in chunks)
-    lengths = [sum(chunk.header.steps for chunk in one) for one in grouped]
+    choices = next((chunk.columns["legal"].shape[1] for chunk in chunks if "legal" in chunk.columns), 0)
+    lengths = [sum(chunk.header.steps for chunk in run) for run in runs]
     return RecordedEpisodes(
-        observation={leaf: np.concatenate([chunk.columns[leaf] for chunk in chunks]) for leaf in leaves},
-        action=np.concatenate([chunk.columns["action"] for chunk in chunks]).astype(np.int64),
-        reward=np.concatenate([chunk.columns["reward"] for chunk in chunks]).astype(np.float32),
-        legal=_legal(chunks) if masks else None,
+        observation={leaf: column_of(chunks, leaf) for leaf in leaves},
+        action=column_of(chunks, "action").astype(np.int64),
+        reward=column_of(chunks, "reward").astype(np.float32),
+        legal=legal_of(chunks, choices) if choices else None,
         logp=np.concatenate([_logp(chunk) for chunk in chunks]),
         start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        ending=np.array([ENDINGS.index(one[-1].header.ending) for one in grouped], np.uint8),
-        final={leaf: np.stack([_final(one[-1], leaf) for one in grouped]) for leaf in leaves},
+        ending=np.array([ENDINGS.index(run[-1].header.ending) for run in runs], np.uint8),
+        final={leaf: np.stack([final_of(run[-1], leaf) for run in runs]) for leaf in leaves},
         left_out=dict(left_out or {}),
     )
 
 
-def _is_whole(chunks: list[Chunk]) -> bool:
-    """From the first step to an end without a gap; a truncated one must have recorded its final observation."""
-    ends = np.cumsum([chunk.header.steps for chunk in chunks]).tolist()
-    if [chunk.header.first_step for chunk in chunks] != [0, *ends[:-1]]:
-        return False
-    last = chunks[-1]
-    final = any(name.startswith(_FINAL) for name in last.columns)
-    return last.header.ending == "terminated" or (last.header.ending == "truncated" and final)
+def column_of(chunks: Sequence[Chunk], name: str) -> Array:
+    """One column of consecutive chunks."""
+    return np.concatenate([chunk.columns[name] for chunk in chunks])
 
 
-def _legal(chunks: list[Chunk]) -> Array:
-    choices = next(chunk.columns["legal"].shape[1] for chunk in chunks if "legal" in chunk.columns)
+def legal_of(chunks: Sequence[Chunk], choices: int) -> Array:
+    """bool [steps, choices]: all legal in chunks that do not record it."""
     every = [chunk.columns.get("legal", np.ones((chunk.header.steps, choices), bool)) for chunk in chunks]
     return np.concatenate([legal.astype(bool) for legal in every])
+
+
+def has_final(chunk: Chunk) -> bool:
+    """Whether the chunk recorded the observation after its last step."""
+    return any(name.startswith(_FINAL) for name in chunk.columns)
+
+
+def final_of(chunk: Chunk, leaf: str) -> Array:
+    """The observation after the last step; the one before it where that was not recorded, which matters only where
+    the episode goes on."""
+    return np.asarray(chunk.columns.get(f"{_FINAL}{leaf}", chunk.columns[leaf][-1]))
+
+
+def _is_whole(run: list[Chunk]) -> bool:
+    """From the first step to an end; a truncated one must have recorded its final observation."""
+    ending = run[-1].header.ending
+    return run[0].header.first_step == 0 and (ending == "terminated" or (ending == "truncated" and has_final(run[-1])))
 
 
 def _logp(chunk: Chunk) -> Array:
     column = chunk.columns.get("behaviour_logp")
     return np.full(chunk.header.steps, np.nan, np.float32) if column is None else column.astype(np.float32)
-
-
-def _final(chunk: Chunk, leaf: str) -> Array:
-    """The last observation stands in for a final one that was not recorded: after a true end it has no value."""
-    return np.asarray(chunk.columns.get(f"{_FINAL}{leaf}", chunk.columns[leaf][-1]))

@@ -4,7 +4,7 @@ Ray's reader processes import this module for `RowMaker`, so RLlib, which takes 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from sparring.errors import Missing
 from sparring.games.protocol import Columns
 from sparring.learn.offline.parallel_store import ParallelStore, dataset_of, in_memory, tables_of
+from sparring.learn.offline.records import column_of, consecutive, final_of, has_final, legal_of
 from sparring.learn.plan import Plan
 from sparring.learn.rllib.environments import ActionSpace, FlatObservation
 from sparring.replay.steps import SOURCES
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 SHUFFLED_STEPS = 50_000  # among which the next batch is drawn
 BLOCK_STEPS = 8_192
-_FINAL = "final_"
 # RLlib's names of its columns.
 OBS, NEXT_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
 TERMINATEDS, VALUE_TARGETS = "terminateds", "value_targets"
@@ -51,7 +51,7 @@ class RowMaker:
 
         waiting: list[Columns] = []
         count = 0
-        for run in consecutive(chunks, self.spec):
+        for run in consecutive(chunk for chunk in chunks if chunk.header.spec == self.spec):
             if (rows := self.rows(run)) is None:
                 continue
             waiting.append(rows)
@@ -65,12 +65,12 @@ class RowMaker:
     def rows(self, run: list[Chunk]) -> Columns | None:
         """The steps of consecutive chunks of one seat; None where nothing can be learned from them."""
         last = run[-1]
-        ended, final = last.header.ending != "running", any(name.startswith(_FINAL) for name in last.columns)
+        ended = last.header.ending != "running"
         if self.whole and not (ended and run[0].header.first_step == 0):
             return None
         frames = {leaf: self._frames(run, leaf) for leaf in self.observation.names}
         rows = self.observation.flatten(frames, self._legal(run))
-        reward = _column(run, "reward").astype(np.float32)
+        reward = column_of(run, "reward").astype(np.float32)
         reward = np.clip(reward, -self.reward_clip, self.reward_clip) if self.reward_clip else reward
         terminated = np.zeros(len(reward), bool)
         terminated[-1] = last.header.ending == "terminated"
@@ -78,14 +78,14 @@ class RowMaker:
         columns = {
             OBS: rows[:-1],
             NEXT_OBS: rows[1:],
-            ACTIONS: self.actions.from_game(_column(run, "action")),
+            ACTIONS: self.actions.from_game(column_of(run, "action")),
             REWARDS: reward,
             TERMINATEDS: terminated,
             VALUE_TARGETS: discounted_returns(reward, self.discount),
             SOURCE: np.repeat(np.array([SOURCES.index(chunk.header.source) for chunk in run], np.uint8), steps),
             RECEIVED: np.repeat(np.array([chunk.header.received_at_ms for chunk in run], np.int64), steps),
         }
-        if ended or final:
+        if ended or has_final(last):
             return columns
         # The observation after the last step was not recorded.
         return {name: column[:-1] for name, column in columns.items()} if len(reward) > 1 else None
@@ -93,8 +93,7 @@ class RowMaker:
     def _frames(self, run: list[Chunk], leaf: str) -> Array:
         """[steps + 1, …]: the leaf at every step and after the last, where a true end may repeat it. Stacked frames are
         [steps + 1, stack, …]; the first frame is repeated before the first step."""
-        column, last = _column(run, leaf), run[-1].columns
-        frames = np.concatenate([column, np.asarray(last.get(f"{_FINAL}{leaf}", column[-1]))[None]])
+        frames = np.concatenate([column_of(run, leaf), final_of(run[-1], leaf)[None]])
         if self.frame_stack == 1:
             return frames
         places = np.arange(len(frames))[:, None] + np.arange(-self.frame_stack + 1, 1)
@@ -102,26 +101,7 @@ class RowMaker:
 
     def _legal(self, run: list[Chunk]) -> Array | None:
         choices = self.observation.masks
-        if not choices:
-            return None
-        every = [chunk.columns.get("legal", np.ones((chunk.header.steps, choices), np.uint8)) for chunk in run]
-        return np.concatenate([*every, np.ones((1, choices), np.uint8)])
-
-
-def consecutive(chunks: Iterable[Chunk], spec: str) -> Iterator[list[Chunk]]:
-    """The chunks of each seat in each episode, in order, cut where one is missing; those of another spec left out."""
-    by_seat: dict[tuple[str, int], list[Chunk]] = {}
-    for chunk in chunks:
-        if chunk.header.spec == spec:
-            by_seat.setdefault((chunk.header.episode, chunk.header.seat), []).append(chunk)
-    for key in sorted(by_seat):
-        run: list[Chunk] = []
-        for chunk in sorted(by_seat[key], key=lambda chunk: chunk.header.first_step):
-            if run and chunk.header.first_step != run[-1].header.first_step + run[-1].header.steps:
-                yield run
-                run = []
-            run.append(chunk)
-        yield run
+        return np.concatenate([legal_of(run, choices), np.ones((1, choices), bool)]) if choices else None
 
 
 def discounted_returns(reward: Array, discount: float) -> Array:
@@ -130,10 +110,6 @@ def discounted_returns(reward: Array, discount: float) -> Array:
     for step in range(len(reward) - 2, -1, -1):
         found[step] += discount * found[step + 1]
     return found.astype(np.float32)
-
-
-def _column(run: list[Chunk], name: str) -> Array:
-    return np.concatenate([chunk.columns[name] for chunk in run])
 
 
 def _joined(blocks: list[Columns]) -> Columns:
