@@ -29,7 +29,7 @@ from bench import ledger
 
 from sparring.acting.actor import Actor
 from sparring.acting.evaluate import evaluate
-from sparring.acting.opponents import PastSelves
+from sparring.acting.opponents import Opponents
 from sparring.config import Config, load
 from sparring.games.catalogue import open_game
 from sparring.games.scripted_play import play
@@ -41,22 +41,22 @@ from sparring.registry import open_registry
 from sparring.store import open_store
 
 EPISODES = 200
-SEEN_SEED = 77  # of the evaluation; no run is trained with it
+EVALUATION_SEED = 77  # of the evaluation; no run is trained with it
 
 Case = Callable[[int, float], dict[str, Any]]
 
 
-def trained(wish: TrainRequest, folder: str, **orders: Any) -> tuple[TrainResult, Config]:
+def trained(request: TrainRequest, folder: str, **options: Any) -> tuple[TrainResult, Config]:
     """A run in a folder of its own."""
     config = load(None, (f"data={folder}",))
-    return train(wish, TrainOptions(**orders), config, lambda progress: None), config
+    return train(request, TrainOptions(**options), config, lambda progress: None), config
 
 
 def score(result: TrainResult, config: Config, against: str | None) -> float:
     """Mean return alone, share of games won against a script."""
     with open_registry(config.registry_url) as registry:
         model = registry.fetch(result.published.model)
-    played = evaluate(result.plan.game, model, episodes=EPISODES, seed=SEEN_SEED, against=against)
+    played = evaluate(result.plan.game, model, episodes=EPISODES, seed=EVALUATION_SEED, against=against)
     return played.mean if played.score is None else played.score
 
 
@@ -92,16 +92,16 @@ def offline(seed: int, minutes: float) -> dict[str, Any]:
         with open_store(config.store_url) as store:
             for name, rate in (("random", 0.0), ("balance", 0.35), ("balance", 0.4)):
                 seeds = rng.integers(0, 2**63, 60).tolist()
-                for chunks in play(game, [Tired(name, rate)], seeds, rng, "play"):  # type: ignore[list-item]
+                for chunks in play(game, [NoisyScript(name, rate)], seeds, rng, "play"):  # type: ignore[list-item]
                     store.append(chunks)
                     returns.append(sum(float(chunk.columns["reward"].sum()) for chunk in chunks))
-        wish = TrainRequest("cartpole", "dqn", seed=seed, source="store", steps=600_000)
-        result, config = trained(wish, folder, minutes=minutes)
+        request = TrainRequest("cartpole", "dqn", seed=seed, source="store", steps=600_000)
+        result, config = trained(request, folder, minutes=minutes)
         mean, data = score(result, config, None), statistics.fmean(returns)
         return {"score": mean / data, "return_mean": mean, "data_mean": data, "seconds": result.seconds}
 
 
-class Tired:
+class NoisyScript:
     """A script that does something else now and then."""
 
     def __init__(self, name: str, rate: float) -> None:
@@ -116,11 +116,11 @@ def acting(game: str) -> Case:
     """Ticks per second of 16 games played by one actor with its default network."""
 
     def run(seed: int, minutes: float) -> dict[str, Any]:
-        agreed = plan(TrainRequest(game, "ppo", seed=seed, envs=16), Config())
-        learner = agreed.algorithm.begin(agreed.spec, agreed.settings, seed)
-        past = PastSelves(learner.network, 0, 0.0)
+        planned = plan(TrainRequest(game, "ppo", seed=seed, envs=16), Config())
+        learner = planned.algorithm.begin(planned.spec, planned.settings, seed)
+        opponents = Opponents(learner.network, 0, 0.0)
         forward = NumpyForward(learner.network, learner.weights())
-        actor = Actor(open_game(game, 16), forward, agreed.algorithm.policy, np.random.default_rng(seed), past)
+        actor = Actor(open_game(game, 16), forward, planned.algorithm.policy, np.random.default_rng(seed), opponents)
         actor.rollout(128)
         begun, busy, before = time.perf_counter(), time.process_time(), actor.env_steps
         while time.perf_counter() - begun < 3.0:

@@ -17,8 +17,8 @@ are given as scores, (1 + return) / 2, so that a ratio means something.
 
 Ranking: the estimator is named here, before any run: `world`, the game learned from the records (the rival's answers
 too), in which the models play; returns not discounted, like those to be ranked. `advised` is what `spar evaluate
---from store` says to rank by: world where it foretells what it has not seen, else dr. Five models are put aside by
-their true return while ppo learns, before anything is estimated. What was named before is in docs/offline.md.
+--from store` says to rank by: world where it predicts the episodes left out of its fit, else dr. Five models are put
+aside by their true return while ppo learns, before anything is estimated. What was named before is in docs/offline.md.
 
 Seeds are drawn from the commit's hash unless given; settings were tuned on records of seeds 1000 to 1005 (learners of
 seeds 1 to 3), which are never drawn. Records and every run are kept in bench/results/quick/offline/ for as long as the
@@ -77,7 +77,7 @@ LOOK_EPISODES = 200  # few enough to be quick, and enough to tell neighbouring r
 PROCESSES = 2
 FOLDER = ledger.ROOT / "bench" / "results" / "quick" / "offline"
 LEARN = ledger.ROOT / "src" / "sparring" / "learn"
-DECIDING = ("presets.py", "critics.py", "algorithms/*.py", "topologies/offline.py", "off_policy/**/*.py")
+DECIDING = ("presets.py", "algorithms/*.py", "topologies/offline.py", "offline/*.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,13 @@ def record(config, game, players, episodes):
             store.append(chunks)
 
 
+@pytest.mark.slow
 def test_a_clone_agrees_with_its_script_on_games_it_never_saw(config):
     balance = script("cartpole", "balance")
     record(config, open_game("cartpole", 16), [balance], 60)
     settings = ("hidden_units=[64]", "learning_rate=0.005", "anneal_updates=2000")
-    wish = TrainRequest("cartpole", "bc", "store", steps=512_000, settings=settings)
-    result = train(wish, TrainOptions(), config, lambda progress: None)
+    request = TrainRequest("cartpole", "bc", "store", steps=512_000, settings=settings)
+    result = train(request, TrainOptions(), config, lambda progress: None)
     with open_registry(config.registry_url) as registry:
         model = registry.fetch(result.published.model)
     forward = NumpyForward(model.card.network, read_weights(model))
@@ -141,14 +142,17 @@ BOX = {
 }
 
 
+@pytest.mark.slow
 def test_boxes_are_learned_from_records_and_rewards_make_them_better(config):
     record(config, reach(64), [Numbers(near)], 1500)
     earned = {}
     with open_store(config.store_url) as store:
         recorded = np.mean([chunk.columns["reward"].sum() for chunk in store.read(Query(REACH.id))])
         for algo, settings in BOX.items():
-            wish = TrainRequest(REACH.id, algo, "store", settings=("hidden_units=[32]", "batch_steps=128", *settings))
-            topology = build(plan(wish, config), store)
+            request = TrainRequest(
+                REACH.id, algo, "store", settings=("hidden_units=[32]", "batch_steps=128", *settings)
+            )
+            topology = build(plan(request, config), store)
             for _ in range(600):
                 topology.iterate()
             forward = NumpyForward(topology.learner.network, topology.learner.weights())
@@ -222,10 +226,10 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "sentence"), SENTENCES, ids=lambda value: str(value)[:30])
-def test_what_cannot_be_is_said(wish, sentence, config):
+@pytest.mark.parametrize(("asked", "sentence"), SENTENCES, ids=lambda value: str(value)[:30])
+def test_what_cannot_be_is_said(asked, sentence, config):
     with pytest.raises(ConfigError) as error:
-        plan(wish, config)
+        plan(asked, config)
     assert str(error.value).startswith(sentence)
 
 

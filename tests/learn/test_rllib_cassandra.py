@@ -9,7 +9,7 @@ import pytest
 from sparring.games.catalogue import open_game
 from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.offline.parallel_store import SharedReading
+from sparring.learn.offline.parallel_store import ParallelStore
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.ids import GameId
@@ -38,7 +38,7 @@ def test_rays_processes_read_every_chunk_of_a_ring_once(url):
         for chunks in play(open_game("cartpole", 8), [player], list(range(16)), rng, "play"):
             store.append(chunks)
         alone = list(store.read(query))
-        shared = list(SharedReading(store, url, "ray://local").read(query))
+        shared = list(ParallelStore(store, url, "ray://local").read(query))
     assert sum(chunk.header.steps for chunk in alone) == 16 * 500
     assert places(shared) == places(alone)
     order = [(chunk.header.received_at_ms, chunk.header.episode, chunk.header.first_step) for chunk in shared]

@@ -9,7 +9,7 @@ from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import spec_of
 from sparring.learn.algorithms import open_algorithm
 from sparring.learn.plan import TrainRequest, plan
-from sparring.learn.rllib.names import OFFERS, check_source, offer_of
+from sparring.learn.rllib.algorithm import OFFERS, check_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns of itself on import
 
@@ -30,7 +30,7 @@ def test_an_unknown_name_is_answered_with_those_known():
 ])  # fmt: skip
 def test_an_algorithm_that_cannot_learn_from_there_says_what_can(name, source, hint):
     with pytest.raises(ConfigError, match=hint):
-        check_source(offer_of(f"rllib:{name}"), source, "cartpole")
+        check_source(f"rllib:{name}", source, "cartpole")
 
 
 def test_every_offer_is_one_of_rllibs():
@@ -65,10 +65,10 @@ def test_spaces_that_rllib_cannot_take_are_refused():
 
 
 def test_masks_that_rllib_cannot_keep_to_are_refused(config):
-    from sparring.learn.rllib.config import fitting
+    from sparring.learn.rllib.config import fit_game
 
     with pytest.raises(ConfigError, match=r"RLlib's SAC cannot keep to them.*--algo rllib:PPO"):
-        fitting(plan(TrainRequest("connect-four", "rllib:SAC"), config))
+        fit_game(plan(TrainRequest("connect-four", "rllib:SAC"), config))
 
 
 def test_without_rllib_the_extra_to_install_is_named(monkeypatch):

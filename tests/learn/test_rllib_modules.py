@@ -15,7 +15,7 @@ from sparring.nets.onnx_export import to_onnx
 from sparring.nets.policies import squashed
 from sparring.wire.ids import GameId
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns of itself on import
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]  # RLlib warns of itself on import
 
 SCREEN = GameSpec(
     id=GameId("screen"),
@@ -69,26 +69,24 @@ def module_of(game, name, masks, words=()):
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
     from sparring.learn.plan import assignments
-    from sparring.learn.rllib.actions import actions_of
     from sparring.learn.rllib.algorithm import open_rllib
-    from sparring.learn.rllib.environments import row_space
-    from sparring.learn.rllib.flat_observation import packing_of
+    from sparring.learn.rllib.environments import action_space_of, flat_observation_of
     from sparring.learn.rllib.modules import MODULES, critic_of
 
     algorithm = open_rllib(f"rllib:{name}")
     settings = settings_of(algorithm, assignments(tuple(words)))
     network, seat = algorithm.network(game, settings), game.seats[0]
-    packing = packing_of(seat, game.frame_stack, masks=masks)
-    actions = actions_of(seat.action, algorithm.offer)
-    config = {"network": network, "packing": packing, "seed": 3, "critic": critic_of(network)}
+    observation = flat_observation_of(seat, game.frame_stack, masks=masks)
+    actions = action_space_of(seat.action, algorithm.offer)
+    config = {"network": network, "observation": observation, "seed": 3, "critic": critic_of(network)}
     config |= {"twin_q": True, "double_q": True, "epsilon": 0.1, "num_actions": 4}
     spec = RLModuleSpec(
         module_class=MODULES[name],
-        observation_space=row_space(packing),
+        observation_space=observation.space,
         action_space=actions.space,
         model_config=config,
     )
-    return spec.build(), packing, actions, network
+    return spec.build(), observation, actions, network
 
 
 def drawn(game, rng, n):
@@ -109,20 +107,20 @@ def drawn(game, rng, n):
 def shaken(module, rng):
     """The module with other weights than those it began with, whose last layers are nearly nothing."""
     with torch.no_grad():
-        for value in module.acting.parameters():
+        for value in module.published.parameters():
             value += torch.from_numpy(rng.normal(scale=0.05, size=value.shape).astype(np.float32))
 
 
 @pytest.mark.parametrize(("game", "name", "masks", "words"), CASES, ids=lambda one: getattr(one, "id", str(one)))
 def test_rllib_numpy_and_onnx_agree_on_what_is_best(game, name, masks, words):
     rng = np.random.default_rng(1)
-    module, packing, actions, network = module_of(game, name, masks, words)
+    module, observation, actions, network = module_of(game, name, masks, words)
     shaken(module, rng)
     seen = drawn(game, rng, 64)
     choices = game.seats[0].action.masks
     legal = (rng.random((64, choices)) < 0.6) | (np.arange(choices) == 0) if masks else None
-    rows = {"obs": torch.from_numpy(packing.packed(seen, legal))}
-    weights = module.acting.weights()
+    rows = {"obs": torch.from_numpy(observation.flatten(seen, legal))}
+    weights = module.published.weights()
     ours = NumpyForward(network, weights)(seen)
     session = onnxruntime.InferenceSession(to_onnx(network, weights))
     given = dict(seen) | ({"legal": np.ones((64, choices), np.uint8)} if choices else {})
@@ -151,25 +149,24 @@ def test_rllib_numpy_and_onnx_agree_on_what_is_best(game, name, masks, words):
 
 
 def test_an_action_of_the_game_comes_back_from_rllibs_numbers():
-    from sparring.learn.rllib.actions import actions_of
-    from sparring.learn.rllib.names import OFFERS
+    from sparring.learn.rllib.algorithm import OFFERS
+    from sparring.learn.rllib.environments import action_space_of
 
     done = np.random.default_rng(2).uniform(-0.99, 2.99, (50, 2)).astype(np.float32)
     for name in ("BC", "CQL"):
-        actions = actions_of(REACH.seats[0].action, OFFERS[name])
+        actions = action_space_of(REACH.seats[0].action, OFFERS[name])
         assert isinstance(actions.space, gymnasium.spaces.Box)
         np.testing.assert_allclose(actions.to_game(actions.from_game(done)), done, atol=1e-5)
 
 
 def test_packed_rows_give_back_what_was_seen_and_legal():
-    from sparring.learn.rllib.flat_observation import packing_of
+    from sparring.learn.rllib.environments import flat_observation_of
 
     seen = drawn(MIXED, np.random.default_rng(3), 8)
-    packing = packing_of(MIXED.seats[0], 1, masks=True)
+    observation = flat_observation_of(MIXED.seats[0], 1, masks=True)
     legal = np.random.default_rng(4).random((8, 4)) < 0.5
-    rows = packing.packed(seen, legal)
-    leaves, mask = packing.unpacked(torch.from_numpy(rows))
+    rows = observation.flatten(seen, legal)
+    leaves, mask = observation.unflatten(torch.from_numpy(rows))
     np.testing.assert_array_equal(mask.numpy(), legal)
     for name, column in seen.items():
         np.testing.assert_array_equal(leaves[name].numpy(), column)
-        np.testing.assert_array_equal(packing.columns(rows)[name], column)

@@ -38,8 +38,8 @@ def silent(progress):
 
 def test_ppo_gets_better_is_published_promoted_and_goes_on(config):
     seen = []
-    wish = TrainRequest("cartpole", "rllib:PPO", steps=8_192)
-    first = train(wish, TrainOptions(), config, seen.append)
+    request = TrainRequest("cartpole", "rllib:PPO", steps=8_192)
+    first = train(request, TrainOptions(), config, seen.append)
     assert first.state == "done"
     assert first.env_steps >= 8_192
     assert first.published.evaluation.mean > 60  # chance earns 22

@@ -12,7 +12,8 @@ from sparring.errors import Missing, StoreFailed
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.offline.parallel_store import SharedReading
+from sparring.learn.offline.parallel_store import ParallelStore
+from sparring.learn.offline.records import consecutive
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, train
 from sparring.learn.topologies import build
@@ -68,7 +69,7 @@ def steps_of(chunks):
 
 
 def test_any_number_of_readers_gives_the_same_steps_in_the_same_order(config):
-    from sparring.learn.offline.ray_data import read_in_parallel
+    from sparring.learn.offline.parallel_store import read_in_parallel
 
     record(config, open_game("cartpole", 8), script("cartpole", "balance"), 20)
     query = Query(GameId("cartpole"))
@@ -86,9 +87,9 @@ def test_our_own_algorithm_learns_the_same_however_many_read(config, monkeypatch
     assert (agreed.topology, agreed.on) == ("offline", "ray://auto")
     found = []
     for parts in (2, 5):
-        monkeypatch.setattr("sparring.learn.offline.ray_data.PARTS", (parts, parts))
+        monkeypatch.setattr("sparring.learn.offline.parallel_store.PARTS", (parts, parts))
         with open_store(config.store_url) as store:
-            topology = build(agreed, SharedReading(store, config.store_url, agreed.on))
+            topology = build(agreed, ParallelStore(store, config.store_url, agreed.on))
             for _ in range(5):
                 topology.iterate()
             assert topology.sources().steps == {"play": 12 * 500}
@@ -98,19 +99,20 @@ def test_our_own_algorithm_learns_the_same_however_many_read(config, monkeypatch
 
 
 def test_rows_for_rllib_hold_each_step_with_what_followed_it(config):
-    from sparring.learn.rllib.actions import actions_of
-    from sparring.learn.rllib.flat_observation import packing_of
-    from sparring.learn.rllib.names import OFFERS
-    from sparring.learn.rllib.transitions import Telling, runs_of
+    from sparring.learn.rllib.algorithm import OFFERS
+    from sparring.learn.rllib.environments import action_space_of, flat_observation_of
+    from sparring.learn.rllib.offline_data import RowMaker
 
     spec = spec_of("cartpole")
     record(config, open_game("cartpole", 4), script("cartpole", "random"), 6)
     seat = spec.seats[0]
-    telling = Telling(spec.hash, 1, packing_of(seat, 1, masks=False), actions_of(seat.action, OFFERS["BC"]), 0.5, False)
+    maker = RowMaker(
+        spec.hash, 1, flat_observation_of(seat, 1, masks=False), action_space_of(seat.action, OFFERS["BC"]), 0.5, False
+    )
     with open_store(config.store_url) as store:
         chunks = list(store.read(Query(spec.id)))
-    for run in runs_of(chunks, spec.hash):
-        rows = telling.rows(run)
+    for run in consecutive(chunks):
+        rows = maker.rows(run)
         views = np.concatenate([chunk.columns["observation/state"] for chunk in run])
         np.testing.assert_array_equal(rows["obs"], views)
         np.testing.assert_array_equal(rows["new_obs"][:-1], views[1:])
@@ -119,7 +121,7 @@ def test_rows_for_rllib_hold_each_step_with_what_followed_it(config):
     last = chunks[-1]
     columns = {name: column for name, column in last.columns.items() if not name.startswith("final_")}
     open_ended = Chunk(replace(last.header, ending="running"), columns)
-    assert len(telling.rows([open_ended])["rewards"]) == last.header.steps - 1
+    assert len(maker.rows([open_ended])["rewards"]) == last.header.steps - 1
 
 
 def test_bc_of_rllib_imitates_a_script(config):
@@ -162,7 +164,7 @@ def test_numbers_are_learned_from_records(config, algo):
     }[algo]
     agreed = plan(TrainRequest("reach_game:reach", algo, "store", settings=words), config)
     with open_store(config.store_url) as store:
-        topology = build(agreed, SharedReading(store, config.store_url, "local://"))
+        topology = build(agreed, ParallelStore(store, config.store_url, "local://"))
         try:
             for _ in range(100):
                 topology.iterate()
@@ -181,7 +183,7 @@ def test_an_empty_store_says_how_to_fill_it(config):
 
 
 def test_a_node_without_the_file_is_named(config, tmp_path):
-    from sparring.learn.offline.ray_data import read_in_parallel
+    from sparring.learn.offline.parallel_store import read_in_parallel
 
     record(config, open_game("cartpole", 2), script("cartpole", "random"), 2)
     with open_store(config.store_url) as store, pytest.raises(StoreFailed, match="every node"):

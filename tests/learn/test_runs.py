@@ -29,10 +29,10 @@ QUICK = {
 
 
 def trained(
-    config, game="cartpole", algo="ppo", *, steps=None, shown=None, settings=None, seed=0, source="sim", **orders
+    config, game="cartpole", algo="ppo", *, steps=None, shown=None, settings=None, seed=0, source="sim", **options
 ):
-    resumed = orders.get("resume") is not None
-    wish = TrainRequest(
+    resumed = options.get("resume") is not None
+    request = TrainRequest(
         game,
         algo,
         seed=seed,
@@ -42,7 +42,7 @@ def trained(
         settings=() if resumed else QUICK[algo] if settings is None else settings,
     )
     shown = [] if shown is None else shown
-    return train(wish, TrainOptions(**orders), config, shown.append)
+    return train(request, TrainOptions(**options), config, shown.append)
 
 
 def weights_of(config, model):
@@ -54,9 +54,12 @@ def small(config):
     return replace(config, replay=replace(config.replay, min_steps=200, capacity_steps=2000, samples_per_insert=2.0))
 
 
-@pytest.mark.parametrize(
-    ("game", "algo"), [("cartpole", "ppo"), ("cartpole", "dqn"), ("connect-four", "ppo"), ("duel", "dqn")]
-)
+@pytest.mark.parametrize(("game", "algo"), [
+    ("cartpole", "ppo"),
+    pytest.param("cartpole", "dqn", marks=pytest.mark.slow),
+    pytest.param("connect-four", "ppo", marks=pytest.mark.slow),
+    pytest.param("duel", "dqn", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(game, algo, config, tmp_path, monkeypatch):
     monkeypatch.setattr("sparring.learn.topologies.single.PAST_EVERY_STEPS", 500)
     config = small(replace(config, registry=replace(config.registry, gate_episodes=2)))
@@ -116,7 +119,7 @@ def test_a_models_lineage_says_how_to_make_it_again(config):
         assert child.seed == 5
 
 
-def test_the_better_model_reigns_and_a_worse_one_does_not_replace_it(config):
+def test_the_better_model_is_champion_and_a_worse_one_does_not_replace_it(config):
     good = trained(config, steps=12_000, settings=(), until=150.0)
     bad = trained(config, steps=100, settings=("learning_rate=0.0", "rollout_ticks=8"), seed=9)
     kept_back = trained(config, steps=100, settings=(), seed=1, promote=False)
@@ -131,6 +134,7 @@ def test_the_better_model_reigns_and_a_worse_one_does_not_replace_it(config):
         assert all(listed.evidence is not None for listed in registry.models("cartpole"))
 
 
+@pytest.mark.slow
 def test_until_ends_a_run_as_soon_as_its_greedy_episodes_earn_that_much(config):
     result = trained(config, steps=200_000, settings=(), until=100.0)
     assert result.env_steps < 60_000
@@ -140,7 +144,7 @@ def test_until_ends_a_run_as_soon_as_its_greedy_episodes_earn_that_much(config):
 def test_a_target_that_is_no_number_is_refused(config):
     with pytest.raises(ConfigError) as error:
         trained(config, steps=1000, until=float("nan"))
-    assert str(error.value) == "spar train: --until nan. Name a return that can be reached."
+    assert str(error.value) == "spar train: --until nan. Give a return that can be reached."
 
 
 def test_the_same_seed_publishes_the_same_weights_under_another_name(config):
@@ -198,6 +202,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_survives_kill_9_at_any_moment(config):
     run = RunFolder.create(quick_runs(config), plan(TrainRequest("cartpole"), config), [])
     rng, said = np.random.default_rng(0), 0
@@ -251,13 +256,21 @@ def test_a_training_killed_with_kill_9_goes_on_and_one_told_to_stop_stops_in_goo
     assert len(list(quick_runs(config).iterdir())) == 1
 
 
+def test_a_run_folder_of_an_older_format_is_refused_with_what_to_do(config):
+    name = trained(config, steps=200).run
+    path = quick_runs(config) / name / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    for resume in ("", name):
+        with pytest.raises(TrainingStopped, match=r"its format is 2, and 3 is read here.*or start a new run"):
+            trained(config, steps=400, resume=resume)
+
+
 def wait_for_checkpoint(config, child):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert child.poll() is None
         found = list(quick_runs(config).glob("*/checkpoint/state"))
         if found:
-            time.sleep(0.3)
             return found[0]
         time.sleep(0.05)
     raise AssertionError("no checkpoint in two minutes")
@@ -327,10 +340,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "kind", "sentence"), WRONG, ids=[sentence[:40] for *_, sentence in WRONG])
-def test_a_wrong_wish_is_refused_with_what_to_do(wish, kind, sentence, config):
+@pytest.mark.parametrize(("asked", "kind", "sentence"), WRONG, ids=[sentence[:40] for *_, sentence in WRONG])
+def test_a_wrong_request_is_refused_with_what_to_do(asked, kind, sentence, config):
     with pytest.raises(kind) as error:
-        plan(wish, config)
+        plan(asked, config)
     assert sentence in str(error.value)
 
 

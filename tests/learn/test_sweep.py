@@ -12,7 +12,7 @@ import pytest
 from sparring.cli import main
 from sparring.errors import ConfigError, Missing, Refused
 from sparring.learn.plan import TrainRequest
-from sparring.learn.sweeps.sweep import Watcher, sweep
+from sparring.learn.sweeps.sweep import SweepCallbacks, sweep
 
 QUICK = ("rollout_ticks=16", "minibatch_steps=128")
 SPACE = """
@@ -44,9 +44,9 @@ def written(tmp_path, table, space=SPACE, name="s.toml"):
     return path
 
 
-def swept(config, path, *, begun=lambda session: None, seed=3, settings=QUICK):
-    wish = TrainRequest("cartpole", seed=seed, envs=8, settings=settings)
-    return sweep(path, wish, config, Watcher(lambda trial, run, progress: None, lambda told: None, begun))
+def swept(config, path, *, begun=lambda loop: None, seed=3, settings=QUICK):
+    request = TrainRequest("cartpole", seed=seed, envs=8, settings=settings)
+    return sweep(path, request, config, SweepCallbacks(lambda trial, run, progress: None, lambda told: None, begun))
 
 
 def drawn(result):
@@ -72,15 +72,16 @@ def test_every_trial_is_real_runs_and_the_best_is_the_one_with_the_highest_retur
     assert dict(word.split("=", 1) for word in words[1::2]) == result.best.settings
 
 
+@pytest.mark.slow
 def test_a_sweep_broken_off_and_taken_up_again_draws_what_an_unbroken_one_does(config, tmp_path):
     space, table = written(tmp_path, "trials = 6\nsteps = 128"), "trials = 6\nsteps = 128\nname = 'broken'"
     unbroken = swept(config, space)
     broken = written(tmp_path, table, name="broken.toml")
     begun = []
 
-    def stop_the_sixth(session):
-        begun.append(session)
-        session.stop_asked = len(begun) == 6
+    def stop_the_sixth(loop):
+        begun.append(loop)
+        loop.stop_requested = len(begun) == 6
 
     first = swept(config, broken, begun=stop_the_sixth)
     assert (first.state, len(first.trials)) == ("stopped", 5)
@@ -93,6 +94,7 @@ def test_a_sweep_broken_off_and_taken_up_again_draws_what_an_unbroken_one_does(c
     assert len(more.trials) == 7
 
 
+@pytest.mark.slow
 def test_a_target_is_sought_with_the_fewest_steps_and_missing_it_counts_twice(config, tmp_path):
     easy = swept(config, written(tmp_path, 'trials = 2\nsteps = 1000\nobjective = "steps"\ntarget = 1.0'))
     assert all(one.value < 1000 for one in easy.trials)
@@ -182,10 +184,10 @@ def test_a_missing_file_and_another_sweep_of_the_same_name_are_refused(config, t
     path = written(tmp_path, "trials = 1\nsteps = 128")
     held = []
 
-    def meet(session):
+    def meet(loop):
         with pytest.raises(Refused, match="it is under way in another process"):
             swept(config, path)
-        held.append(session)
+        held.append(loop)
 
     assert math.isfinite(swept(config, path, begun=meet).best.value)
     assert held

@@ -102,7 +102,7 @@ def test_a_resumed_run_goes_on_without_telling_a_step_twice(config):
     run = RunFolder(Path(config.data) / "runs" / name)
     before = points(run)
     late = told(run)[-1] | {"seconds": 1e6, "env_steps": 10**6}  # what a run killed after its checkpoint has told
-    run.measure(late)
+    run.add_metrics(late)
     (path,) = (run.folder / "tensorboard").iterdir()
     with path.open("ab") as file:
         file.write(b"\x07half a record")

@@ -33,8 +33,8 @@ def runs_of(config):
     return Path(config.data) / "runs"
 
 
-def wished(config, game, algo="ppo", **orders):
-    return lambda: train(TrainRequest(game, algo, steps=100), TrainOptions(**orders), config, lambda progress: None)
+def requested(config, game, algo="ppo", **options):
+    return lambda: train(TrainRequest(game, algo, steps=100), TrainOptions(**options), config, lambda progress: None)
 
 
 def rewritten(run, change):
@@ -45,7 +45,7 @@ def rewritten(run, change):
 
 
 def test_an_unknown_algorithm_and_key_are_answered_with_the_one_that_was_meant(config):
-    assert sentence(Missing, wished(config, "cartpole", "dnq")) == (
+    assert sentence(Missing, requested(config, "cartpole", "dnq")) == (
         "--algo: there is no algorithm 'dnq'. Did you mean 'dqn'?"
     )
     wrong = TrainRequest("cartpole", settings=("entropy_coeficient=0.1",))
@@ -58,14 +58,15 @@ def test_an_unknown_algorithm_and_key_are_answered_with_the_one_that_was_meant(c
 def test_records_and_a_memory_are_refused_before_a_run_begins(config):
     wrong = TrainRequest("cartpole", source="mix", settings=("memory=gru:32",))
     assert sentence(ConfigError, lambda: train(wrong, TrainOptions(), config, lambda progress: None)) == (
-        "[ppo] memory: steps of the store say nothing of what a memory held. Leave out memory, or --from mix."
+        "[ppo] memory: steps of the store do not record the state of a recurrent network. "
+        "Leave out memory, or --from mix."
     )
     assert not runs_of(config).exists()
 
 
 def test_a_game_whose_spaces_an_algorithm_cannot_take_is_refused_before_a_run_begins(config):
     pytest.importorskip("gymnasium")
-    assert sentence(ConfigError, wished(config, "gym:Pendulum-v1", "dqn")) == (
+    assert sentence(ConfigError, requested(config, "gym:Pendulum-v1", "dqn")) == (
         "game gym:Pendulum-v1: its actions are box, and dqn chooses among discrete ones. "
         "Use ppo, impala, a3c, sac, bc, cql or iql (docs/algorithms), or train a game with discrete actions."
     )
@@ -73,7 +74,7 @@ def test_a_game_whose_spaces_an_algorithm_cannot_take_is_refused_before_a_run_be
 
 
 def test_there_is_nothing_to_resume(config):
-    assert sentence(Missing, wished(config, "cartpole", resume="")) == (
+    assert sentence(Missing, requested(config, "cartpole", resume="")) == (
         f"{runs_of(config)}: no run of cartpole with ppo is there. Train without --resume first."
     )
 
@@ -82,9 +83,9 @@ def test_a_checkpoint_of_another_build_is_refused_with_what_it_lacks(config):
     name = trained(config, steps=200).run
     run = RunFolder(runs_of(config) / name)
     rewritten(run, lambda state: state["topology"]["play"].pop("followed"))
-    assert sentence(TrainingStopped, wished(config, "cartpole", resume=name)) == (
+    assert sentence(TrainingStopped, requested(config, "cartpole", resume=name)) == (
         f"run {name}: the checkpoint was written by another build (there is no 'followed'). "
-        "Go on with the build that wrote it, or start a new run."
+        "Resume it with the build that wrote it, or start a new run."
     )
 
 
@@ -95,9 +96,9 @@ def test_a_checkpoint_of_another_format_is_refused(config, monkeypatch):
     monkeypatch.setattr("sparring.learn.runs.folder.FORMAT", 0)
     run.checkpoint(state)
     monkeypatch.undo()
-    assert sentence(TrainingStopped, wished(config, "cartpole", resume=name)) == (
+    assert sentence(TrainingStopped, requested(config, "cartpole", resume=name)) == (
         f"run {name}: the checkpoint was written by another build (its format is 0, and {FORMAT} is read here). "
-        "Go on with the build that wrote it, or start a new run."
+        "Resume it with the build that wrote it, or start a new run."
     )
 
 
@@ -107,9 +108,9 @@ def test_a_plan_of_another_build_is_refused_too(config):
     about = json.loads(path.read_text())
     del about["config"]["opponents"]
     path.write_text(json.dumps(about))
-    assert sentence(TrainingStopped, wished(config, "cartpole", resume=name)) == (
+    assert sentence(TrainingStopped, requested(config, "cartpole", resume=name)) == (
         f"run {name}: the checkpoint was written by another build (there is no 'opponents'). "
-        "Go on with the build that wrote it, or start a new run."
+        "Resume it with the build that wrote it, or start a new run."
     )
 
 
@@ -117,7 +118,7 @@ def test_a_checkpoint_of_another_game_is_refused(config):
     name, other = trained(config, steps=200).run, trained(config, "duel", steps=200).run
     file = "checkpoint/state"
     (runs_of(config) / name / file).write_bytes((runs_of(config) / other / file).read_bytes())
-    assert sentence(TrainingStopped, wished(config, "cartpole", resume=name)) == (
+    assert sentence(TrainingStopped, requested(config, "cartpole", resume=name)) == (
         f"run {name}: its checkpoint is of another game than cartpole. Put back its own, or start a new run."
     )
 
@@ -171,6 +172,7 @@ def test_a_picture_that_does_not_fit_leaves_the_one_before(small_disk):
     assert picture.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_sweep_that_does_not_fit_is_told_in_a_sentence(small_disk, tmp_path):
     file = tmp_path / "s.toml"
     file.write_text("[sweep]\ntrials = 1\nsteps = 100\n[space]\nepochs = { low = 1, high = 2 }\n")
@@ -180,9 +182,9 @@ def test_a_sweep_that_does_not_fit_is_told_in_a_sentence(small_disk, tmp_path):
     done = subprocess.run([sys.executable, "-m", "sparring", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     folder = small_disk / "data" / "sweeps" / "cartpole-ppo-s"
-    assert done.stderr.startswith(f"spar: {folder}: its study could not be kept: ")
+    assert done.stderr.startswith(f"spar: {folder}: its study could not be written: ")
     assert done.stderr.endswith(
-        "Free space or mend the disk, then give the same command: trials that were told are kept.\n"
+        "Free space or repair the disk, then give the same command: finished trials are kept.\n"
     )
 
 

@@ -12,30 +12,30 @@ from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
     from sparring.learn.plan import TrainRequest
-    from sparring.learn.runs.session import Progress, Session
+    from sparring.learn.runs.training_loop import TrainingLoop, TrainProgress
     from sparring.learn.sweeps.sweep import SweepResult, TrialReport
 
 
 def run_sweep(
     args: argparse.Namespace,
-    wish: "TrainRequest",
+    request: "TrainRequest",
     output: Output,
-    line: "Callable[[Progress], str]",
-    begun: "Callable[[Session], None]",
+    line: "Callable[[TrainProgress], str]",
+    started: "Callable[[TrainingLoop], None]",
 ) -> dict[str, Any]:
     """Run the sweep and show what came of it; the object of --json."""
     from sparring.learn.sweeps.plot import plot
-    from sparring.learn.sweeps.sweep import Watcher, sweep
+    from sparring.learn.sweeps.sweep import SweepCallbacks, sweep
 
     _check(args)
 
-    def show(trial: int, run: int, progress: "Progress") -> None:
+    def show(trial: int, run: int, progress: "TrainProgress") -> None:
         output.progress(f"trial {trial} run {run}  {line(progress)}")
 
-    def told(one: "TrialReport") -> None:
+    def on_trial(one: "TrialReport") -> None:
         output.say(f"trial {one.number}: {_outcome(one)}  {_settings(one)}")
 
-    swept = sweep(args.sweep, wish, args.config, Watcher(show, told, begun), tuple(sys.argv))
+    swept = sweep(args.sweep, request, args.config, SweepCallbacks(show, on_trial, started), tuple(sys.argv))
     pictures = plot(swept)
     _table(swept, output)
     for picture in pictures:
@@ -43,14 +43,14 @@ def run_sweep(
     if swept.state == "stopped":
         output.say("stopped; the same command goes on with the trials that are left")
     if swept.best is not None:
-        own = "".join(f" --algo-set {shlex.quote(text)}" for text in wish.settings)
-        output.say(f"best: spar train {wish.game} --algo {wish.algo}{own} {swept.flags}")
+        own = "".join(f" --algo-set {shlex.quote(text)}" for text in request.settings)
+        output.say(f"best: spar train {request.game} --algo {request.algo}{own} {swept.flags}")
     return {
         "sweep": swept.name,
         "folder": str(swept.folder),
-        "game": wish.game,
-        "algo": wish.algo,
-        "seed": wish.seed,
+        "game": request.game,
+        "algo": request.algo,
+        "seed": request.seed,
         "objective": swept.file.sweep.objective,
         "state": swept.state,
         "trials": [asdict(one) for one in swept.trials],

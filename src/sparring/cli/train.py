@@ -13,7 +13,7 @@ from sparring.cli.learner_supervisor import keep_alive, kept_alive
 from sparring.cli.output import Output
 
 if TYPE_CHECKING:
-    from sparring.learn.runs.session import Progress, Session
+    from sparring.learn.runs.training_loop import TrainingLoop, TrainProgress
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.learn.plan import TrainRequest
     from sparring.learn.runs.train import TrainOptions, train
 
-    wish = TrainRequest(
+    request = TrainRequest(
         game=args.game,
         algo=args.algo or ("iql" if args.source == "store" else "ppo"),
         source=args.source,
@@ -83,11 +83,11 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.sweep is not None:
         from sparring.cli.sweep_table import run_sweep
 
-        return run_sweep(args, wish, output, _line, _stops_on_signals)
+        return run_sweep(args, request, output, _line, _stops_on_signals)
     if kept_alive(args):
         return keep_alive(args, output)
-    orders = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
-    trained = train(wish, orders, args.config, lambda progress: output.progress(_line(progress)), _stops_on_signals)
+    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
+    trained = train(request, options, args.config, lambda progress: output.progress(_line(progress)), _stops_on_signals)
     published = trained.published
     made = f"model {published.model[:12]} (weights {published.weights[:12]})"
     output.say(f"run {trained.run}: {trained.state}, {made}, {published.verdict}")
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _line(progress: "Progress") -> str:
+def _line(progress: "TrainProgress") -> str:
     counted = "steps" if progress.plays else "sampled"
     parts = [f"{progress.done_share:4.0%}", f"{progress.position:,} {counted}", f"{progress.steps_per_s:,.0f} steps/s"]
     parts.append(f"{progress.updates:,} updates")
@@ -130,13 +130,13 @@ def _span(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def _stops_on_signals(session: "Session") -> None:
+def _stops_on_signals(loop: "TrainingLoop") -> None:
     """The first signal ends the run in good order; a second one ends it at once."""
 
     def ask(number: int, frame: object) -> None:
-        if session.stop_asked:
+        if loop.stop_requested:
             raise KeyboardInterrupt
-        session.stop_asked = True
+        loop.stop_requested = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)

@@ -2,6 +2,8 @@
 
 import difflib
 import os
+import tomllib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -17,11 +19,11 @@ from sparring.replay.feeder import check_share
 
 Source = Literal["sim", "store", "mix"]
 
-SUITS = {"impala": "async", "a3c": "hogwild", "apex": "apex"}  # by --algo; every other plays in the learner's process
-AWAY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}  # what suits on a cluster otherwise
-# The topologies whose actors, or learners, are services where they are far away.
-ON_HOSTS = ("sync", "ring", "async", "apex", "central", "offline", "rllib")
-TAKES = {  # what each topology can feed an algorithm with
+# The default topology by --algo; every other algorithm plays in the learner's process, or, on a cluster, by its feed.
+DEFAULT_TOPOLOGY = {"impala": "async", "a3c": "hogwild", "apex": "apex"}
+CLUSTER_TOPOLOGY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}
+ON_HOSTS = ("sync", "ring", "async", "apex", "central", "offline", "rllib")  # can have parts on other machines
+FEEDS_OF = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
     "ring": ("trajectories",),
@@ -36,7 +38,7 @@ TAKES = {  # what each topology can feed an algorithm with
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run's plan. `steps` are ticks of all games together, or steps sampled where nobody plays."""
+    """One run's plan. `steps` are ticks of all games together, or steps sampled where no game is played."""
 
     game: str
     spec: GameSpec
@@ -48,9 +50,9 @@ class Plan:
     seed: int
     steps: int
     envs: int  # of each actor
-    actors: int  # processes that play; the learner's own does in "single"
+    actors: int  # processes that play; in "single" the learner's own process does
     reward_clip: float
-    policy: str  # that actors explore with: a name of own_policy.open_policy
+    policy: str  # that actors explore with: a name that nets/user_policy.py opens
     opponents: int
     opponent_share: float
     script_share: float
@@ -58,33 +60,22 @@ class Plan:
     on: str = "local://"  # the host that actors run on
     cpus_per_actor: float = 0.5  # there
     learners: int = 1  # that average their gradients, in "ring"
-    discovery: str = ""  # where others find whoever plays, and scale them; no part of the record
+    discovery: str = ""  # where other processes find the actors, to scale them; not recorded
 
     def record(self) -> dict[str, Any]:
         """As plain data, from which `from_record` makes the same plan."""
-        return {
-            "algo": self.algo,
-            "settings": asdict(self.settings),
-            "source": self.source,
-            "topology": self.topology,
-            "steps": self.steps,
-            "envs": self.envs,
-            "actors": self.actors,
-            "reward_clip": self.reward_clip,
-            "policy": self.policy,
-            "opponents": self.opponents,
-            "opponent_share": self.opponent_share,
-            "script_share": self.script_share,
-            "replay": asdict(self.replay),
-            "on": self.on,
-            "cpus_per_actor": self.cpus_per_actor,
-            "learners": self.learners,
-        }
+        found = {name: getattr(self, name) for name in RECORDED}
+        return found | {"settings": asdict(self.settings), "replay": asdict(self.replay)}
+
+
+RECORDED = [
+    item.name for item in fields(Plan) if item.name not in ("game", "spec", "algorithm", "seed", "discovery")
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """What a user asked for; None and empty: whatever suits."""
+    """What a user asked for; None and empty: the default of the game and algorithm."""
 
     game: str
     algo: str = "ppo"
@@ -99,40 +90,34 @@ class TrainRequest:
     learners: int | None = None
 
 
-def plan(wish: TrainRequest, config: Config) -> Plan:
-    """The plan for a wish: the user's words, then the preset, then the defaults."""
-    algorithm = open_algorithm(wish.algo)
-    source = _source(wish.source)
-    preset = preset_for(wish.game, wish.algo if wish.algo in ALIASES else algorithm.name)
-    spec = _spec(wish.game, source, config)
-    settings = settings_of(algorithm, dict(preset.settings), assignments(wish.settings))
-    _check_source(algorithm, source, wish.game)
-    if source == "mix" and getattr(settings, "memory", "") != "" and algorithm.feeds == "trajectories":
-        raise ConfigError(
-            "steps of the store say nothing of what a memory held",
-            where=f"[{algorithm.name}] memory",
-            do="Leave out memory, or --from mix",
-        )
-    on = wish.on or config.train.on
-    learners = _learners(wish, config)
-    topology = _topology(replace(wish, on=on, topology=_ringed(wish.topology, learners)), algorithm, source)
+def plan(request: TrainRequest, config: Config) -> Plan:
+    """The plan for a request: what the user says, then the preset, then the defaults."""
+    algorithm = open_algorithm(request.algo)
+    source = _source(request.source)
+    preset = preset_for(request.game, request.algo if request.algo in ALIASES else algorithm.name)
+    spec = _spec(request.game, source, config)
+    settings = settings_of(algorithm, dict(preset.settings), assignments(request.settings))
+    _check_source(algorithm, settings, source, request.game)
+    on = request.on or config.train.on
+    learners = config.train.learners if request.learners is None else request.learners
+    envs = preset.envs if config.train.envs == type(config.train)().envs else config.train.envs
+    envs = envs if request.envs is None else request.envs
+    _check_counts(request, envs, learners)
+    topology = _topology(request, algorithm, source, on, learners)
     if source == "mix":
         check_share(config.replay.store_share)
-    set_envs = preset.envs if config.train.envs == type(config.train)().envs else config.train.envs
-    envs = set_envs if wish.envs is None else wish.envs
-    _check_counts(wish, envs)
     return Plan(
-        game=wish.game,
+        game=request.game,
         spec=spec,
         algorithm=algorithm,
-        algo=wish.algo,
+        algo=request.algo,
         settings=settings,
         source=source,
         topology=topology,
-        seed=wish.seed,
-        steps=wish.steps or preset.steps,
+        seed=request.seed,
+        steps=request.steps or preset.steps,
         envs=envs,
-        actors=wish.actors or (1 if topology == "rllib" else config.train.actors),
+        actors=request.actors or (1 if topology == "rllib" else config.train.actors),
         reward_clip=config.train.reward_clip or preset.reward_clip,
         policy=_policy(config.train.policy, algorithm, spec),
         opponents=config.train.opponents,
@@ -146,49 +131,19 @@ def plan(wish: TrainRequest, config: Config) -> Plan:
     )
 
 
-def _check_counts(wish: TrainRequest, envs: int) -> None:
-    if envs < 1 or (wish.steps is not None and wish.steps < 1):
-        raise ConfigError(f"--envs {envs}, --steps {wish.steps}", where="spar train", do="Count both from 1")
-    if wish.actors is not None and wish.actors < 1:
-        raise ConfigError(f"--actors {wish.actors}", where="spar train", do="Count them from 1")
-    if wish.seed < 0:
-        raise ConfigError(f"--seed {wish.seed}", where="spar train", do="Count seeds from 0")
-
-
 def from_record(game: str, seed: int, record: dict[str, Any], config: Config) -> Plan:
     """The plan that `record` was made from."""
-    algorithm = open_algorithm(record["algo"])
-    source = _source(record["source"])
+    algorithm, source = open_algorithm(record["algo"]), _source(record["source"])
+    values = {name: record[name] for name in RECORDED} | {
+        "settings": settings_of(algorithm, record["settings"]),
+        "replay": read(ReplayConfig, record["replay"], "run.json [replay]"),
+    }
     spec = _spec(game, source, config)
-    return Plan(
-        game=game,
-        spec=spec,
-        algorithm=algorithm,
-        algo=record["algo"],
-        settings=settings_of(algorithm, record["settings"]),
-        source=source,
-        topology=record["topology"],
-        seed=seed,
-        steps=record["steps"],
-        envs=record["envs"],
-        actors=record.get("actors", 1),  # runs from before actors had processes
-        reward_clip=record.get("reward_clip", 0.0),
-        policy=record.get("policy") or policy_for(algorithm, spec.seats[0].action),
-        opponents=record["opponents"],
-        opponent_share=record["opponent_share"],
-        script_share=record.get("script_share", 0.0),  # runs from before scripts were met
-        replay=read(ReplayConfig, record["replay"], "run.json [replay]"),
-        on=record.get("on", "local://"),  # runs from before there were hosts
-        cpus_per_actor=record.get("cpus_per_actor", 0.5),
-        learners=record.get("learners", 1),
-        discovery=config.discovery_url,
-    )
+    return Plan(game=game, spec=spec, algorithm=algorithm, seed=seed, discovery=config.discovery_url, **values)
 
 
 def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
     """ "key=value" texts as a table; values are TOML, a bare word is a string."""
-    import tomllib
-
     table: dict[str, Any] = {}
     for text in texts:
         key, sign, raw = text.partition("=")
@@ -201,81 +156,79 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
     return table
 
 
+def _check_counts(request: TrainRequest, envs: int, learners: int) -> None:
+    def refused(wrong: str, do: str) -> ConfigError:
+        return ConfigError(wrong, where="spar train", do=do)
+
+    if envs < 1 or (request.steps is not None and request.steps < 1):
+        raise refused(f"--envs {envs}, --steps {request.steps}", "Count both from 1")
+    if request.actors is not None and request.actors < 1:
+        raise refused(f"--actors {request.actors}", "Count them from 1")
+    if learners < 1:
+        raise refused(f"--learners {learners}", "Count them from 1")
+    if request.seed < 0:
+        raise refused(f"--seed {request.seed}", "Count seeds from 0")
+
+
 def _replay(config: ReplayConfig, preset: Preset) -> ReplayConfig:
+    """The preset's values where spar.toml leaves the default."""
     default = ReplayConfig()
-    free = {item.name for item in fields(config) if getattr(config, item.name) == getattr(default, item.name)}
-    return replace(config, **{key: value for key, value in preset.replay.items() if key in free})
+    return replace(config, **{k: v for k, v in preset.replay.items() if getattr(config, k) == getattr(default, k)})
 
 
 def _source(text: str) -> Source:
     for source in get_args(Source):
         if text == source:
             return source  # type: ignore[no-any-return]
-    near = difflib.get_close_matches(text, get_args(Source), n=1)
-    do = f"Did you mean {near[0]!r}" if near else "Use sim, store or mix"
-    raise ConfigError(f"there is no source {text!r}", where="--from", do=do)
+    raise ConfigError(
+        f"there is no source {text!r}", where="--from", do=_nearest(text, get_args(Source), "Use sim, store or mix")
+    )
 
 
-def _topology(wish: TrainRequest, algorithm: Algorithm, source: Source) -> str:
+def _nearest(name: str, names: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"Did you mean {near[0]!r}" if near else otherwise
+
+
+def _topology(request: TrainRequest, algorithm: Algorithm, source: Source, on: str, learners: int) -> str:
     from sparring.learn.topologies import TOPOLOGIES
 
-    wanted = "offline" if source == "store" and algorithm.feeds != "rllib" else _suiting(wish, algorithm)
-    name = wish.topology or wanted
+    remote = not on.startswith("local:")
+    default = _default_topology(request.algo, algorithm, source, remote)
+    name = request.topology or default
+    if learners > 1 and name != "ring":  # several synchronous learners average their gradients by ring all-reduce
+        if request.topology not in (None, "sync"):
+            wrong, do = f"{name} has one learner, and --learners is {learners}", "Leave out --topology, or --learners"
+            raise ConfigError(wrong, where="--learners", do=do)
+        name = "ring"
     if name not in TOPOLOGIES:
-        near = difflib.get_close_matches(name, TOPOLOGIES, n=1)
-        do = f"Did you mean {near[0]!r}" if near else f"Choose one of {', '.join(TOPOLOGIES)}"
+        do = _nearest(name, TOPOLOGIES, f"Choose one of {', '.join(TOPOLOGIES)}")
         raise Missing(f"there is no topology {name!r}", where="--topology", do=do)
-    leave = f"Leave it out: {wanted} suits"
+    wrong, do = "", f"Leave it out: {default} suits"
     if name != "rllib" and (name == "offline") != (source == "store"):
-        raise ConfigError(f"--topology {name} does not go with --from {source}", where="--topology", do=leave)
-    if _away(wish) and name not in ON_HOSTS:
-        raise ConfigError(
-            f"{name} runs on one machine, and --on is {wish.on}",
-            where="--topology",
-            do=f"Use one of {', '.join(ON_HOSTS)}, or leave --on out",
-        )
-    if algorithm.feeds not in TAKES.get(name, (algorithm.feeds,)):
-        raise ConfigError(
-            f"{name} carries {' and '.join(TAKES[name])}, and {algorithm.name} is fed with {algorithm.feeds}",
-            where="--topology",
-            do=leave,
-        )
+        wrong = f"--topology {name} does not go with --from {source}"
+    elif remote and name not in ON_HOSTS:
+        wrong, do = f"{name} runs on one machine, and --on is {on}", f"Use one of {', '.join(ON_HOSTS)}, or no --on"
+    elif algorithm.feeds not in FEEDS_OF.get(name, (algorithm.feeds,)):
+        wrong = f"{name} carries {' and '.join(FEEDS_OF[name])}, and {algorithm.name} is fed with {algorithm.feeds}"
+    if wrong:
+        raise ConfigError(wrong, where="--topology", do=do)
     return name
 
 
-def _learners(wish: TrainRequest, config: Config) -> int:
-    learners = config.train.learners if wish.learners is None else wish.learners
-    if learners < 1:
-        raise ConfigError(f"--learners {learners}", where="spar train", do="Count them from 1")
-    return learners
-
-
-def _ringed(topology: str | None, learners: int) -> str | None:
-    """Several learners in step are a ring of them."""
-    if learners == 1 or topology == "ring":
-        return topology
-    if topology not in (None, "sync"):
-        do = "Leave out --topology, or --learners"
-        raise ConfigError(f"{topology} has one learner, and --learners is {learners}", where="--learners", do=do)
-    return "ring"
-
-
-def _suiting(wish: TrainRequest, algorithm: Algorithm) -> str:
-    """By the name that was asked for, then by the algorithm's; processes of their own need what POSIX has."""
+def _default_topology(algo: str, algorithm: Algorithm, source: Source, remote: bool) -> str:
+    """By the name that was asked for, then by the algorithm's; actors in processes of their own need POSIX."""
     if algorithm.feeds == "rllib":
         return "rllib"
-    suits = SUITS.get(wish.algo, SUITS.get(algorithm.name, "single")) if os.name == "posix" else "single"
-    if _away(wish) and suits not in ON_HOSTS:
-        return AWAY.get(algorithm.feeds, suits)
-    return suits
-
-
-def _away(wish: TrainRequest) -> bool:
-    return wish.on is not None and not wish.on.startswith("local:")
+    if source == "store":
+        return "offline"
+    by_algo = DEFAULT_TOPOLOGY.get(algo, DEFAULT_TOPOLOGY.get(algorithm.name, "single"))
+    name = by_algo if os.name == "posix" else "single"
+    return CLUSTER_TOPOLOGY.get(algorithm.feeds, name) if remote and name not in ON_HOSTS else name
 
 
 def _policy(name: str, algorithm: Algorithm, spec: GameSpec) -> str:
-    """The user's own where one is named, which must suit; the algorithm's otherwise."""
+    """The user's own policy where one is named, which must suit; the algorithm's otherwise."""
     action = spec.seats[0].action
     if name:
         open_policy(name, action)
@@ -288,26 +241,25 @@ def _spec(game: str, source: Source, config: Config) -> GameSpec:
     return known or spec_of(game)
 
 
-def _check_source(algorithm: Algorithm, source: Source, game: str) -> None:
-    if algorithm.feeds == "rllib":
-        from sparring.learn.rllib.names import check_source, offer_of
+def _check_source(algorithm: Algorithm, settings: Any, source: Source, game: str) -> None:
+    name, feeds = algorithm.name, algorithm.feeds
+    wrong, where, do = "", f"--from {source}", ""
+    if feeds == "rllib":
+        from sparring.learn.rllib.algorithm import check_source
 
-        check_source(offer_of(algorithm.name), source, game)
-    if source != "store" and algorithm.feeds == "records":
-        raise ConfigError(
-            f"{algorithm.name} learns from what others played, and nothing else",
-            where=f"--from {source}",
-            do=f"Use `spar train {game} --algo {algorithm.name} --from store`",
-        )
-    if source == "store" and algorithm.feeds == "trajectories":
-        raise ConfigError(
-            f"{algorithm.name} learns only from what it has just played itself, and the store holds what others played",
-            where="--from store",
-            do=f"Use `spar train {game} --algo dqn --from store`, or `--from mix` with {algorithm.name}",
-        )
-    if source == "mix" and algorithm.feeds == "trajectories" and not hasattr(algorithm.settings, "records_steps"):
-        raise ConfigError(
-            f"{algorithm.name} learns only from what it has just played itself",
-            where="--from mix",
-            do=f"Use `spar train {game} --algo ppo --from mix`, or leave --from out",
-        )
+        check_source(name, source, game)
+    elif source != "store" and feeds == "records":
+        wrong = f"{name} learns from what others played, and nothing else"
+        do = f"Use `spar train {game} --algo {name} --from store`"
+    elif source == "store" and feeds == "trajectories":
+        wrong = f"{name} learns only from what it has just played itself, and the store holds what others played"
+        do = f"Use `spar train {game} --algo dqn --from store`, or `--from mix` with {name}"
+    elif source == "mix" and feeds == "trajectories":
+        if not hasattr(algorithm.settings, "records_steps"):
+            wrong = f"{name} learns only from what it has just played itself"
+            do = f"Use `spar train {game} --algo ppo --from mix`, or leave --from out"
+        elif getattr(settings, "memory", ""):
+            wrong = "steps of the store do not record the state of a recurrent network"
+            where, do = f"[{name}] memory", "Leave out memory, or --from mix"
+    if wrong:
+        raise ConfigError(wrong, where=where, do=do)

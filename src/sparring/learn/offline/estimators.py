@@ -30,11 +30,11 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ImportanceWeights:
     """w_t of every episode, [episodes, longest], and how far any of them is still above 0."""
 
     cumulative: Array
-    followed: int  # steps up to which at least one episode does what the policy might
+    followed: int  # steps up to which at least one episode does what the policy could
 
     @property
     def effective(self) -> float:
@@ -42,8 +42,8 @@ class Weights:
         return 0.0 if last.max() <= 0 else float(last.sum() ** 2 / np.square(last).sum())
 
 
-def importance(records: RecordedEpisodes, target: Array, behaviour_logp: Array) -> Weights:
-    """Cumulative ratios; each step's column is scaled by its largest, which no estimator below can see."""
+def importance_weights(records: RecordedEpisodes, target: Array, behaviour_logp: Array) -> ImportanceWeights:
+    """Cumulative ratios; each step's column is scaled by its largest, which cancels in every estimator below."""
     chosen = np.take_along_axis(target, records.action[:, None], axis=1)[:, 0]
     with np.errstate(divide="ignore"):
         log_ratio = np.minimum(np.log(chosen) - behaviour_logp, np.log(MOST_RATIO))
@@ -51,16 +51,18 @@ def importance(records: RecordedEpisodes, target: Array, behaviour_logp: Array) 
     top = logs.max(axis=0)
     alive = np.isfinite(top)
     cumulative = np.exp(logs - np.where(alive, top, 0.0))
-    return Weights(cumulative, int(alive.sum()))
+    return ImportanceWeights(cumulative, int(alive.sum()))
 
 
-def recorded(records: RecordedEpisodes, discount: float, rng: Generator) -> Estimate:
-    """What the players themselves earned: the yardstick, not an estimate of the policy."""
-    earned = (records.padded(records.reward) * discount ** np.arange(_longest(records))).sum(axis=1)
+def recorded_return(records: RecordedEpisodes, discount: float, rng: Generator) -> Estimate:
+    """What the players themselves earned: for comparison, not an estimate of the policy."""
+    earned = (records.padded(records.reward) * discount ** np.arange(int(np.diff(records.start).max()))).sum(axis=1)
     return _mean("recorded", earned, rng)
 
 
-def weighted_importance(records: RecordedEpisodes, weights: Weights, discount: float, rng: Generator) -> Estimate:
+def weighted_importance(
+    records: RecordedEpisodes, weights: ImportanceWeights, discount: float, rng: Generator
+) -> Estimate:
     """Per-decision weighted importance sampling (Precup et al. 2000): Σ_t γᵗ Σ_i w_t r_t / Σ_i w_t."""
     w = weights.cumulative
     earned = w * records.padded(records.reward) * discount ** np.arange(w.shape[1])
@@ -71,14 +73,14 @@ def weighted_importance(records: RecordedEpisodes, weights: Weights, discount: f
     return _bootstrapped("wis", value, records.episodes, weights.effective, rng)
 
 
-def fitted(start_values: Array, rng: Generator) -> Estimate:
-    """Mean of V^π at the episodes' first views; its spread is that of the views, the fit being kept."""
+def fitted_q_evaluation(start_values: Array, rng: Generator) -> Estimate:
+    """Mean of V^π at the first observations; its spread is that of the observations, with the fit held fixed."""
     return _mean("fqe", start_values, rng)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What a fitted Q^π says of the records: Q of what was done, V of what was seen, V of the final views."""
+class FittedValues:
+    """A fitted Q^π on the records: Q of the actions taken, V of the observations, V of the final observations."""
 
     q: Array  # [steps]
     v: Array  # [steps]
@@ -86,7 +88,7 @@ class Judged:
 
 
 def doubly_robust(
-    records: RecordedEpisodes, weights: Weights, judged: Judged, discount: float, rng: Generator
+    records: RecordedEpisodes, weights: ImportanceWeights, values: FittedValues, discount: float, rng: Generator
 ) -> Estimate:
     """Weighted doubly robust (Thomas & Brunskill 2016): the fit, corrected by weighted importance where it errs.
 
@@ -94,36 +96,33 @@ def doubly_robust(
     """
     w = weights.cumulative
     before = np.concatenate([np.ones((len(w), 1)), w[:, :-1]], axis=1)
-    fall = discount ** np.arange(w.shape[1] + 1)
-    wrong = w * records.padded(records.reward - judged.q) * fall[:-1]
-    worth = before * records.padded(judged.v) * fall[:-1]
+    gamma = discount ** np.arange(w.shape[1] + 1)
+    correction = w * records.padded(records.reward - values.q) * gamma[:-1]
+    baseline = before * records.padded(values.v) * gamma[:-1]
     lengths = np.diff(records.start)
     cut = np.zeros_like(w)
     rows = np.arange(records.episodes)
-    cut[rows, lengths - 1] = w[rows, lengths - 1] * judged.v_final * fall[lengths]
+    cut[rows, lengths - 1] = w[rows, lengths - 1] * values.v_final * gamma[lengths]
 
     def value(counts: Array) -> Array:
         own, earlier = counts @ w, counts @ before
-        return np.asarray((_ratio(counts @ (wrong + cut), own) + _ratio(counts @ worth, earlier)).sum(axis=1))
+        return np.asarray((_ratio(counts @ (correction + cut), own) + _ratio(counts @ baseline, earlier)).sum(axis=1))
 
     return _bootstrapped("dr", value, records.episodes, weights.effective, rng)
 
 
-def tried(returns: Array, rng: Generator) -> Estimate:
-    """Mean of what the policy earned in learned worlds, [learners, games]. Resampled are games and learners, so that
-    the spread shows the fits' own errors too, as far as the learners do not share them."""
-    learners, games = returns.shape
-    fits = rng.multinomial(learners, np.full(learners, 1 / learners), size=RESAMPLES)
+def world_return(returns: Array, rng: Generator) -> Estimate:
+    """Mean return in a learned world, [folds, games]. Games and folds are resampled, so that the spread shows the fits'
+    own errors too, as far as the folds do not share them."""
+    folds, games = returns.shape
+    fits = rng.multinomial(folds, np.full(folds, 1 / folds), size=RESAMPLES)
     starts = rng.multinomial(games, np.full(games, 1 / games), size=RESAMPLES)
     low, high = np.quantile(((fits @ returns) * starts).sum(axis=1) / returns.size, (0.025, 0.975))
     return Estimate("world", float(returns.mean()), float(low), float(high), float(games))
 
 
 def _mean(name: str, values: Array, rng: Generator) -> Estimate:
-    def value(counts: Array) -> Array:
-        return np.asarray(counts @ values / len(values))
-
-    return _bootstrapped(name, value, len(values), float(len(values)), rng)
+    return _bootstrapped(name, lambda counts: counts @ values / len(values), len(values), float(len(values)), rng)
 
 
 def _bootstrapped(
@@ -139,7 +138,3 @@ def _bootstrapped(
 def _ratio(top: Array, bottom: Array) -> Array:
     """0 where no episode has any weight left."""
     return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
-
-
-def _longest(records: RecordedEpisodes) -> int:
-    return int(np.diff(records.start).max())

@@ -1,4 +1,4 @@
-"""One call from a model and a store to what the records say of it: what `spar evaluate --from store` does."""
+"""Off-policy evaluation of a model by recorded episodes: what `spar evaluate --from store` does."""
 
 from dataclasses import dataclass, replace
 
@@ -10,21 +10,20 @@ from sparring.games.spec import GameSpec
 from sparring.learn.offline.estimators import (
     Estimate,
     doubly_robust,
-    fitted,
-    importance,
-    recorded,
-    tried,
+    fitted_q_evaluation,
+    importance_weights,
+    recorded_return,
     weighted_importance,
+    world_return,
 )
-from sparring.learn.offline.fitted_values import FitConfig, at_its_best, behaviour_logp, fitted_q
+from sparring.learn.offline.fitted_values import FitConfig, behaviour_logp, fitted_q, greedy_policy
 from sparring.learn.offline.records import RecordedEpisodes
-from sparring.learn.offline.worlds import world_of
-from sparring.learn.offline.worlds.protocol import World
+from sparring.learn.offline.worlds import World, world_of
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.chunk import Array
 
 FEW = 10.0  # effective episodes below which an estimate by importance is little more than a guess
-LEAST_LOGP = float(np.log(1e-6))  # of what was done after all
+LEAST_LOGP = float(np.log(1e-6))  # of an action that was taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class OfflineEvaluation:
     discount: float
     behaviour: str  # "recorded", "estimated by bc" or both with their shares
     estimates: tuple[Estimate, ...]
-    advised: str  # the name of the one to rank models by: a rule that was written before any model is judged
+    advised: str  # the name of the one to rank models by: by a rule that does not depend on the estimates
     missing: tuple[str, ...]  # sentences
 
     def of(self, name: str) -> Estimate:
@@ -54,42 +53,39 @@ def evaluate_offline(
     fit: FitConfig | None = None,
     world: World | None = None,
 ) -> OfflineEvaluation:
-    """What the records say of the network at its best. The same seed gives the same answer.
+    """Estimates of the greedy policy's return. The same seed gives the same answer.
 
-    `world` is `world_of` the same records, for who judges several models by them; by default it is learned here.
+    `world` is `world_of` the same records, for callers that evaluate several models; by default it is fitted here.
     """
     if not 0 < discount <= 1:
         raise ConfigError(f"--discount {discount:g}", where="spar evaluate", do="Give more than 0 and at most 1")
     if game.frame_stack != 1:
-        raise ConfigError(
-            f"frame_stack = {game.frame_stack}, and records are judged by single frames",
-            where=f"game {game.id}",
-            do="Let the model play: leave out --from store",
-        )
+        wrong = f"frame_stack = {game.frame_stack}, and records are evaluated by single frames"
+        raise ConfigError(wrong, where=f"game {game.id}", do="Let the model play: leave out --from store")
     config = fit or FitConfig()
-    policy = at_its_best(forward, records)
+    policy = greedy_policy(forward, records)
     known = ~np.isnan(records.logp)
     players = np.maximum(behaviour_logp(records, game, seed, config), LEAST_LOGP)
-    weights = importance(records, policy.steps, players)
-    judged = fitted_q(records, policy, game, discount, seed, config)
+    weights = importance_weights(records, policy.steps, players)
+    values = fitted_q(records, policy, game, discount, seed, config)
     rng = np.random.default_rng([seed, 0xB0])
+    fixed = "spread of the first observations; the fit is fixed"
     share = f"{weights.followed} of {weights.cumulative.shape[1]} steps followed"
     found = [
-        recorded(records, discount, rng),
+        recorded_return(records, discount, rng),
         replace(weighted_importance(records, weights, discount, rng), note=share),
-        replace(fitted(judged.v[records.first], rng), note="spread of the first views; the fit is kept"),
-        replace(doubly_robust(records, weights, judged, discount, rng), note=share),
+        replace(fitted_q_evaluation(values.v[records.first], rng), note=fixed),
+        replace(doubly_robust(records, weights, values, discount, rng), note=share),
     ]
     lacking = _missing(records, known, weights.effective, weights.followed)
     advised = "dr"
     world = world or world_of(records, game, seed, config.world)
     if world is not None:
-        returns = world.played(records, forward, game, discount, rng)
-        found.append(replace(tried(returns, rng), note=world.note))
+        returns = world.returns(records, forward, game, discount, rng)
+        found.append(replace(world_return(returns, rng), note=world.note))
         advised = "world" if world.trusted else advised
-    return OfflineEvaluation(
-        records.episodes, records.steps, discount, _behaviour(known), tuple(found), advised, lacking
-    )
+    behaviour = _behaviour(known)
+    return OfflineEvaluation(records.episodes, records.steps, discount, behaviour, tuple(found), advised, lacking)
 
 
 def _behaviour(known: Array) -> str:
@@ -108,12 +104,10 @@ def _missing(records: RecordedEpisodes, known: Array, effective: float, followed
         )
     if effective < FEW:
         said.append(f"wis rests on {effective:.1f} effective episodes: the players seldom did what the model would")
-    longest = int(np.diff(records.start).max())
-    if followed < longest:
+    if followed < int(np.diff(records.start).max()):
         said.append(
             f"no recorded episode does as the model beyond its step {followed}; wis counts nothing after it, dr the fit"
         )
-    cut = int((records.ending == TRUNCATED).sum())
-    if cut:
+    if cut := int((records.ending == TRUNCATED).sum()):
         said.append(f"{cut} episodes were cut short: recorded and wis count nothing after the cut, fqe and dr go on")
     return tuple(said)

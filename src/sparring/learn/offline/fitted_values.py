@@ -1,4 +1,4 @@
-"""What has to be learned before a model can be judged from records: who the players were, and what its values are."""
+"""What is fitted before a model can be evaluated from records: the players' policy, and the model's values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.bc import Bc, BcConfig
 from sparring.learn.algorithms.feeds import one_seat, with_image_layers
-from sparring.learn.offline.estimators import Judged
+from sparring.learn.offline.estimators import FittedValues
 from sparring.learn.offline.records import RecordedEpisodes
-from sparring.learn.offline.worlds.protocol import WorldConfig
+from sparring.learn.offline.worlds import WorldConfig
 from sparring.learn.optim.adam import Adam
 from sparring.learn.protocol import Batch
 from sparring.nets.numpy_forward import NumpyForward
@@ -41,24 +41,21 @@ class FitConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """π of the model for every recorded view: probabilities [steps, choices] and [episodes, choices]."""
+class RecordedPolicy:
+    """π of the model at every recorded observation: probabilities [steps, choices] and [episodes, choices]."""
 
     steps: Array
     final: Array
 
 
-def at_its_best(forward: NumpyForward, records: RecordedEpisodes, strength: float = 1.0) -> Policy:
-    """The model as `spar evaluate` plays it: its best legal action, or with 1 − strength any legal one."""
+def greedy_policy(forward: NumpyForward, records: RecordedEpisodes) -> RecordedPolicy:
+    """The model as `spar evaluate` plays it: its best legal action."""
 
     def probabilities(seen: Mapping[str, Array], legal: Array | None) -> Array:
         logits = masked(_outputs(forward, seen), legal)
-        allowed = np.isfinite(logits)
-        chance = allowed / allowed.sum(axis=1, keepdims=True)
-        best = np.eye(logits.shape[1])[logits.argmax(axis=1)]
-        return np.asarray(strength * best + (1 - strength) * chance)
+        return np.asarray(np.eye(logits.shape[1])[logits.argmax(axis=1)])
 
-    return Policy(probabilities(records.observation, records.legal), probabilities(records.final, None))
+    return RecordedPolicy(probabilities(records.observation, records.legal), probabilities(records.final, None))
 
 
 def behaviour_logp(records: RecordedEpisodes, game: GameSpec, seed: int, config: FitConfig) -> Array:
@@ -77,36 +74,30 @@ def behaviour_logp(records: RecordedEpisodes, game: GameSpec, seed: int, config:
             action=records.action[rows],
             reward=records.reward[rows],
             ending=np.zeros(len(rows), np.uint8),
-            next_observation=seen,  # cloning does not look ahead
+            next_observation=seen,  # not used
             legal=None if records.legal is None else records.legal[rows],
         )
         algorithm.update(learner, batch)
     outputs = _outputs(NumpyForward(learner.network, learner.weights()), records.observation)
-    said = np.take_along_axis(log_softmax(masked(outputs, records.legal)), records.action[:, None], axis=1)[:, 0]
-    return np.where(missing, said, records.logp)
+    cloned = np.take_along_axis(log_softmax(masked(outputs, records.legal)), records.action[:, None], axis=1)[:, 0]
+    return np.where(missing, cloned, records.logp)
 
 
 def fitted_q(
-    records: RecordedEpisodes, policy: Policy, game: GameSpec, discount: float, seed: int, config: FitConfig
-) -> Judged:
+    records: RecordedEpisodes, policy: RecordedPolicy, game: GameSpec, discount: float, seed: int, config: FitConfig
+) -> FittedValues:
     """Fitted Q evaluation (Le et al. 2019): Q(s,a) ← r + γ Σ_a' π(a'|s') Q⁻(s',a'), a true end being worth nothing.
 
-    It begins as a regression on the players' own discounted returns, so that a long game's values need not be
-    carried back one step at a time, and learns them in units of those returns' spread. Goals that no play could
-    earn are cut to the most, or least, that the game can pay: a fit that feeds on its own errors stops there.
+    It begins as a regression on the players' own discounted returns, so that a long game's values need not be carried
+    back one step at a time, and fits them in units of those returns' spread. Targets are clipped to what the game can
+    pay, so that a fit that feeds on its own errors does not diverge.
     """
     least, most = value_bounds(game, discount, records.pays_once)
     returns = _returns(records, discount)
     scale, shift = max(float(returns.std()), 1e-3), float(returns.mean())
-    spec = with_image_layers(
-        default_network(
-            one_seat(game, "fqe"),
-            hidden=config.hidden_units,
-            activation="relu",
-            heads=(Head("logits", policy.steps.shape[1]),),
-        ),
-        config.image_layers,
-    )
+    seat, heads = one_seat(game, "fqe"), (Head("logits", policy.steps.shape[1]),)
+    network = default_network(seat, hidden=config.hidden_units, activation="relu", heads=heads)
+    spec = with_image_layers(network, config.image_layers)
     online, target = Network(spec, seed), Network(spec, seed)
     optimiser, rng = Adam(online.parameters(), config.learning_rate), np.random.default_rng([seed, 0xF0])
     seen = {leaf: np.concatenate([column, records.final[leaf]]) for leaf, column in records.observation.items()}
@@ -131,7 +122,7 @@ def fitted_q(
     values = np.clip(_outputs(NumpyForward(spec, online.weights()), seen) * scale + shift, least, most)
     v = (values * chance).sum(axis=1)
     q = np.take_along_axis(values[: records.steps], records.action[:, None], axis=1)[:, 0]
-    return Judged(q, v[: records.steps], np.where(records.ending == TERMINATED, 0.0, v[records.steps :]))
+    return FittedValues(q, v[: records.steps], np.where(records.ending == TERMINATED, 0.0, v[records.steps :]))
 
 
 def value_bounds(game: GameSpec, discount: float, pays_once: bool = False) -> tuple[float, float]:
@@ -160,8 +151,5 @@ def _rows(columns: Mapping[str, Array], rows: Array) -> dict[str, Tensor]:
 def _outputs(forward: NumpyForward, seen: Mapping[str, Array]) -> Array:
     """The logits of many rows, a few thousand at a time."""
     count = len(next(iter(seen.values())))
-    parts = [
-        forward({leaf: column[first : first + ROWS] for leaf, column in seen.items()})["logits"]
-        for first in range(0, count, ROWS)
-    ]
-    return np.concatenate(parts)
+    parts = [slice(first, first + ROWS) for first in range(0, count, ROWS)]
+    return np.concatenate([forward({leaf: seen[leaf][part] for leaf in seen})["logits"] for part in parts])

@@ -1,150 +1,260 @@
-"""Our games as Gymnasium's, as RLlib's env runners want them.
+"""Our games as Gymnasium environments for RLlib's env runners: flat observations, RLlib's actions, and the games.
 
-A game with one seat is stepped as a vector, n at once. In one with several the learner holds one of them, drawn anew
-for each episode, and partners hold the rest: itself as of the last update, past selves and scripts.
+A game with one seat is stepped as a vector, n at once. In a game with several seats the learner holds one of them,
+drawn for each episode; the others are played by the learner's last weights, past weights and scripts.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
+from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
 from sparring.games.frame_stack import FrameStacks
-from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, View
+from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, View
 from sparring.games.scripts import Script, script_for, scripts_for
-from sparring.learn.rllib.actions import Actions
-from sparring.learn.rllib.flat_observation import Packing
-from sparring.nets import policies
+from sparring.games.spec import Leaf, SeatSpec
+from sparring.learn.rllib.algorithm import RllibOffer
 from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import BUILT_IN, bounds_of, squashed
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
 
-PARTNER_EPSILON = 0.05  # of a partner that would always do the same
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# `sitting` of both kinds is how far the run was when it was taken up again: no sitting plays an earlier one's games.
-Context = Mapping[str, Any]  # RLlib's EnvContext: what configuration.py put in, and which runner this is
+OPPONENT_EPSILON = 0.05  # of an opponent that would always do the same
+NEARLY = 1.0 - 1e-6  # a recorded action at its bound has no finite raw number
 
-
-def row_space(packing: Packing) -> gymnasium.spaces.Box:
-    """What RLlib is told that a seat sees."""
-    low, high = (0, 255) if packing.dtype == "uint8" else (-np.inf, np.inf)
-    return gymnasium.spaces.Box(low, high, (packing.width,), np.dtype(packing.dtype).type)
+Context = Mapping[str, Any]  # RLlib's EnvContext: what config.py put in, and which runner this is
 
 
-class GameVector(VectorEnv[Any, Any, Any]):
-    """n games of one seat. A game that is over starts anew at the next step, whose action goes nowhere."""
+@dataclass(frozen=True, slots=True)
+class FlatObservation:
+    """What a seat sees as one row, since RLlib's parts agree best on a flat box: the leaves in the spec's order, then
+    one number for each choice that says whether it is legal. uint8 where every leaf is, float32 otherwise."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]  # in stacks, where the spec says so
+    masks: int  # choices whose legality ends the row; 0: all are always legal
+    dtype: str
+
+    @property
+    def width(self) -> int:
+        return sum(map(math.prod, self.shapes)) + self.masks
+
+    @property
+    def space(self) -> gymnasium.spaces.Box:
+        low, high = (0, 255) if self.dtype == "uint8" else (-np.inf, np.inf)
+        return gymnasium.spaces.Box(low, high, (self.width,), np.dtype(self.dtype).type)
+
+    def flatten(self, seen: Mapping[str, Array], legal: Array | None) -> Array:
+        """[n, width] from columns [n, *shape]; without `legal` every choice is."""
+        n = len(seen[self.names[0]])
+        rows = np.empty((n, self.width), self.dtype)
+        at = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = math.prod(shape)
+            rows[:, at : at + size] = seen[name].reshape(n, size)
+            at += size
+        if self.masks:
+            rows[:, at:] = 1 if legal is None else legal
+        return rows
+
+    def unflatten(self, rows: "Tensor") -> tuple[dict[str, "Tensor"], "Tensor | None"]:
+        """The leaves in rows [n, width], and bool [n, masks] of what is legal."""
+        leaves, at = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = math.prod(shape)
+            leaves[name] = rows[:, at : at + size].reshape(len(rows), *shape)
+            at += size
+        return leaves, (rows[:, -self.masks :] > 0 if self.masks else None)
+
+
+def flat_observation_of(seat: SeatSpec, frame_stack: int, *, masks: bool) -> FlatObservation:
+    """How a seat's leaves are flattened; `masks`: with what is legal."""
+    small = all(leaf.dtype == "uint8" for leaf in seat.observation)
+    return FlatObservation(
+        names=tuple(leaf.name for leaf in seat.observation),
+        shapes=tuple(leaf.stacked(frame_stack) for leaf in seat.observation),
+        masks=seat.action.masks if masks else 0,
+        dtype="uint8" if small else "float32",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpace:
+    """One seat's actions between RLlib and the game. Choices are the same in both; numbers are not.
+
+    A policy of RLlib draws from a plain Gaussian, and the game gets the number squashed between its bounds, as our own
+    policies do it: the mean is the same in both. RLlib's action critics squash by themselves, to −1 … 1.
+    """
+
+    leaf: Leaf
+    squashes: bool  # RLlib gives −1 … 1 itself
+
+    @property
+    def space(self) -> gymnasium.Space[Any]:
+        if self.leaf.choices:
+            return gymnasium.spaces.Discrete(self.leaf.choices[0])
+        limit = 1.0 if self.squashes else np.inf
+        return gymnasium.spaces.Box(-limit, limit, (int(np.prod(self.leaf.shape)),), np.float32)
+
+    def to_game(self, chosen: Array) -> Array:
+        """[n, *shape] in the game's own units."""
+        leaf, bounds = self.leaf, bounds_of(self.leaf)
+        if leaf.choices:
+            return chosen.astype(leaf.dtype)
+        if self.squashes and bounds is not None:
+            low, high = bounds
+            done = np.clip(low + (high - low) * 0.5 * (chosen + 1.0), low, high)
+        else:
+            done = squashed(chosen, bounds)
+        return np.asarray(done.reshape(len(chosen), *leaf.shape), leaf.dtype)
+
+    def from_game(self, done: Array) -> Array:
+        """What RLlib would have chosen for actions of the game [n, *shape]."""
+        if self.leaf.choices:
+            return done.astype(np.int64)
+        flat, bounds = done.reshape(len(done), -1).astype(np.float32), bounds_of(self.leaf)
+        if bounds is None:
+            return flat
+        low, high = bounds
+        unit = np.clip(2.0 * (flat - low) / (high - low) - 1.0, -NEARLY, NEARLY)
+        return np.asarray(unit if self.squashes else np.arctanh(unit), np.float32)
+
+
+def action_space_of(leaf: Leaf, offer: RllibOffer) -> ActionSpace:
+    """How the algorithm chooses such actions; ConfigError where RLlib would squash what has no bounds."""
+    squashes = offer.kind == "soft" and not leaf.choices
+    if squashes and bounds_of(leaf) is None:
+        raise ConfigError(
+            f"its actions have no bounds, and RLlib's {offer.name} squashes them between two",
+            where="action",
+            do="Give the spec low and high, or use rllib:PPO",
+        )
+    return ActionSpace(leaf, squashes)
+
+
+class _Env:
+    """What both kinds of environment share."""
+
+    def __init__(self, context: Context, games: int) -> None:
+        self._game = open_game(context["game"], games)
+        self._observation: FlatObservation = context["observation"]
+        self._actions: ActionSpace = context["actions"]
+        self._clip: float = context["reward_clip"]
+        self._worker = getattr(context, "worker_index", 0) or 0
+        self.resumed_at = 0  # position of the run when it was resumed: a resumed run plays other games than before
+        self._rng = np.random.default_rng([context["seed"], self._worker])
+        self._stacks = [FrameStacks(seat, self._game.spec.frame_stack, games) for seat in self._game.spec.seats]
+
+    def _seed(self, seed: Any) -> None:
+        if seed is not None:
+            self._rng = np.random.default_rng([seed, self._worker, self.resumed_at])
+
+    def _clipped(self, reward: Any) -> Any:
+        return np.clip(reward, -self._clip, self._clip) if self._clip else reward
+
+    def _rows(self, view: View, seat: int) -> Array:
+        return self._observation.flatten(self._stacks[seat].push(view.observation[seat]), view.legal[seat])
+
+
+class GameVector(_Env, VectorEnv[Any, Any, Any]):
+    """n games of one seat. A finished game is reset at the next step, whose action is ignored."""
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012  (as Gymnasium has it)
 
     def __init__(self, context: Context) -> None:
         n = self.num_envs = context["num_envs"]
-        self._game = open_game(context["game"], n)
-        self._packing: Packing = context["packing"]
-        self._actions: Actions = context["actions"]
-        self._clip: float = context["reward_clip"]
-        self._stacks = FrameStacks(self._game.spec.seats[0], self._game.spec.frame_stack, n)
-        self._worker, self.sitting = getattr(context, "worker_index", 0) or 0, 0
-        self._rng = np.random.default_rng([context["seed"], self._worker])
+        super().__init__(context, n)
         self._over = np.ones(n, bool)
-        self._earned = np.zeros(n, np.float32)
-        self.single_observation_space = row_space(self._packing)
-        self.single_action_space = self._actions.space
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, n)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, n)
+        self._returns = np.zeros(n, np.float32)
+        self.single_observation_space, self.single_action_space = self._observation.space, self._actions.space
+        self.observation_space = batch_space(self.single_observation_space, n)
+        self.action_space = batch_space(self.single_action_space, n)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
-        if seed is not None:
-            self._rng = np.random.default_rng([seed, self._worker, self.sitting])
-        return self._rows(self._begun(np.ones(self.num_envs, bool))), {}
+        self._seed(seed)
+        return self._rows(self._reset(np.ones(self.num_envs, bool)), 0), {}
 
     def step(self, actions: Any) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         fresh = self._over
         view = self._game.step([self._actions.to_game(np.asarray(actions))])
         reward, ending = view.reward[:, 0], view.ending[:, 0]
-        if fresh.any():  # they stood still; what they show now is an episode's first view
-            view = self._begun(fresh)
+        if fresh.any():  # these were over; this step shows their next episode's first view
+            view = self._reset(fresh)
             reward, ending = np.where(fresh, 0.0, reward), np.where(fresh, RUNNING, ending)
         self._over = ending != RUNNING
-        infos = self._returns(reward)
-        reward = np.clip(reward, -self._clip, self._clip) if self._clip else reward
-        return self._rows(view), reward.astype(np.float32), ending == TERMINATED, ending == TRUNCATED, infos
+        self._returns += reward
+        infos = {"return": self._returns.copy(), "_return": self._over.copy()} if self._over.any() else {}
+        clipped = self._clipped(reward).astype(np.float32)
+        return self._rows(view, 0), clipped, ending == TERMINATED, ending == TRUNCATED, infos
 
-    def _begun(self, which: Array) -> View:
+    def _reset(self, which: Array) -> View:
         seeds = self._rng.integers(0, 2**64, self.num_envs, dtype=np.uint64)
-        self._stacks.begin(which)
-        self._earned[which] = 0.0
+        self._stacks[0].begin(which)
+        self._returns[which] = 0.0
         self._over = np.where(which, False, self._over)
         return self._game.reset(seeds, which)
 
-    def _returns(self, reward: Array) -> dict[str, Any]:
-        """What each game that is over came to, whatever the learner was told."""
-        self._earned += reward
-        return {"earned": self._earned.copy(), "_earned": self._over.copy()} if self._over.any() else {}
 
-    def _rows(self, view: View) -> Array:
-        return self._packing.packed(self._stacks.push(view.observation[0]), view.legal[0])
-
-
-class SeatAmongOthers(gymnasium.Env[Array, Any]):
+class MultiSeatGame(_Env, gymnasium.Env[Array, Any]):
     """One game with several seats, from the seat that the learner holds."""
 
     def __init__(self, context: Context) -> None:
-        self._game = open_game(context["game"], 1)
-        self._packing: Packing = context["packing"]
-        self._actions: Actions = context["actions"]
-        self._clip: float = context["reward_clip"]
+        super().__init__(context, 1)
         spec = self._game.spec
-        self._worker, self.sitting = getattr(context, "worker_index", 0) or 0, 0
-        self._rng = np.random.default_rng([context["seed"], self._worker])
-        self._policy = policies.BUILT_IN[context["policy"]](spec.seats[0].action)
+        self._policy = BUILT_IN[context["policy"]](spec.seats[0].action)
         self._network: NetworkSpec = context["network"]
         self._scripts: list[Script] = [script_for(spec, name) for name in scripts_for(context["game"])]
-        self._partners = Opponents(
+        self._opponents = Opponents(
             self._network, context["opponents"], context["opponent_share"], self._scripts[1:], context["script_share"]
         )
-        self._self: NumpyForward | None = None  # as of the last update
-        self._stacks = [FrameStacks(seat, spec.frame_stack, 1) for seat in spec.seats]
-        self._seat, self._met, self._earned = 0, SELF, 0.0
+        self._newest: NumpyForward | None = None  # the learner's last weights
+        self._seat, self._opponent, self._return = 0, SELF, 0.0
         self._view: View | None = None
-        self.observation_space, self.action_space = row_space(self._packing), self._actions.space
+        self.observation_space, self.action_space = self._observation.space, self._actions.space
 
-    def hand(self, weights: Weights, keep: bool) -> None:
-        """Meet these weights from now on; `keep` them among the past selves, too."""
-        self._self = NumpyForward(self._network, weights)
+    def set_weights(self, weights: Weights, keep: bool) -> None:
+        """Play against these weights from now on; `keep` them among the past weights, too."""
+        self._newest = NumpyForward(self._network, weights)
         if keep:
-            self._partners.add(weights, self._rng)
+            self._opponents.add(weights, self._rng)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
-        if seed is not None:  # each game of a vector is given its own
-            self._rng = np.random.default_rng([seed, self._worker, self.sitting])
-        self._met = int(self._partners.draw(1, self._rng)[0])
+        self._seed(seed)
+        self._opponent = int(self._opponents.draw(1, self._rng)[0])
         self._seat = int(self._rng.integers(len(self._game.spec.seats)))
-        self._earned = 0.0
+        self._return = 0.0
         seeds = self._rng.integers(0, 2**64, 1, dtype=np.uint64)
-        self._view = self._game.reset(seeds, np.ones(1, bool))
+        view = self._game.reset(seeds, np.ones(1, bool))
         for stacks in self._stacks:
             stacks.begin(np.ones(1, bool))
-        view, _ = self._others_move(self._view)
-        return self._row(view), {}
+        view, _ = self._play_others(view)
+        return np.asarray(self._rows(view, self._seat)[0]), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         assert self._view is not None
         chosen = self._actions.to_game(np.asarray(action)[None])
         view = self._game.step(self._moves(self._view, chosen))
         reward = float(view.reward[0, self._seat])
-        view, more = self._others_move(view)
+        view, more = self._play_others(view)
         reward += more
-        self._earned += reward
+        self._return += reward
         ending = int(view.ending[0, self._seat])
-        info = {"earned": self._earned} if ending != RUNNING else {}
-        reward = float(np.clip(reward, -self._clip, self._clip)) if self._clip else reward
-        return self._row(view), reward, ending == TERMINATED, ending == TRUNCATED, info
+        info = {"return": self._return} if ending != RUNNING else {}
+        row = np.asarray(self._rows(view, self._seat)[0])
+        return row, float(self._clipped(reward)), ending == TERMINATED, ending == TRUNCATED, info
 
-    def _others_move(self, view: View) -> tuple[View, float]:
+    def _play_others(self, view: View) -> tuple[View, float]:
         """On to the learner's next decision, or its end; with what it earned meanwhile."""
         earned = 0.0
         while not view.to_act[0, self._seat] and view.ending[0, self._seat] == RUNNING:
@@ -158,20 +268,15 @@ class SeatAmongOthers(gymnasium.Env[Array, Any]):
         for seat, spec in enumerate(self._game.spec.seats):
             move = np.zeros((1, *spec.action.shape), spec.action.dtype)
             if view.to_act[0, seat]:
-                move = own if seat == self._seat and own is not None else self._partner(seat, view)
+                move = own if seat == self._seat and own is not None else self._opponent_move(seat, view)
             moves.append(move)
         return moves
 
-    def _partner(self, seat: int, view: View) -> Array:
-        seen, legal = view.observation[seat], view.legal[seat]
-        if self._met <= FIRST_SCRIPT:
-            return self._partners.scripts[FIRST_SCRIPT - self._met].act(seat, seen, legal, self._rng)
-        forward = self._partners.forwards[self._met] if self._met >= 0 else self._self
-        if forward is None:  # nobody has learned anything yet
-            return self._scripts[0].act(seat, seen, legal, self._rng)
-        return self._policy.explore(forward(self._stacks[seat].push(seen)), legal, self._rng, PARTNER_EPSILON).action
-
-    def _row(self, view: View) -> Array:
-        seen: Columns = self._stacks[self._seat].push(view.observation[self._seat])
-        row: Array = self._packing.packed(seen, view.legal[self._seat])[0]
-        return row
+    def _opponent_move(self, seat: int, view: View) -> Array:
+        seen, legal, rng = view.observation[seat], view.legal[seat], self._rng
+        if self._opponent <= FIRST_SCRIPT:
+            return self._opponents.scripts[FIRST_SCRIPT - self._opponent].act(seat, seen, legal, rng)
+        forward = self._opponents.forwards[self._opponent] if self._opponent >= 0 else self._newest
+        if forward is None:  # before the first update
+            return self._scripts[0].act(seat, seen, legal, rng)
+        return self._policy.explore(forward(self._stacks[seat].push(seen)), legal, rng, OPPONENT_EPSILON).action

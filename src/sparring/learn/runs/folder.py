@@ -1,10 +1,10 @@
-"""A run's folder: what it is, how it stands, what it measured, and a checkpoint that is whole or not there.
+"""A run's folder: its plan, its status, its metrics, and a checkpoint that is whole or absent.
 
-run.json          what was asked for: never changed
-status.json       how it stands
+run.json          the plan and what it was made with: never changed
+status.json       running, done, stopped or failed
 metrics.jsonl     one object a line
 tensorboard/      the same for TensorBoard
-checkpoint/state  everything needed to go on; replaced in one rename, so a crash leaves the one before
+checkpoint/state  everything needed to resume; replaced by one rename, so a crash leaves the one before
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sparring.durable import disk_errors, remove_drafts, replace_file
+from sparring.durable import kept, replace_file, sweep
 from sparring.errors import Missing, TrainingStopped
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
-from sparring.learn.runs.tensorboard import EventFile
+from sparring.learn.runs.tensorboard import EventFile, MetricsLine
 from sparring.wire.tree import Tree, pack, unpack
 
-FORMAT = 2
+FORMAT = 3  # of run.json and of the checkpoint
 _MAGIC = b"SPK\x01"
 _DIGEST = 32
 
@@ -45,11 +45,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, plan: Plan, argv: list[str]) -> "RunFolder":
-        """A new folder under `runs`, named for when, what and how."""
+        """A new folder under `runs`, named by time, game and algorithm."""
         now = datetime.now(UTC)
-        game = "".join(char if char.isalnum() or char in "-_" else "-" for char in plan.game)
-        algo = "".join(char if char.isalnum() or char in "-_" else "-" for char in plan.algo)
-        folder = runs / f"{now:%Y%m%d-%H%M%S}-{game}-{algo}-{secrets.token_hex(2)}"
+        words = "".join(char if char.isalnum() or char in "-_" else "-" for char in f"{plan.game}-{plan.algo}")
+        folder = runs / f"{now:%Y%m%d-%H%M%S}-{words}-{secrets.token_hex(2)}"
         about = {
             "format": FORMAT,
             "run": folder.name,
@@ -64,7 +63,7 @@ class RunFolder:
             "argv": argv,
             "started_at_ms": int(now.timestamp() * 1000),
         }
-        with disk_errors(folder):
+        with kept(folder):
             (folder / "checkpoint").mkdir(parents=True)
             replace_file(folder / "run.json", _json(about))
         run = cls(folder)
@@ -76,116 +75,107 @@ class RunFolder:
         """The run of that name, or the newest of that game and algorithm; Missing where there is none."""
         if name:
             if not (runs / name / "run.json").is_file():
-                raise Missing(
-                    f"there is no run {name!r}", where=str(runs), do="See its folders for those that are there"
-                )
+                raise Missing(f"there is no run {name!r}", where=str(runs), do="Name one of the folders there")
             run = cls(runs / name)
             if run.about["game"] != game:
                 raise Missing(f"it is a run of {run.about['game']}", where=f"run {name}", do=f"Name a run of {game}")
-            return run
-        found = [cls(path.parent) for path in runs.glob("*/run.json")]
-        mine = [run for run in found if (run.about["game"], run.about["algo"]) == (game, algo)]
-        if not mine:
-            raise Missing(f"no run of {game} with {algo} is there", where=str(runs), do="Train without --resume first")
-        return max(mine, key=lambda run: (run.about["started_at_ms"], run.name))
+        else:
+            found = [cls(path.parent) for path in runs.glob("*/run.json")]
+            same = [run for run in found if (run.about["game"], run.about["algo"]) == (game, algo)]
+            if not same:
+                wrong = f"no run of {game} with {algo} is there"
+                raise Missing(wrong, where=str(runs), do="Train without --resume first")
+            run = max(same, key=lambda run: (run.about["started_at_ms"], run.name))
+        run.check_format(run.about["format"])
+        return run
+
+    def check_format(self, found: int) -> None:
+        """TrainingStopped where the run's files are of another format than this code writes."""
+        if found != FORMAT:
+            raise another_build(self, ValueError(f"its format is {found}, and {FORMAT} is read here"))
 
     def status(self, state: str, *, model: str | None = None, message: str = "") -> None:
-        """Say how the run stands: running, done, stopped or failed."""
-        said = {
-            "state": state,
-            "pid": os.getpid(),
-            "updated_at_ms": int(time.time() * 1000),
-            "model": model,
-            "message": message,
-        }
-        with disk_errors(self.folder):
-            replace_file(self.folder / "status.json", _json(said))
+        """Write the run's state: running, done, stopped or failed."""
+        now_ms = int(time.time() * 1000)
+        status = {"state": state, "pid": os.getpid(), "updated_at_ms": now_ms, "model": model, "message": message}
+        with kept(self.folder):
+            replace_file(self.folder / "status.json", _json(status))
 
-    def measure(self, line: Mapping[str, float | int | str | None]) -> None:
-        """One more line of metrics; what is no finite number is null."""
+    def add_metrics(self, line: MetricsLine) -> None:
+        """Append one line of metrics; numbers that are not finite become null."""
         clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
-        with disk_errors(self._metrics), self._metrics.open("ab") as file:
+        with kept(self._metrics), self._metrics.open("ab") as file:
             file.write(json.dumps(clean).encode() + b"\n")
         self._events.add(clean)
 
     def checkpoint(self, state: Tree) -> None:
-        """Keep `state`, durable on return. A crash at any moment leaves this one or the one before, whole."""
+        """Write `state`, durable on return. A crash at any moment leaves this one or the one before, whole."""
         body = pack({"format": FORMAT, "spec": self.about["spec"], "state": state})
-        with disk_errors(self._checkpoint):
+        with kept(self._checkpoint):
             replace_file(self._checkpoint, b"".join((_MAGIC, hashlib.sha256(body).digest(), body)))
 
     def restore(self) -> Tree:
-        """The last state kept; TrainingStopped where there is none or its bytes are damaged."""
-        remove_drafts(self._checkpoint.parent, 0.0, time.time())
+        """The state of the last checkpoint; TrainingStopped where there is none or its bytes are damaged."""
+        where = f"run {self.name}"
+        sweep(self._checkpoint.parent, 0.0, time.time())
         try:
             content = self._checkpoint.read_bytes()
         except FileNotFoundError:
-            raise TrainingStopped(
-                "it was stopped before its first checkpoint", where=f"run {self.name}", do="Start it anew"
-            ) from None
+            wrong = "it was stopped before its first checkpoint"
+            raise TrainingStopped(wrong, where=where, do="Start a new run") from None
         head, body = content[: len(_MAGIC) + _DIGEST], content[len(_MAGIC) + _DIGEST :]
         if head != _MAGIC + hashlib.sha256(body).digest():
-            raise TrainingStopped(
-                "its checkpoint is damaged: the bytes are not those that were written",
-                where=f"run {self.name}",
-                do="Mend the disk, and start the run anew",
-            )
-        kept_state = unpack(body)
-        if kept_state["format"] != FORMAT:
-            raise another_build(self, ValueError(f"its format is {kept_state['format']}, and {FORMAT} is read here"))
-        if kept_state.get("spec", self.about["spec"]) != self.about["spec"]:
-            raise TrainingStopped(
-                f"its checkpoint is of another game than {self.about['game']}",
-                where=f"run {self.name}",
-                do="Put back its own, or start a new run",
-            )
-        return kept_state["state"]
+            wrong = "its checkpoint is damaged: the bytes are not those that were written"
+            raise TrainingStopped(wrong, where=where, do="Repair the disk, and start a new run")
+        checkpoint = unpack(body)
+        self.check_format(checkpoint["format"])
+        if checkpoint["spec"] != self.about["spec"]:
+            wrong = f"its checkpoint is of another game than {self.about['game']}"
+            raise TrainingStopped(wrong, where=where, do="Put back its own, or start a new run")
+        return checkpoint["state"]
 
     def rewind(self, seconds: float) -> None:
-        """Forget what was measured after that time: a resumed run measures it again."""
+        """Remove the metrics that were written after that time: a resumed run measures them again."""
         if not self._metrics.exists():
             return
         lines = self._metrics.read_bytes().splitlines(keepends=True)
-        stay = [line for line in lines if line.endswith(b"\n") and json.loads(line)["seconds"] <= seconds]
-        if len(stay) < len(lines):
-            with disk_errors(self._metrics):
-                replace_file(self._metrics, b"".join(stay))
-        self._events.rewrite(map(json.loads, stay))
+        valid = [line for line in lines if line.endswith(b"\n") and json.loads(line)["seconds"] <= seconds]
+        if len(valid) < len(lines):
+            with kept(self._metrics):
+                replace_file(self._metrics, b"".join(valid))
+        self._events.rewrite(map(json.loads, valid))
 
-    def keep_batch(self, batch: Batch) -> Path:
-        """The batch that broke a run, for whoever looks into it (`sparring.wire.tree.unpack` reads it)."""
+    def save_broken_batch(self, batch: Batch) -> Path:
+        """Write the batch that stopped a run, for debugging; `sparring.wire.tree.unpack` reads it."""
         path = self.folder / "broken_batch"
-        with disk_errors(path):
+        with kept(path):
             replace_file(path, pack(_batch_tree(batch)))
         return path
 
 
 def another_build(run: RunFolder, error: Exception) -> TrainingStopped:
-    """What to say where a run's files read well and yet do not fit this code."""
-    lacks = f"there is no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+    """The error for a run whose files are intact and do not fit this code."""
+    why = f"there is no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
     return TrainingStopped(
-        f"the checkpoint was written by another build ({lacks})",
+        f"the checkpoint was written by another build ({why})",
         where=f"run {run.name}",
-        do="Go on with the build that wrote it, or start a new run",
+        do="Resume it with the build that wrote it, or start a new run",
     )
 
 
 def commit() -> str:
     """The commit of the code that runs, where it runs from a checkout; "" otherwise."""
-    here = Path(__file__).resolve().parent
+    words = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
     try:
-        asked = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def _versions() -> dict[str, str]:
-    names = ("sparring", "torch", "numpy", "onnxruntime")
     found = {"python": platform.python_version()}
-    for name in names:
+    for name in ("sparring", "torch", "numpy", "onnxruntime"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -1,4 +1,10 @@
-"""From weights to a model that people may meet: published, measured, and promoted where the gate lets it through."""
+"""Publishes a run's models and lets each one play for promotion.
+
+Who decides that a model becomes champion: `acting/gate_games.py` plays the gate's games and reports the scores as
+evidence; `registry/champions/gate.py` (`passes`) decides by the evidence alone; `ModelPublisher` asks both and calls
+`Registry.promote` where the gate says yes; the registry signs and records the evidence. `spar models promote` does the
+same by hand; with --force-reason an operator overrules the gate.
+"""
 
 import time
 from collections.abc import Callable
@@ -13,23 +19,22 @@ from sparring.nets.model_files import make_model
 from sparring.nets.policies import BUILT_IN
 from sparring.nets.user_policy import open_policy
 from sparring.registry.champions.gate import passes
-from sparring.registry.registry import Registry
+from sparring.registry.protocol import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import WEIGHTS, Lineage, Model
 from sparring.wire.network import NetworkSpec, Weights
-from sparring.wire.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A model in the registry, what it scored, and whether it reigns."""
+    """A model in the registry, its score, and whether it was promoted."""
 
     model: ModelId
     evaluation: Evaluation | None  # None: the game has no simulator here
     promoted: bool
     verdict: str  # a sentence
-    weights: str = ""  # SHA-256 of the weights alone: a model's card has a time, so its own id is never the same twice
+    weights: str = ""  # SHA-256 of the weights alone: the same weights published twice have two model ids
 
 
 @dataclass(slots=True)
@@ -46,7 +51,7 @@ class ModelPublisher:
     parents: list[ModelId] = field(default_factory=list)  # the last model of this run, once there is one
 
     def publish(self, network: NetworkSpec, weights: Weights, sources: Sources) -> PublishedModel:
-        """Make a model of the weights, keep it, measure it beside the champion, and promote it if it is no worse."""
+        """Publish the weights as a model, let it play the gate's games, and promote it if the gate lets it pass."""
         plan = self.plan
         lineage = Lineage(
             algorithm=plan.algo,
@@ -62,37 +67,26 @@ class ModelPublisher:
         if policy not in BUILT_IN:
             policy = open_policy(policy, plan.spec.seats[0].action).deployed
         model = make_model(plan.spec, network, weights, policy, lineage, int(self.clock() * 1000))
-        name = self.registry.publish(model)
-        self.parents = [name]
-        return replace(self._judge(model), weights=model.card.files[WEIGHTS])
+        self.parents = [self.registry.publish(model)]
+        return replace(self._stand_for_promotion(model), weights=model.card.files[WEIGHTS])
 
-    def save(self) -> Tree:
-        """What a resumed run needs to know."""
-        return list(self.parents)
-
-    def load(self, state: Tree) -> None:
-        """Back to what `save` gave."""
-        self.parents = [ModelId(name) for name in state]
-
-    def _judge(self, model: Model) -> PublishedModel:
-        plan = self.plan
+    def _stand_for_promotion(self, model: Model) -> PublishedModel:
         try:
-            tried = trial(model, self._incumbent(), episodes=self.episodes, seed=plan.seed)
+            played = trial(model, self._incumbent(), episodes=self.episodes, seed=self.plan.seed)
         except Missing as error:
-            said = f"not promoted: it cannot be measured here ({error.wrong})"
-            return PublishedModel(model.id, None, False, said)
-        alone, evidence = tried.alone, tried.evidence
-        verdict = passes(evidence)
-        if not self.promote or not verdict.passed:
-            self.registry.save_evidence(model.id, evidence)
-            said = "not promoted, as asked" if verdict.passed else f"not promoted: {verdict.reason}"
-            return PublishedModel(model.id, alone, False, said)
-        self.registry.promote(plan.spec.id, model.id, evidence)
-        return PublishedModel(model.id, alone, True, f"promoted: {verdict.reason}")
+            verdict = f"not promoted: it cannot be measured here ({error.wrong})"
+            return PublishedModel(model.id, None, False, verdict)
+        gate = passes(played.evidence)
+        if self.promote and gate.passed:
+            self.registry.promote(self.plan.spec.id, model.id, played.evidence)
+            return PublishedModel(model.id, played.alone, True, f"promoted: {gate.reason}")
+        self.registry.judge(model.id, played.evidence)
+        verdict = "not promoted, as asked" if gate.passed else f"not promoted: {gate.reason}"
+        return PublishedModel(model.id, played.alone, False, verdict)
 
     def _incumbent(self) -> Model | None:
         signed = self.registry.champion(self.plan.spec.id, self.plan.spec.version)
         if signed is None:
             return None
-        champion = verify(signed, signed.key)  # our own registry's key, whichever that is
+        champion = verify(signed, signed.key)  # the registry is our own: its key is trusted
         return self.registry.fetch(champion.model) if champion.spec == self.plan.spec.hash else None

@@ -1,9 +1,10 @@
-"""A run's metrics as a file that TensorBoard reads: TFRecords of Event messages, one scalar for each number.
+"""A run's metrics as a TensorBoard event file: TFRecords of Event messages, one scalar for each number.
 
     record   length (8 bytes), masked CRC-32C of it, the message, masked CRC-32C of the message
     Event    1: wall time (double), 2: step (varint), 3: version (text), 5: Summary → 1: Value → 1: tag, 2: float
 
-The file follows from metrics.jsonl, so a resumed run writes it anew from what stayed there: no point is told twice.
+The `tensorboard` package would bring protobuf, gRPC and a web server; the format is these two lines. The file follows
+from metrics.jsonl: a resumed run writes it again from the lines that are valid, so no step appears twice.
 """
 
 import math
@@ -11,90 +12,71 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sparring.durable import disk_errors, replace_file
+from sparring.durable import kept
 
-Line = Mapping[str, float | int | str | None]
-
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
-_MASK = 0xA282EAD8
+MetricsLine = Mapping[str, float | int | str | None]
 
 
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
+def _crc_of_byte(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)  # Castagnoli's polynomial, reflected
+    return value
 
 
-_CRC_TABLE = _crc_table()
+_CRC_TABLE = tuple(map(_crc_of_byte, range(256)))
 
 
 class EventFile:
-    """The event file in `folder`, of a run that began at `started_s`."""
+    """The event file in `folder` of a run that began at `started_s`."""
 
     def __init__(self, folder: Path, started_s: float) -> None:
         self.path = folder / f"events.out.tfevents.{int(started_s):010d}.sparring"
         self._started_s = started_s
         self._last_step = -1
 
-    def add(self, line: Line) -> None:
-        """One more line of metrics. A step that is already told is left as it was."""
-        step = step_of(line)
-        if step <= self._last_step:
-            return
-        with disk_errors(self.path):
-            if not self.path.exists():
-                self.path.parent.mkdir(exist_ok=True)
-                replace_file(self.path, self._header())
-            with self.path.open("ab") as file:
-                file.write(self._record(line))
-        self._last_step = step
-
-    def rewrite(self, lines: Iterable[Line]) -> None:
-        """These lines, and nothing else."""
-        records, self._last_step = [self._header()], -1
-        for line in lines:
-            if step_of(line) > self._last_step:
-                records.append(self._record(line))
-                self._last_step = step_of(line)
-        with disk_errors(self.path):
+    def add(self, *lines: MetricsLine) -> None:
+        """Append lines of metrics. A step that the file already has is skipped."""
+        with kept(self.path):
             self.path.parent.mkdir(exist_ok=True)
-            replace_file(self.path, b"".join(records))
+            with self.path.open("ab") as file:
+                if not file.tell():
+                    file.write(_record(_double(1, self._started_s) + _bytes(3, b"brain.Event:2")))
+                for line in lines:
+                    step = int(line["env_steps"] or line["updates"] or 0)  # updates where no game is played
+                    if step > self._last_step:
+                        file.write(self._event(line, step))
+                        self._last_step = step
 
-    def _header(self) -> bytes:
-        return framed(_double(1, self._started_s) + _bytes(3, b"brain.Event:2"))
+    def rewrite(self, lines: Iterable[MetricsLine]) -> None:
+        """Start the file again with these lines."""
+        with kept(self.path):
+            self.path.unlink(missing_ok=True)
+        self._last_step = -1
+        self.add(*lines)
 
-    def _record(self, line: Line) -> bytes:
-        """Wall time leaves out the pauses between sittings, as `seconds` does."""
+    def _event(self, line: MetricsLine, step: int) -> bytes:
+        """Wall time leaves out the pauses before a run was resumed, as `seconds` does."""
         values = b"".join(
             _bytes(1, _bytes(1, name.encode()) + struct.pack("<Bf", 2 << 3 | 5, value))
             for name, value in line.items()
             if isinstance(value, float | int) and math.isfinite(value)
         )
         wall_s = self._started_s + float(line["seconds"] or 0.0)
-        return framed(_double(1, wall_s) + b"\x10" + _varint(step_of(line)) + _bytes(5, values))
+        return _record(_double(1, wall_s) + b"\x10" + _varint(step) + _bytes(5, values))
 
 
-def step_of(line: Line) -> int:
-    """Where the line stands on TensorBoard's axis: ticks of all games, or updates where nobody plays."""
-    return int(line["env_steps"] or line["updates"] or 0)
-
-
-def framed(message: bytes) -> bytes:
+def _record(message: bytes) -> bytes:
     """The message as one TFRecord."""
     length = struct.pack("<Q", len(message))
-    return length + struct.pack("<I", _masked(length)) + message + struct.pack("<I", _masked(message))
+    return length + struct.pack("<I", _masked_crc(length)) + message + struct.pack("<I", _masked_crc(message))
 
 
-def _masked(content: bytes) -> int:
+def _masked_crc(content: bytes) -> int:
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _double(field: int, value: float) -> bytes:
@@ -110,5 +92,4 @@ def _varint(value: int) -> bytes:
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes(out + bytes([value]))

@@ -1,23 +1,23 @@
-"""One call from a wish to a trained model: what `spar train` does, for programs."""
+"""One call from a request to a published model: what `spar train` does, for programs."""
 
 import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from sparring.acting.gate_games import games_of_the_gate
 from sparring.config import Config
-from sparring.errors import ConfigError, SparringError, StoreFailed
-from sparring.learn.offline.parallel_store import SharedReading, shares_reading
-from sparring.learn.plan import Plan, TrainRequest, from_record, plan
+from sparring.errors import ConfigError, Missing, SparringError, StoreFailed
+from sparring.learn import plan as plans
+from sparring.learn.offline.parallel_store import parallel_store
+from sparring.learn.plan import Plan, TrainRequest
 from sparring.learn.protocol import Topology
 from sparring.learn.runs.folder import RunFolder, another_build, commit
 from sparring.learn.runs.publish import ModelPublisher, PublishedModel
-from sparring.learn.runs.session import Limits, Progress, Session, same_game
+from sparring.learn.runs.training_loop import Limits, TrainingLoop, TrainProgress
 from sparring.learn.topologies import build
 from sparring.registry import open_registry
 from sparring.store import open_store
@@ -26,7 +26,7 @@ from sparring.store.protocol import Store
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """How a sitting goes, beside what the plan says."""
+    """How long a run goes on and what becomes of it; what it learns is in the plan."""
 
     minutes: float | None = None
     until: float | None = None
@@ -34,10 +34,16 @@ class TrainOptions:
     promote: bool = True
     argv: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.minutes is not None and self.minutes <= 0:
+            raise ConfigError(f"--minutes {self.minutes:g}", where="spar train", do="Give more than 0")
+        if self.until is not None and not math.isfinite(self.until):
+            raise ConfigError(f"--until {self.until:g}", where="spar train", do="Give a return that can be reached")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came of it."""
+    """What a run came to."""
 
     run: str
     plan: Plan
@@ -50,98 +56,74 @@ class TrainResult:
 
 
 def train(
-    wish: TrainRequest,
-    orders: TrainOptions,
+    request: TrainRequest,
+    options: TrainOptions,
     config: Config,
-    show: Callable[[Progress], None],
-    begun: Callable[[Session], None] = lambda session: None,
+    show: Callable[[TrainProgress], None],
+    started: Callable[[TrainingLoop], None] = lambda loop: None,
 ) -> TrainResult:
-    """Train as wished. `begun` is handed the session before its first turn, so that a signal can stop it."""
+    """Train as requested. `started` gets the loop before its first iteration, so that a signal can stop it."""
     runs = Path(config.data) / "runs"
-    if orders.minutes is not None and orders.minutes <= 0:
-        raise ConfigError(f"--minutes {orders.minutes:g}", where="spar train", do="Give it some time")
-    if orders.until is not None and not math.isfinite(orders.until):
-        raise ConfigError(f"--until {orders.until:g}", where="spar train", do="Name a return that can be reached")
-    if orders.resume is None:
-        agreed = plan(wish, config)
+    if options.resume is None:
+        plan = plans.plan(request, config)
     else:
-        run = RunFolder.find(runs, wish.game, wish.algo, orders.resume)
-        agreed = _again(run, wish, config)
+        run = RunFolder.find(runs, request.game, request.algo, options.resume)
+        plan = _resumed_plan(run, request, config)
     with ExitStack() as stack:
-        registry = stack.enter_context(
-            open_registry(
-                config.registry_url,
-                champion_days=config.registry.champion_days,
-                rollout_share=config.registry.rollout_share,
-            )
-        )
-        topology = build(agreed, _store(agreed, config, stack))
+        days, share = config.registry.champion_days, config.registry.rollout_share
+        registry = stack.enter_context(open_registry(config.registry_url, champion_days=days, rollout_share=share))
+        topology = build(plan, _store(plan, config, stack))
         stack.callback(topology.close)
         _set_threads(topology, config.train.torch_threads)
-        if orders.resume is None:
-            run = RunFolder.create(runs, agreed, list(orders.argv))
-        games = games_of_the_gate(agreed.spec, config.registry)
-        publisher = ModelPublisher(agreed, run.name, commit(), registry, games, promote=orders.promote)
-        session = Session(agreed, run, topology, publisher, _limits(agreed, orders), config.train, show)
-        if orders.resume is not None:
-            session.resume()
-        begun(session)
+        if options.resume is None:
+            run = RunFolder.create(runs, plan, list(options.argv))
+        games = games_of_the_gate(plan.spec, config.registry)
+        publisher = ModelPublisher(plan, run.name, commit(), registry, games, promote=options.promote)
+        limits = Limits(plan.steps, math.inf if options.minutes is None else options.minutes * 60, options.until)
+        loop = TrainingLoop(plan, run, topology, publisher, limits, config.train, show)
+        if options.resume is not None:
+            loop.resume()
+        started(loop)
         try:
-            state = session.learn()
-            published = session.finish()
+            state = loop.learn()
+            published = loop.finish()
         except SparringError as error:
             with suppress(StoreFailed):  # a full disk does not take this either, and the first error says so
                 run.status("failed", message=str(error))
             raise
-    return TrainResult(
-        run.name,
-        agreed,
-        state,
-        topology.env_steps,
-        topology.learner.updates,
-        session.seconds,
-        topology.position,
-        published,
-    )
+    env_steps, updates, position = topology.env_steps, topology.learner.updates, topology.position
+    return TrainResult(run.name, plan, state, env_steps, updates, loop.seconds, position, published)
 
 
-def _store(agreed: Plan, config: Config, stack: ExitStack) -> Store | None:
-    """The records that the run learns from, if it does."""
-    if agreed.source == "sim":
+def _store(plan: Plan, config: Config, stack: ExitStack) -> Store | None:
+    """The store that the run learns from, if it does; RLlib, and any run on a Ray cluster, read it in parallel."""
+    if plan.source == "sim":
         return None
     store: Store = open_store(config.store_url)
     stack.callback(store.close)
-    if shares_reading(agreed.source, agreed.topology, agreed.on):
-        store = cast(Store, SharedReading(store, config.store_url, agreed.on))
-    return store
+    parallel = plan.source == "store" and (plan.topology == "rllib" or plan.on.startswith("ray:"))
+    return parallel_store(store, config.store_url, plan.on) if parallel else store
 
 
-def _limits(agreed: Plan, orders: TrainOptions) -> Limits:
-    seconds = float("inf") if orders.minutes is None else orders.minutes * 60
-    return Limits(agreed.steps, seconds, orders.until)
-
-
-def _again(run: RunFolder, wish: TrainRequest, config: Config) -> Plan:
+def _resumed_plan(run: RunFolder, request: TrainRequest, config: Config) -> Plan:
     """The run's own plan, with more steps where they are asked for."""
-    if wish.settings or wish.envs:
-        raise ConfigError(
-            "a resumed run keeps its settings", where="--resume", do="Leave out --algo-set and --envs, or start anew"
-        )
+    new = "or start a new run"
+    if request.settings or request.envs:
+        wrong = "a resumed run keeps its settings"
+        raise ConfigError(wrong, where="--resume", do=f"Leave out --algo-set and --envs, {new}")
     try:
-        agreed = from_record(wish.game, run.about["seed"], run.about["config"], config)
+        plan = plans.from_record(request.game, run.about["seed"], run.about["config"], config)
     except (LookupError, TypeError, ConfigError) as error:
         raise another_build(run, error) from error
-    same_game(run, agreed)
-    for name, asked in (("actors", wish.actors), ("topology", wish.topology), ("learners", wish.learners)):
-        if asked is not None and asked != getattr(agreed, name):
-            raise ConfigError(
-                f"the run has {name} {getattr(agreed, name)}, and it keeps them",
-                where="--resume",
-                do=f"Leave out --{name}, or start anew",
-            )
-    if wish.on is not None:
-        agreed = replace(agreed, on=wish.on)
-    return agreed if wish.steps is None else replace(agreed, steps=wish.steps)
+    if run.about["spec"] != plan.spec.hash:
+        wrong = f"it learned {plan.game} with spec {run.about['spec'][:12]}, which is {plan.spec.hash[:12]} now"
+        raise Missing(wrong, where=f"run {run.name}", do="Start a new run")
+    for name in ("actors", "topology", "learners"):
+        asked, has = getattr(request, name), getattr(plan, name)
+        if asked is not None and asked != has:
+            wrong = f"the run has {name} {has}, and a resumed run keeps its own"
+            raise ConfigError(wrong, where="--resume", do=f"Leave out --{name}, {new}")
+    return replace(plan, on=request.on or plan.on, steps=request.steps or plan.steps)
 
 
 def _set_threads(topology: Topology, threads: int) -> None:

@@ -1,11 +1,11 @@
-"""A sweep as a picture: its objective trial by trial, and beside every setting that was drawn."""
+"""A sweep as a picture: its objective trial by trial, and against every setting that was drawn."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparring.acting.return_histogram import keep_picture
-from sparring.learn.sweeps.space import Range
+from sparring.learn.sweeps.space import SearchRange
 from sparring.learn.sweeps.sweep import SweepResult, TrialReport
 
 if TYPE_CHECKING:
@@ -54,31 +54,26 @@ def _by_trial(panel: "Axes", swept: SweepResult, whole: list[TrialReport]) -> No
     panel.scatter(at, values, color=DOT, s=22, label="trial", zorder=3)
     panel.step(at, best.accumulate(values), where="post", color=BEST, label="best so far")
     for word in ("pruned", "failed"):
-        cut = [one.number for one in swept.trials if one.state == word]
-        if cut:
-            low = float(values.min())
-            panel.scatter(cut, [low] * len(cut), color=QUIET, marker="x", s=22, label=word)
+        if cut := [one.number for one in swept.trials if one.state == word]:
+            panel.scatter(cut, [float(values.min())] * len(cut), color=QUIET, marker="x", s=22, label=word)
     panel.set_xlabel("trial")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.legend(fontsize="small")
 
 
-def _by_setting(panel: "Axes", one: Range, swept: SweepResult, whole: list[TrialReport]) -> None:
+def _by_setting(panel: "Axes", one: SearchRange, swept: SweepResult, whole: list[TrialReport]) -> None:
     from matplotlib.ticker import NullFormatter
 
     values = np.array([trial.value for trial in whole], float)
     texts = [trial.settings[one.key] for trial in whole]
-    best = swept.best
-    colours = [BEST if trial is best else DOT for trial in whole]
+    at = [one.choices.index(text) if one.choices else float(text) for text in texts]
+    panel.scatter(at, values, c=[BEST if trial == swept.best else DOT for trial in whole], s=22, zorder=3)
     if one.choices:
-        panel.scatter([one.choices.index(text) for text in texts], values, c=colours, s=22, zorder=3)
         panel.set_xticks(range(len(one.choices)), one.choices)
         panel.set_xlim(-0.5, len(one.choices) - 0.5)
-    else:
-        panel.scatter([float(text) for text in texts], values, c=colours, s=22, zorder=3)
-        if one.log:
-            panel.set_xscale("log")
-            if one.high >= DECADE * one.low:
-                panel.xaxis.set_minor_formatter(NullFormatter())  # the labels of every 2, 3, 4 … would overlap
-            panel.set_xlim(one.low / 1.2, one.high * 1.2)
+    elif one.log:
+        panel.set_xscale("log")
+        if one.high >= DECADE * one.low:
+            panel.xaxis.set_minor_formatter(NullFormatter())  # the labels of every 2, 3, 4 … would overlap
+        panel.set_xlim(one.low / 1.2, one.high * 1.2)
     panel.set_xlabel(one.key)

@@ -51,8 +51,8 @@ class SweepConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """From where one setting is drawn: between two numbers, or among texts of TOML."""
+class SearchRange:
+    """Where one setting is drawn from: between two numbers, or among values written as TOML."""
 
     key: str
     low: float = 0.0
@@ -61,69 +61,70 @@ class Range:
     whole: bool = False
     choices: tuple[str, ...] = ()
 
+    @property
+    def extremes(self) -> tuple[str, ...]:
+        """Both ends, or all choices, as TOML."""
+        ends = (self.low, self.high)
+        return self.choices or tuple(str(int(end)) if self.whole else repr(float(end)) for end in ends)
+
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
     """A whole sweep.toml."""
 
     sweep: SweepConfig
-    space: tuple[Range, ...]
+    space: tuple[SearchRange, ...]
 
 
-def read_sweep(path: Path, algorithm: Algorithm, known: dict[str, Any]) -> SweepFile:
-    """The file, checked against the algorithm's settings; `known` are those that the sweep leaves as they are."""
+def read_sweep(path: Path, algorithm: Algorithm, fixed: dict[str, Any]) -> SweepFile:
+    """The file, checked against the algorithm's settings; `fixed` are those that the sweep does not vary."""
     try:
         table = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise Missing("there is no such file", where=str(path), do="Write one; docs/training.md shows how") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"it does not read: {error}", where=str(path), do="Mend it") from None
+        raise ConfigError(f"it does not read: {error}", where=str(path), do="Correct it") from None
     for key in table:
-        _known(key, ("sweep", "space"), path.name)
+        _check_key(key, ("sweep", "space"), path.name)
     sweep, space = table.get("sweep", {}), table.get("space", {})
     if not isinstance(sweep, dict) or not isinstance(space, dict) or not space:
         raise ConfigError("it has no table [space]", where=path.name, do="Name at least one setting to search")
     where = f"{path.name} [space]"
     kinds = get_type_hints(algorithm.settings)
     for key in space:
-        _known(key, tuple(kinds), where)
-    ranges = tuple(_range(key, drawn, kinds[key], where) for key, drawn in space.items())
+        _check_key(key, tuple(kinds), where)
+    ranges = tuple(_range(key, value, kinds[key], where) for key, value in space.items())
     for one in ranges:
-        for text in ends(one):
-            settings_of(algorithm, known, {one.key: tomllib.loads(f"value = {text}")["value"]})
+        for text in one.extremes:
+            settings_of(algorithm, fixed, {one.key: tomllib.loads(f"value = {text}")["value"]})
     return SweepFile(read(SweepConfig, sweep, f"{path.name} [sweep]"), ranges)
 
 
-def ends(one: Range) -> tuple[str, ...]:
-    """The values at the ends of a range, or all choices, as TOML."""
-    return one.choices or tuple(str(int(end)) if one.whole else repr(float(end)) for end in (one.low, one.high))
-
-
-def _known(key: str, keys: tuple[str, ...], where: str) -> None:
+def _check_key(key: str, keys: tuple[str, ...], where: str) -> None:
     if key not in keys:
         near = difflib.get_close_matches(key, keys, n=1)
         do = f"Did you mean {near[0]!r}" if near else f"The keys here are {', '.join(keys)}"
         raise ConfigError(f"unknown key {key!r}", where=where, do=do)
 
 
-def _range(key: str, drawn: Any, kind: Any, where: str) -> Range:
+def _range(key: str, value: Any, kind: Any, where: str) -> SearchRange:
     write = "Write { low = 1, high = 9 }, { low = 1e-4, high = 1e-2, log = true } or { choices = [1, 2] }"
-    if not isinstance(drawn, dict):
-        raise ConfigError(f"{key} = {drawn!r} is no range", where=where, do=write)
-    for name in drawn:
-        _known(name, ("low", "high", "log", "choices"), f"{where} {key}")
-    choices, log = drawn.get("choices"), drawn.get("log", False)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} = {value!r} is no range", where=where, do=write)
+    for name in value:
+        _check_key(name, ("low", "high", "log", "choices"), f"{where} {key}")
+    choices, log = value.get("choices"), value.get("log", False)
     if choices is not None:
-        if not isinstance(choices, list) or not choices or len(drawn) > 1:
+        if not isinstance(choices, list) or not choices or len(value) > 1:
             raise ConfigError(f"{key} has no list of choices alone", where=where, do=write)
-        return Range(key, choices=tuple(json.dumps(choice) for choice in choices))
-    low: Any = drawn.get("low")
-    high: Any = drawn.get("high")
+        return SearchRange(key, choices=tuple(json.dumps(choice) for choice in choices))
+    low: Any = value.get("low")
+    high: Any = value.get("high")
     numbers = all(type(end) in (int, float) and math.isfinite(end) for end in (low, high))
     if not numbers or not isinstance(log, bool) or kind not in (int, float):
-        raise ConfigError(f"{key} = {drawn!r} is no range of numbers", where=where, do=write)
+        raise ConfigError(f"{key} = {value!r} is no range of numbers", where=where, do=write)
     if low >= high or (log and low <= 0) or (kind is int and not isinstance(low, int) & isinstance(high, int)):
         wrong = f"{key}: low = {low}, high = {high}, log = {str(log).lower()}"
         do = "Let low be below high, above 0 where log is true, and whole where the setting is"
         raise ConfigError(wrong, where=where, do=do)
-    return Range(key, float(low), float(high), log, kind is int)
+    return SearchRange(key, float(low), float(high), log, kind is int)

@@ -1,6 +1,6 @@
 """How actors, replay and learner are wired: one file each, one function in it that reads like the picture.
 
-A topology learns in turns. The session (learn/runs/session.py) owns the loop around them: limits, metrics,
+A topology iterates. The training loop around it (learn/runs/training_loop.py) owns limits, metrics,
 checkpoints and models.
 """
 
@@ -25,7 +25,7 @@ TOPOLOGIES = {
 
 
 def build(plan: Plan, store: Store | None) -> Topology:
-    """The plan's topology, ready for its first turn. `store` is given where the plan reads it."""
+    """The plan's topology, ready for its first iteration. `store` is given where the plan reads it."""
     module, name = TOPOLOGIES[plan.topology].split(":")
     build: Callable[[Plan, Store | None], Topology] = getattr(importlib.import_module(module), name)
     return build(plan, store)

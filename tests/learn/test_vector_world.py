@@ -1,4 +1,4 @@
-"""A game learned from its records: what a model earns in it is what it would have earned, or nobody is told so."""
+"""A world model of a game of numbers: a model earns in it what it would earn in the game, or it is not trusted."""
 
 from dataclasses import replace
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from chain_game import PLACES, chain
 from chain_game import SPEC as CHAIN
-from test_off_policy import SMALL, small_records
+from test_offline_evaluation import SMALL, small_records
 
 from sparring.acting.evaluate import evaluate
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.scripted_play import play
 from sparring.games.scripts import script
-from sparring.learn.offline.estimators import tried
+from sparring.learn.offline.estimators import world_return
 from sparring.learn.offline.evaluation import evaluate_offline
 from sparring.learn.offline.fitted_values import FitConfig
 from sparring.learn.offline.records import of_episodes
@@ -20,7 +20,7 @@ from sparring.learn.offline.worlds import WorldConfig, world_of
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.network import Head, Input, NetworkSpec
 
-SHORT = WorldConfig(learners=2, updates=800, batch_steps=128, hidden_units=(32, 32))
+SHORT = WorldConfig(folds=2, updates=800, batch_steps=128, hidden_units=(32, 32))
 FIT = FitConfig(updates=200, behaviour_updates=50, hidden_units=(16,), world=SHORT)
 
 
@@ -44,6 +44,7 @@ def falls():
     return of_random("cartpole", open_game("cartpole", 16), 600)
 
 
+@pytest.mark.slow
 def test_models_earn_in_a_world_of_random_games_what_they_earn_in_the_real_one(falls):
     game, rng = spec_of("cartpole"), np.random.default_rng(2)
     world = world_of(falls, game, 3, SHORT)
@@ -53,8 +54,8 @@ def test_models_earn_in_a_world_of_random_games_what_they_earn_in_the_real_one(f
     always = linear(game, [[0, 0, 0, 0], [0, 0, 0, 0]])
     for model in (always, leaning):
         real = evaluate("cartpole", model, episodes=200, seed=5).mean
-        assert world.played(falls, model, game, 1.0, rng).mean() == pytest.approx(real, rel=0.25)
-    ranked = [world.played(falls, model, game, 1.0, rng).mean() for model in (always, leaning, damped)]
+        assert world.returns(falls, model, game, 1.0, rng).mean() == pytest.approx(real, rel=0.25)
+    ranked = [world.returns(falls, model, game, 1.0, rng).mean() for model in (always, leaning, damped)]
     assert ranked == sorted(ranked)
     assert ranked[2] > 3 * falls.steps / falls.episodes  # nobody played as well as that
 
@@ -64,8 +65,8 @@ def test_a_world_of_a_chain_knows_both_its_ends():
     world = world_of(records, CHAIN, 3, SHORT)
     right = linear(CHAIN, [[0.0] * PLACES, [1.0] * PLACES])
     left = linear(CHAIN, [[1.0] * PLACES, [0.0] * PLACES])
-    assert world.played(records, right, CHAIN, 1.0, rng).mean() == pytest.approx(0.7, abs=0.1)
-    assert world.played(records, left, CHAIN, 1.0, rng).mean() == pytest.approx(-2.0, abs=0.1)
+    assert world.returns(records, right, CHAIN, 1.0, rng).mean() == pytest.approx(0.7, abs=0.1)
+    assert world.returns(records, left, CHAIN, 1.0, rng).mean() == pytest.approx(-2.0, abs=0.1)
     said = evaluate_offline(records, right, CHAIN, discount=1.0, seed=4, fit=FIT, world=world)
     assert said.advised == "world"
     assert said.of("world").value == pytest.approx(0.7, abs=0.1)
@@ -74,10 +75,10 @@ def test_a_world_of_a_chain_knows_both_its_ends():
 
 def test_where_no_number_was_ever_as_large_the_game_pays_the_least_it_can(falls):
     game = spec_of("cartpole")
-    world = world_of(falls, game, 3, WorldConfig(learners=2, updates=10))
-    never = replace(world.frame, low=np.full(4, 1.0), high=np.full(4, 2.0))
+    world = world_of(falls, game, 3, WorldConfig(folds=2, updates=10))
+    never = replace(world.linear, low=np.full(4, 1.0), high=np.full(4, 2.0))
     model, rng = linear(game, [[0, 0, 0, 0], [0, 0, 1, 0]]), np.random.default_rng(2)
-    returns = replace(world, frame=never).played(falls, model, game, 1.0, rng)
+    returns = replace(world, linear=never).returns(falls, model, game, 1.0, rng)
     assert returns == pytest.approx(np.ones_like(returns), abs=0.01)  # the first tick, and nothing after it
 
 
@@ -96,6 +97,7 @@ def test_numbers_with_legal_moves_and_a_handful_of_episodes_make_no_world(falls)
     assert world_of(masks, spec_of("cartpole"), 3, SHORT) is None
 
 
+@pytest.mark.slow
 def test_a_final_view_that_was_not_recorded_is_not_learned_as_a_standstill(falls):
     last = falls.start[1:] - 1
     lost = replace(falls, final={leaf: column[last] for leaf, column in falls.observation.items()})
@@ -105,6 +107,6 @@ def test_a_final_view_that_was_not_recorded_is_not_learned_as_a_standstill(falls
 def test_the_spread_of_a_world_shows_learners_that_disagree():
     rng = np.random.default_rng(0)
     agree, disagree = np.full((3, 50), 2.0), np.repeat([[1.0], [2.0], [3.0]], 50, axis=1)
-    assert (tried(agree, rng).low, tried(agree, rng).high) == pytest.approx((2.0, 2.0))
-    assert tried(disagree, rng).value == pytest.approx(2.0)
-    assert tried(disagree, rng).high - tried(disagree, rng).low > 0.5
+    assert (world_return(agree, rng).low, world_return(agree, rng).high) == pytest.approx((2.0, 2.0))
+    assert world_return(disagree, rng).value == pytest.approx(2.0)
+    assert world_return(disagree, rng).high - world_return(disagree, rng).low > 0.5

@@ -18,11 +18,24 @@ from sparring.games.scripted_play import play
 from sparring.games.scripts import script
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.offline.estimators import doubly_robust, fitted, importance, recorded, weighted_importance
+from sparring.learn.offline.estimators import (
+    doubly_robust,
+    fitted_q_evaluation,
+    importance_weights,
+    recorded_return,
+    weighted_importance,
+)
 from sparring.learn.offline.evaluation import evaluate_offline
-from sparring.learn.offline.fitted_values import FitConfig, Policy, at_its_best, behaviour_logp, fitted_q, value_bounds
+from sparring.learn.offline.fitted_values import (
+    FitConfig,
+    RecordedPolicy,
+    behaviour_logp,
+    fitted_q,
+    greedy_policy,
+    value_bounds,
+)
 from sparring.learn.offline.records import RecordedEpisodes, of_episodes, read_records
-from sparring.learn.offline.worlds.protocol import WorldConfig
+from sparring.learn.offline.worlds import WorldConfig
 from sparring.learn.plan import TrainRequest
 from sparring.learn.runs.train import TrainOptions, train
 from sparring.nets.numpy_forward import NumpyForward
@@ -77,21 +90,21 @@ def small_records(episodes, seed=0, known=True):
 
 def target_of(records):
     state = records.observation["observation/x"].argmax(axis=1) % STATES
-    return Policy(TARGET[state], np.full((records.episodes, ACTIONS), 0.5))
+    return RecordedPolicy(TARGET[state], np.full((records.episodes, ACTIONS), 0.5))
 
 
 def test_every_estimator_finds_the_exact_value_of_a_small_game():
     records, rng = small_records(6000), np.random.default_rng(1)
     policy = target_of(records)
-    weights = importance(records, policy.steps, records.logp)
+    weights = importance_weights(records, policy.steps, records.logp)
     judged = fitted_q(records, policy, SMALL, DISCOUNT, 0, FIT)
     truth = exact(TARGET)
-    players = recorded(records, DISCOUNT, rng)
+    players = recorded_return(records, DISCOUNT, rng)
     assert players.value == pytest.approx(exact(PLAYERS), abs=0.06)
     assert abs(players.value - truth) > 0.3
     for estimate in (
         weighted_importance(records, weights, DISCOUNT, rng),
-        fitted(judged.v[records.first], rng),
+        fitted_q_evaluation(judged.v[records.first], rng),
         doubly_robust(records, weights, judged, DISCOUNT, rng),
     ):
         assert estimate.value == pytest.approx(truth, abs=0.08), estimate
@@ -99,11 +112,12 @@ def test_every_estimator_finds_the_exact_value_of_a_small_game():
     assert 100 < weights.effective < 6000
 
 
+@pytest.mark.slow
 def test_doubly_robust_forgives_a_wrong_fit_and_wrong_weights_but_not_both():
     records, rng = small_records(6000), np.random.default_rng(1)
     policy = target_of(records)
-    right = importance(records, policy.steps, records.logp)
-    wrong = importance(records, policy.steps, np.full(records.steps, np.log(0.5), np.float32))
+    right = importance_weights(records, policy.steps, records.logp)
+    wrong = importance_weights(records, policy.steps, np.full(records.steps, np.log(0.5), np.float32))
     judged = fitted_q(records, policy, SMALL, DISCOUNT, 0, FIT)
     error = np.array([2.0, -2.0])
     off = replace(judged, q=judged.q + error[records.action], v=judged.v + policy.steps @ error)
@@ -129,10 +143,10 @@ def test_no_value_lies_beyond_what_the_game_can_pay():
 
 def test_an_importance_weight_of_the_players_themselves_is_one():
     records, rng = small_records(500), np.random.default_rng(1)
-    weights = importance(records, np.exp(np.stack([records.logp, records.logp], axis=1)), records.logp)
+    weights = importance_weights(records, np.exp(np.stack([records.logp, records.logp], axis=1)), records.logp)
     assert weights.effective == pytest.approx(500)
     same = weighted_importance(records, weights, DISCOUNT, rng).value
-    assert same == pytest.approx(recorded(records, DISCOUNT, rng).value)
+    assert same == pytest.approx(recorded_return(records, DISCOUNT, rng).value)
 
 
 def test_players_that_recorded_no_chances_are_estimated_by_a_clone():
@@ -154,10 +168,10 @@ def test_a_policy_at_its_best_never_does_what_is_illegal():
     game, rng = spec_of("connect-four"), np.random.default_rng(0)
     tactical = script("connect-four", "tactical")
     records = of_episodes([one[:1] for one in play(open_game("connect-four", 4), [tactical] * 2, range(20), rng)])
-    weak = at_its_best(untrained(game), records, strength=0.5)
-    assert weak.steps.sum(axis=1) == pytest.approx(np.ones(records.steps))
-    assert (weak.steps[~records.legal] == 0).all()
-    assert (at_its_best(untrained(game), records).steps.max(axis=1) == 1).all()
+    policy = greedy_policy(untrained(game), records)
+    assert policy.steps.sum(axis=1) == pytest.approx(np.ones(records.steps))
+    assert (policy.steps[~records.legal] == 0).all()
+    assert (policy.steps.max(axis=1) == 1).all()
 
 
 def test_a_judgement_says_what_is_missing_and_a_seed_says_all(config):
@@ -178,7 +192,7 @@ def test_a_judgement_says_what_is_missing_and_a_seed_says_all(config):
     with pytest.raises(ConfigError, match=r"--discount 1\.5"):
         evaluate_offline(records, untrained(CHAIN), CHAIN, discount=1.5, seed=4, fit=FIT)
     stacked = msgspec.structs.replace(CHAIN, frame_stack=4)
-    with pytest.raises(ConfigError, match="frame_stack = 4, and records are judged by single frames"):
+    with pytest.raises(ConfigError, match="frame_stack = 4, and records are evaluated by single frames"):
         evaluate_offline(records, untrained(CHAIN), stacked, discount=0.9, seed=4, fit=FIT)
 
 
@@ -200,14 +214,15 @@ def spar(config, *words):
     return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_estimate_and_refuses_scripts(config):
     with open_store(config.store_url) as store:
         for chunks in play(
             open_game("cartpole", 8), [script("cartpole", "random")], range(20), np.random.default_rng(1)
         ):
             store.append(chunks)
-    wish = TrainRequest("cartpole", "bc", "store", steps=2000, settings=("hidden_units=[8]",))
-    model = train(wish, TrainOptions(), config, lambda progress: None).published.model
+    request = TrainRequest("cartpole", "bc", "store", steps=2000, settings=("hidden_units=[8]",))
+    model = train(request, TrainOptions(), config, lambda progress: None).published.model
     done = spar(config, "evaluate", model, "--from", "store")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
