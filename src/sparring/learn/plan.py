@@ -12,7 +12,7 @@ from sparring.games.spec import GameSpec
 from sparring.learn.algorithms import ALIASES, open_algorithm, settings_of
 from sparring.learn.presets import Preset, preset_for
 from sparring.learn.protocol import Algorithm, policy_for
-from sparring.nets.user_policy import open_policy
+from sparring.nets.user_code import open_policy
 from sparring.replay.feeder import check_share
 
 Source = Literal["sim", "store", "mix"]

@@ -33,7 +33,7 @@ class Distribution(Protocol):
         """[n]; of a squashed Gaussian that of the Gaussian before it is squashed."""
         ...
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both of them at once, which costs less."""
         ...
 
@@ -54,7 +54,7 @@ class Categorical:
         logps = self.logps(out, legal)
         return -(logps.exp() * logps).sum(-1)
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         logps = self.logps(out, legal)
         logp = logps.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
         return logp, -(logps.exp() * logps).sum(-1)
@@ -71,22 +71,22 @@ class Categorical:
 
 
 @dataclass(frozen=True, slots=True)
-class Categoricals:
+class MultiCategorical:
     """Heads: "logits", the entries side by side. Actions are [n, *shape], each entry drawn for itself."""
 
     choices: tuple[int, ...]  # of each entry
     shape: tuple[int, ...]
 
     def logp(self, out: Outputs, action: Tensor, legal: Tensor | None) -> Tensor:
-        return self.judge(out, action, legal)[0]
+        return self.evaluate(out, action, legal)[0]
 
     def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
         return torch.stack([_ENTRY.entropy(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         chosen = action.flatten(-len(self.shape)).unbind(-1)
         entries = zip(self._entries(out, legal), chosen, strict=True)
-        each = [_ENTRY.judge(part, entry, mask) for (part, mask), entry in entries]
+        each = [_ENTRY.evaluate(part, entry, mask) for (part, mask), entry in entries]
         return torch.stack([logp for logp, _ in each]).sum(0), torch.stack([entropy for _, entropy in each]).sum(0)
 
     def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
@@ -120,7 +120,7 @@ class Gaussian:
     def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
         return (out["log_std"].clamp(*LOG_STD) + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.logp(out, action, legal), self.entropy(out, legal)
 
     def draw(self, out: Outputs, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -153,8 +153,8 @@ class Gaussian:
         return each.sum(-1)
 
 
-def distribution(action: Leaf) -> Categorical | Categoricals | Gaussian:
+def distribution(action: Leaf) -> Categorical | MultiCategorical | Gaussian:
     """The one that suits a seat's actions."""
     if action.kind == "multi-discrete":
-        return Categoricals(action.choices, action.shape)
+        return MultiCategorical(action.choices, action.shape)
     return Categorical() if action.choices else Gaussian(bounds_of(action), action.shape)

@@ -66,6 +66,11 @@ def state_width(spec: NetworkSpec) -> int:
     return memory_width(spec.memory) * len(trunks(spec))
 
 
+def initial_state(spec: NetworkSpec, n: int) -> Array:
+    """The memory of n episodes that begin: zeros [n, state_width]."""
+    return np.zeros((n, state_width(spec)), np.float32)
+
+
 def width(leaf: Input) -> int:
     """How many numbers a flattened input becomes."""
     return math.prod(leaf.shape) * (leaf.one_hot or 1)

@@ -12,23 +12,12 @@ from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.learn.protocol import Algorithm
 from sparring.nets.torch_network import default_network
-from sparring.nets.user_network import own_network
+from sparring.nets.user_code import own_network
 from sparring.replay.batch import Batch
 from sparring.replay.sequences import Window
 from sparring.replay.table import Table
 from sparring.wire.chunk import Array
 from sparring.wire.network import Activation, Conv, Gru, Head, Lstm, Memory, NetworkSpec
-
-
-class TransitionFeed(Protocol):
-    """Settings of an algorithm fed with transitions."""
-
-    @property
-    def batch_steps(self) -> int: ...  # of one update
-    @property
-    def n_steps(self) -> int: ...  # decisions that a transition spans
-    @property
-    def discount(self) -> float: ...
 
 
 class TrajectoryFeed(Protocol):
@@ -44,21 +33,6 @@ class TrajectoryFeed(Protocol):
     def records_n_steps(self) -> int: ...  # decisions that each of them spans
 
 
-class SequenceFeed(Protocol):
-    """Settings of an algorithm fed with sequences of a replay table."""
-
-    @property
-    def batch_sequences(self) -> int: ...  # of one update
-    @property
-    def burn_in_steps(self) -> int: ...  # that only fill the memory
-    @property
-    def sequence_steps(self) -> int: ...  # that are learned from, after those
-    @property
-    def overlap_steps(self) -> int: ...  # that two neighbouring sequences of an episode share
-    @property
-    def discount(self) -> float: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What one update is fed from a replay table."""
@@ -69,18 +43,14 @@ class Draw:
 
 
 def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
-    """Sequences where the algorithm is fed with them, transitions otherwise."""
+    """Sequences where the algorithm is fed with them: `batch_sequences` of `sequence_steps` behind `burn_in_steps`, of
+    which neighbours share `overlap_steps`. Otherwise transitions: `batch_steps` that span `n_steps` decisions."""
     if algorithm.feeds == "sequences":
-        windows: SequenceFeed = settings
-        window = Window(windows.sequence_steps, windows.burn_in_steps, windows.overlap_steps)
-        count = windows.batch_sequences
+        window = Window(settings.sequence_steps, settings.burn_in_steps, settings.overlap_steps)
+        count: int = settings.batch_sequences
         return Draw(count * window.length, count, lambda table, rng: table.sample_windows(count, rng, window))
-    feed: TransitionFeed = settings
-    return Draw(
-        feed.batch_steps,
-        feed.batch_steps,
-        lambda table, rng: table.sample(feed.batch_steps, rng, n_steps=feed.n_steps, discount=feed.discount),
-    )
+    steps, spans, discount = settings.batch_steps, settings.n_steps, settings.discount
+    return Draw(steps, steps, lambda table, rng: table.sample(steps, rng, n_steps=spans, discount=discount))
 
 
 class NetworkSettings(Protocol):

@@ -20,7 +20,7 @@ from sparring.learn.offline.fitted_values import FitConfig, at_its_best, behavio
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds import world_of
 from sparring.learn.offline.worlds.protocol import World
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.forward import Forward
 from sparring.wire.chunk import Array
 
 FEW = 10.0  # effective episodes below which an estimate by importance is little more than a guess
@@ -46,7 +46,7 @@ class OfflineEvaluation:
 
 def evaluate_offline(
     records: RecordedEpisodes,
-    forward: NumpyForward,
+    forward: Forward,
     game: GameSpec,
     *,
     discount: float,

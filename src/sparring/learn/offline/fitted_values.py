@@ -14,8 +14,9 @@ from sparring.learn.algorithms.feeds import one_seat, with_image_layers
 from sparring.learn.offline.estimators import Judged
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds.protocol import WorldConfig
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
 from sparring.learn.protocol import Batch
+from sparring.nets.forward import Forward
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import log_softmax, masked
 from sparring.nets.torch_network import Network, default_network
@@ -48,7 +49,7 @@ class Policy:
     final: Array
 
 
-def at_its_best(forward: NumpyForward, records: RecordedEpisodes, strength: float = 1.0) -> Policy:
+def at_its_best(forward: Forward, records: RecordedEpisodes, strength: float = 1.0) -> Policy:
     """The model as `spar evaluate` plays it: its best legal action, or with 1 − strength any legal one."""
 
     def probabilities(seen: Mapping[str, Array], legal: Array | None) -> Array:
@@ -157,7 +158,7 @@ def _rows(columns: Mapping[str, Array], rows: Array) -> dict[str, Tensor]:
     return tensors({leaf: column[rows] for leaf, column in columns.items()})
 
 
-def _outputs(forward: NumpyForward, seen: Mapping[str, Array]) -> Array:
+def _outputs(forward: Forward, seen: Mapping[str, Array]) -> Array:
     """The logits of many rows, a few thousand at a time."""
     count = len(next(iter(seen.values())))
     parts = [

@@ -15,7 +15,7 @@ from sparring.games.spec import GameSpec, Leaf
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds.line_networks import Happenings, LegalTeller, Teller, legal_teller, teller
 from sparring.learn.offline.worlds.protocol import WorldConfig
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.forward import Forward
 from sparring.nets.policies import masked
 from sparring.wire.chunk import Array
 
@@ -101,7 +101,7 @@ class BoardWorld:
         )
 
     def played(
-        self, records: RecordedEpisodes, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator
+        self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
         """See World. Every answer is drawn."""
         first = rng.choice(records.first, min(TRIALS, records.episodes), replace=False)
@@ -207,7 +207,7 @@ def _tested(
 
 
 def _returns(
-    learner: Learner, start: Array, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator
+    learner: Learner, start: Array, forward: Forward, game: GameSpec, discount: float, rng: Generator
 ) -> Array:
     bits, earned, left = start.copy(), np.zeros(len(start)), np.arange(len(start))
     for tick in range(game.max_ticks):

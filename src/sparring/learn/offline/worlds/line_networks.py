@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparring.learn.offline.worlds.protocol import WorldConfig
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
 from sparring.nets.torch_state import tensor
 from sparring.wire.chunk import Array
 

@@ -18,7 +18,8 @@ from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds.protocol import WorldConfig
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
+from sparring.nets.forward import Forward
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import masked
 from sparring.nets.torch_network import Network
@@ -75,7 +76,7 @@ class NumberWorld:
     """Learners of the game, and how much of what they had not seen they explain: 1 is all of it."""
 
     frame: Frame
-    learners: tuple[NumpyForward, ...]
+    learners: tuple[Forward, ...]
     explained: float  # share of the variance; of the numbers and the reward that which is foretold worst
     ends: float  # share of the surprise at which steps are the last
 
@@ -89,7 +90,7 @@ class NumberWorld:
         return f"explains {self.explained:.1%} of unseen steps, {self.ends:.0%} of ends"
 
     def played(
-        self, records: RecordedEpisodes, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator
+        self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
         """See World. Chances of an end are multiplied, not drawn. Where no number was ever as large, or as small,
         nothing is known: from there on the game pays the least that it can."""
@@ -120,7 +121,7 @@ def number_world(records: RecordedEpisodes, game: GameSpec, seed: int, config: W
 
 
 def _returns(
-    frame: Frame, learner: NumpyForward, start: Array, forward: NumpyForward, game: GameSpec, discount: float
+    frame: Frame, learner: Forward, start: Array, forward: Forward, game: GameSpec, discount: float
 ) -> Array:
     low, high = game.seats[0].reward_bounds
     seen, earned = start.copy(), np.zeros(len(start))
@@ -138,7 +139,7 @@ def _returns(
     return earned
 
 
-def foretold(frame: Frame, learner: NumpyForward, seen: Array, action: Array) -> tuple[Array, Array]:
+def foretold(frame: Frame, learner: Forward, seen: Array, action: Array) -> tuple[Array, Array]:
     """The change of every number and the reward [n, numbers + 1], and the chance of an end [n]."""
     scaled = frame.scaled(seen)
     out = learner({SEEN: scaled.astype(np.float32)})
@@ -186,7 +187,7 @@ def _frame(steps: Steps, choices: int) -> Frame:
 
 def _learned(
     steps: Steps, own: Array, frame: Frame, choices: int, seed: tuple[int, int], config: WorldConfig
-) -> NumpyForward:
+) -> Forward:
     """One learner of the rows `own`."""
     outputs = steps.change.shape[1]
     spec = NetworkSpec(
@@ -214,7 +215,7 @@ def _learned(
     return NumpyForward(spec, network.weights())
 
 
-def _missed(learner: NumpyForward, steps: Steps, rows: Array, frame: Frame) -> tuple[Array, Array]:
+def _missed(learner: Forward, steps: Steps, rows: Array, frame: Frame) -> tuple[Array, Array]:
     """Of rows that it has not learned: squared errors of each change and of the reward, and the surprise at ends
     [numbers + 2]; and how large they are for who foretells nothing but the mean."""
     change, end = foretold(frame, learner, steps.seen[rows], steps.action[rows])

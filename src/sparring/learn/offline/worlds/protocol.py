@@ -7,7 +7,7 @@ from numpy.random import Generator
 
 from sparring.games.spec import GameSpec
 from sparring.learn.offline.records import RecordedEpisodes
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.forward import Forward
 from sparring.wire.chunk import Array
 
 
@@ -39,7 +39,7 @@ class World(Protocol):
         ...
 
     def played(
-        self, records: RecordedEpisodes, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator
+        self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
         """Discounted returns [learners, games] of the model at its best, from views with which recorded games began."""
         ...
