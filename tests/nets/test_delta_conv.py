@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparring.config import load
 from sparring.games.catalogue import spec_of
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
 from sparring.nets import delta_conv
 from sparring.nets.delta_conv import changed_windows, channels_last, first_layers, reference, windows_over
 from sparring.nets.torch_network import Network, default_network
@@ -133,6 +136,18 @@ def test_off_means_ordinary_convolutions_and_both_agree() -> None:
         delta_conv.enable(True)
     for fast, ordinary_result in zip(results[True], results[False], strict=True):
         torch.testing.assert_close(fast, ordinary_result, rtol=1e-3, atol=1e-3)
+
+
+def test_a_setting_switches_it_off_in_the_process_that_learns() -> None:
+    config = load(None, ("train.delta_conv=false",))
+    agreed = plan(TrainRequest("cartpole", "dqn", topology="single"), config)
+    assert agreed.record()["delta_conv"] is False
+    topology = build(agreed, None)
+    try:
+        assert not delta_conv._enabled
+    finally:
+        topology.close()
+        delta_conv.enable(True)
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 12, 10), (3, 1, 7, 7), (2, 3, 8, 9)])

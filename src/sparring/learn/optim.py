@@ -61,9 +61,10 @@ class Adam:
     def _step(self, part: slice, scale: Tensor) -> None:
         """Move that part of the parameters by its gradient, which is left at 0."""
         gradient = self._gradient[part].mul_(scale)
-        buffers = ([self._value[part]], [gradient], [self._mean[part]], [self._square[part]], [], [self._steps])
-        rates = {"lr": self.learning_rate, "beta1": BETA_1, "beta2": BETA_2, "eps": self._epsilon}
-        torch._fused_adam_(*buffers, **rates, weight_decay=0.0, amsgrad=False, maximize=False)
+        value, mean, square = [self._value[part]], [self._mean[part]], [self._square[part]]
+        step = partial(torch._fused_adam_, weight_decay=0.0, amsgrad=False, maximize=False)
+        rate, epsilon = self.learning_rate, self._epsilon
+        step(value, [gradient], mean, square, [], [self._steps], lr=rate, beta1=BETA_1, beta2=BETA_2, eps=epsilon)
         gradient.zero_()
 
     def _each(self, call: Callable[[slice], T]) -> list[T]:
@@ -88,8 +89,8 @@ class Adam:
 
 
 class Rmsprop:
-    """RMSProp (Tieleman & Hinton 2012), as the "Shared RMSProp" of A3C. It owns the memory of `parameters`, a local copy
-    of θ: they may be copied into, never replaced.
+    """RMSProp (Tieleman & Hinton 2012), as the "Shared RMSProp" of A3C. It owns the memory of `parameters`, a local
+    copy of θ: they may be copied into, never replaced.
 
     g ← αg + (1−α)Δ²,  θ ← θ − η Δ / √(g + ε)
 

@@ -58,6 +58,7 @@ class Plan:
     on: str = "local://"  # the host that actors run on
     cpus_per_actor: float = 0.5  # there
     learners: int = 1  # that average their gradients, in "ring"
+    delta_conv: bool = True  # convolutions skip windows that did not change
     discovery: str = ""  # where others find whoever plays, and scale them; no part of the record
 
     def record(self) -> dict[str, Any]:
@@ -79,6 +80,7 @@ class Plan:
             "on": self.on,
             "cpus_per_actor": self.cpus_per_actor,
             "learners": self.learners,
+            "delta_conv": self.delta_conv,
         }
 
 
@@ -142,6 +144,7 @@ def plan(wish: TrainRequest, config: Config) -> Plan:
         on=on,
         cpus_per_actor=config.train.cpus_per_actor,
         learners=learners,
+        delta_conv=config.train.delta_conv,
         discovery=config.discovery_url,
     )
 
@@ -181,6 +184,7 @@ def from_record(game: str, seed: int, record: dict[str, Any], config: Config) ->
         on=record.get("on", "local://"),  # runs from before there were hosts
         cpus_per_actor=record.get("cpus_per_actor", 0.5),
         learners=record.get("learners", 1),
+        delta_conv=record.get("delta_conv", True),
         discovery=config.discovery_url,
     )
 

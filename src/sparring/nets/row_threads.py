@@ -36,7 +36,7 @@ def split(size: int, parts: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(size * part // parts for part in range(parts + 1))]
 
 
-def run_parts(passes: list[Pass], module: nn.Module) -> Outputs:
+def run_parts(passes: Sequence[Pass], module: nn.Module) -> Outputs:
     """The outputs of forward passes over parts of a batch, concatenated; `module` holds the parameters that they use.
 
     The result depends on the number of parts and not on the order in which threads run: equal seeds give equal bits.
@@ -102,7 +102,7 @@ class _ConcatenatedParts(torch.autograd.Function):
     """The parts' outputs concatenated; gradients are added up in the parts' order."""
 
     @staticmethod
-    def forward(ctx: Any, passes: list[Pass], names: list[str], *learned: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, passes: Sequence[Pass], names: list[str], *learned: Tensor) -> tuple[Tensor, ...]:
         ctx.outs, ctx.learned = run_all([partial(_with_grad, one) for one in passes]), learned
         names += list(ctx.outs[0])
         return tuple(torch.cat([out[name].detach() for out in ctx.outs]) for name in names)

@@ -59,7 +59,8 @@ class A3cLearner(ActorCritic):
     @property
     def numbers(self) -> Array:
         """Parameters and squares, for a topology that lets several learners share them."""
-        return self.optimiser.numbers
+        numbers: Array = self.optimiser.numbers
+        return numbers
 
     def share(self, numbers: Array) -> None:
         """From now on these are the parameters and squares."""

@@ -105,7 +105,8 @@ def soft_costs(
 
 def target_entropy(learner: SacLearner, legal: Tensor | None) -> Tensor | float:
     """What the temperature holds the entropy near, for all rows or for each."""
-    config, action = learner.config, learner.action
+    config: SacConfig = learner.config
+    action = learner.action
     if not action.choices:
         low, high = bounds_of(action) or (-1.0, 1.0)
         return math.prod(action.shape) * (config.entropy_per_number + math.log((high - low) / 2))

@@ -20,6 +20,7 @@ from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.learn.algorithms.feeds import TrajectoryFeed, draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
+from sparring.nets import delta_conv
 from sparring.nets.forward import forward_with_torch
 from sparring.nets.shapes import state_width
 from sparring.replay.build import check_sources, open_table
@@ -35,6 +36,7 @@ FILLING_TICKS = 64  # of one turn while nothing can be sampled yet
 
 def build(plan: Plan, store: Store | None) -> Topology:
     """Learner and actor; a table, with a gate, for transitions; a feeder where the store is mixed in."""
+    delta_conv.enable(plan.delta_conv)  # workers of hogwild and learners of a ring begin here
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     partners = Opponents(learner.network, plan.opponents, plan.opponent_share, _scripts(plan), plan.script_share)
     forward = forward_with_torch(learner.network, learner.weights())
