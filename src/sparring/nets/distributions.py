@@ -1,4 +1,4 @@
-"""What a policy's outputs say of actions, in torch: the same as nets/policies.py, with gradients.
+"""Probability distributions over actions in torch: the same as nets/policies.py, with gradients.
 
 Where actions are discrete: p = softmax of the legal logits. Where they are multi-discrete: the product of such a p for
 each entry. Where they are a box: u ~ N(mean, exp(log_std)²), and the action is u, or low + (high − low)(tanh u + 1)/2
@@ -34,7 +34,7 @@ class Distribution(Protocol):
         ...
 
     def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Both of them at once, which costs less."""
+        """log-probability and entropy at once, which costs less."""
         ...
 
 
@@ -56,14 +56,13 @@ class Categorical:
 
     def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         logps = self.logps(out, legal)
-        logp = logps.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-        return logp, -(logps.exp() * logps).sum(-1)
+        return logps.gather(-1, action.long().unsqueeze(-1)).squeeze(-1), -(logps.exp() * logps).sum(-1)
 
     def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The likeliest action of each row, [n]."""
         return self.logps(out, legal).argmax(-1)
 
-    def even(self, out: Outputs, legal: Tensor | None) -> Tensor:
+    def mean_logp(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The mean of log π(a|s) over the legal a, [n]."""
         logps = self.logps(out, legal)
         allowed = torch.ones_like(logps) if legal is None else legal.float()
@@ -94,9 +93,9 @@ class MultiCategorical:
         found = torch.stack([_ENTRY.best(part, mask) for part, mask in self._entries(out, legal)], -1)
         return found.reshape(*found.shape[:-1], *self.shape)
 
-    def even(self, out: Outputs, legal: Tensor | None) -> Tensor:
+    def mean_logp(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The mean of log π(a|s) over the legal a, [n]: that of each entry, added up."""
-        return torch.stack([_ENTRY.even(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
+        return torch.stack([_ENTRY.mean_logp(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
 
     def _entries(self, out: Outputs, legal: Tensor | None) -> list[tuple[Outputs, Tensor | None]]:
         logits = torch.split(out["logits"], list(self.choices), -1)

@@ -69,7 +69,7 @@ def loss(
     out, action = net(tensors(batch.observation)), tensor(batch.action)
     cost = -policy.logp(out, action, legal)
     if config.label_smoothing and not isinstance(policy, Gaussian):
-        cost = (1 - config.label_smoothing) * cost - config.label_smoothing * policy.even(out, legal)
+        cost = (1 - config.label_smoothing) * cost - config.label_smoothing * policy.mean_logp(out, legal)
     total = weighted_mean(cost, batch)
     with torch.no_grad():
         metrics = {"loss": total.detach(), "entropy": policy.entropy(out, legal).mean()}
@@ -102,5 +102,5 @@ class Bc:
         return Update(learner, None, {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """Nobody plays while it learns."""
+        """No actor plays while it learns."""
         return 0.0

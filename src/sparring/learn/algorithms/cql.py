@@ -1,6 +1,6 @@
-"""CQL(H) (Kumar et al. 2020): values of actions that nobody took are pushed down, so that the policy stays where the
-records can vouch for it. On double, dueling DQN where actions are choices, on two critics and a Gaussian policy, as in
-SAC, where they are a box. Page: docs/algorithms/cql.md
+"""CQL(H) (Kumar et al. 2020): values of actions that are not in the records are pushed down, so that the policy stays
+near what players did. On double, dueling DQN where actions are choices, on two critics and a Gaussian policy, as in SAC,
+where they are a box. Page: docs/algorithms/cql.md
 """
 
 import math
@@ -165,7 +165,7 @@ class Cql:
         return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """Nobody plays while it learns."""
+        """No actor plays while it learns."""
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a topology must know of an algorithm's settings to feed it, and the seat that it learns to play."""
+"""What an algorithm is fed from replay, the seat that it learns to play, and the network that its settings ask for."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from sparring.replay.batch import Batch
 from sparring.replay.sequences import Window
 from sparring.replay.table import Table
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation, Conv, Gru, Head, Lstm, Memory, NetworkSpec
+from sparring.wire.network import Conv, Gru, Head, Lstm, Memory, NetworkSpec
 
 
 class TrajectoryFeed(Protocol):
@@ -37,7 +37,7 @@ class TrajectoryFeed(Protocol):
 class Draw:
     """What one update is fed from a replay table."""
 
-    steps: int  # that it learns from, as the ratio gate counts them
+    steps: int  # that it learns from, as the rate limiter counts them
     count: int  # of transitions or sequences
     sample: Callable[[Table, Generator], tuple[Batch, Array]]  # a batch, and its rows for `Table.learned`
 
@@ -51,19 +51,6 @@ def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
         return Draw(count * window.length, count, lambda table, rng: table.sample_windows(count, rng, window))
     steps, spans, discount = settings.batch_steps, settings.n_steps, settings.discount
     return Draw(steps, steps, lambda table, rng: table.sample(steps, rng, n_steps=spans, discount=discount))
-
-
-class NetworkSettings(Protocol):
-    """What the settings of any algorithm say of its network."""
-
-    @property
-    def network(self) -> str: ...  # "module:name" of the user's own; "": the default, by what follows
-    @property
-    def hidden_units(self) -> tuple[int, ...]: ...
-    @property
-    def activation(self) -> Activation: ...
-    @property
-    def image_layers(self) -> tuple[str, ...]: ...
 
 
 ANY_ACTION = ("discrete", "multi-discrete", "box")  # what a policy with a probability can choose
@@ -81,31 +68,29 @@ def one_seat(game: GameSpec, algorithm: str, kinds: tuple[str, ...] = ("discrete
     first = game.seats[0]
     if first.action.kind not in kinds:
         others = WHO_TAKES.get(first.action.kind, "another algorithm")
-        raise ConfigError(
-            f"its actions are {first.action.kind}, and {algorithm} chooses among {' or '.join(kinds)} ones",
-            where=f"game {game.id}",
-            do=f"Use {others} (docs/algorithms), or train a game with {' or '.join(kinds)} actions",
-        )
+        wrong = f"its actions are {first.action.kind}, and {algorithm} chooses among {' or '.join(kinds)} ones"
+        do = f"Use {others} (docs/algorithms), or train a game with {' or '.join(kinds)} actions"
+        raise ConfigError(wrong, where=f"game {game.id}", do=do)
     for seat in game.seats[1:]:
         if (seat.observation, seat.action) != (first.observation, first.action):
-            raise ConfigError(
-                f"seats {first.name!r} and {seat.name!r} see or do different things, and one network plays all seats",
-                where=f"game {game.id}",
-                do="Give the seats the same spaces",
+            wrong = (
+                f"seats {first.name!r} and {seat.name!r} see or do different things, and one network plays all seats"
             )
+            raise ConfigError(wrong, where=f"game {game.id}", do="Give the seats the same spaces")
     return first
 
 
 def network_for(
     game: GameSpec,
     seat: SeatSpec,
-    settings: NetworkSettings,
+    settings: Any,
     heads: tuple[Head, ...],
     *,
     separate_value: bool = False,
     memory: str = "",
 ) -> NetworkSpec:
-    """The network that the settings ask for: the user's own where they name one, with the heads that are needed."""
+    """The network with these heads that an algorithm's settings ask for: the user's own where `network` names one, else
+    the default with their `hidden_units`, `activation` and `image_layers`."""
     if settings.network:
         return own_network(settings.network, seat, heads, memory=bool(memory), frame_stack=game.frame_stack)
     spec = default_network(

@@ -123,5 +123,5 @@ class Iql:
         return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """Nobody plays while it learns."""
+        """No actor plays while it learns."""
         return 0.0

@@ -94,9 +94,7 @@ def sequences(batch: Batch, burn_in: int) -> Sequences:
     if batch.legal is not None and batch.next_legal is not None:
         legal = tensor(_followed(batch.legal, batch.next_legal, behind)[burn_in:]).bool()
     return Sequences(
-        tensors(
-            {name: _followed(batch.observation[name], then, behind) for name, then in batch.next_observation.items()}
-        ),
+        tensors({name: _followed(batch.observation[name], x, behind) for name, x in batch.next_observation.items()}),
         tensor(starts),
         legal,
         tensor(lengths.astype(np.int64)),
@@ -105,7 +103,7 @@ def sequences(batch: Batch, burn_in: int) -> Sequences:
 
 
 def _followed(column: Array, then: Array, behind: Array) -> Array:
-    """`column` [time, n, …] with one place more, and `then` [n, …] wherever the sequence is over."""
+    """`column` [time, n, …] with one place more, and `then` [n, …] where the sequence is over."""
     longer = np.concatenate([column, then[None]])
     padded = behind.reshape(*behind.shape, *(1,) * (then.ndim - 1))
     return np.where(padded, then[None], longer)

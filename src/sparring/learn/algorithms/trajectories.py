@@ -1,4 +1,4 @@
-"""Trajectories on their way into a loss: what the algorithms that are fed with them have in common.
+"""Trajectories as rows for a loss: padding left out, network outputs, bootstrap values, minibatches of streams.
 
 A batch is [time, streams] with padding at the end of streams that moved seldom. A loss sees true steps alone, as flat
 rows [steps, …] in the order of time, so padding can have no gradient.
@@ -44,8 +44,8 @@ def grid(batch: Batch, rows: Tensor) -> Array:
 def outputs(net: Network, batch: Batch) -> Outputs:
     """The network's heads at each true step, [steps, …].
 
-    With a memory each stream is gone through from the state with which its first step was decided, and an
-    episode that begins on the way begins with an empty one.
+    With a memory each stream is unrolled from the state with which its first step was decided; an episode that begins
+    within it begins with an empty memory.
     """
     if net.spec.memory is None:
         heads: Outputs = net({name: true_steps(batch, leaf) for name, leaf in batch.observation.items()})
