@@ -103,7 +103,7 @@ def test_probabilities_entropy_and_means_are_those_of_all_combinations():
     whole = torch.cat(every)
     torch.testing.assert_close(whole.exp().sum(), torch.tensor(1.0))
     torch.testing.assert_close(chosen.entropy(out, legal)[0], -(whole.exp() * whole).sum())
-    torch.testing.assert_close(chosen.even(out, legal)[0], whole.mean())
+    torch.testing.assert_close(chosen.mean_logp(out, legal)[0], whole.mean())
     assert chosen.logp(out, torch.tensor([[0, 1]]), legal)[0] < -1e8
 
 

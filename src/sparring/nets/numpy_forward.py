@@ -16,20 +16,7 @@ from sparring.games.protocol import Columns
 from sparring.nets import shapes
 from sparring.nets.shapes import STATE, Shape, after
 from sparring.wire.chunk import Array
-from sparring.wire.network import (
-    Activation,
-    Conv,
-    Dense,
-    Entities,
-    Gru,
-    Head,
-    Input,
-    Layer,
-    Memory,
-    NetworkSpec,
-    Pool,
-    Residual,
-)
+from sparring.wire.network import Activation, Conv, Dense, Entities, Gru, Input, Layer, NetworkSpec, Pool, Residual
 
 ABSENT = np.float32(-1e9)  # the attention score of an entity that is not there
 _BLOCK_ROWS = 32  # of images: keeps the gathered windows near the cache
@@ -120,14 +107,16 @@ class _Branch:
         if not mine and spec.memory is None:
             return cls([], None, slice(0), None, [])
         steps = _steps(spec.trunk, place, weights, (0,))
-        memory = None if spec.memory is None else memory_step(spec.memory, shapes.memory_of(place), weights)
+        memory = None if spec.memory is None else memory_step(spec, shapes.memory_of(place), weights)
         size = shapes.memory_width(spec.memory)
-        matrix, columns, first = None, [], 0
+        matrix, first = None, 0
+        columns: list[tuple[str, slice | int]] = []
         if mine:
             layers = [shapes.head_layer(head, weights) for head in mine]
             matrix = dense(np.concatenate([w for w, _ in layers]), np.concatenate([b for _, b in layers]), "none")
         for head in mine:
-            columns.append((head.name, _columns(head, first)))
+            is_number = head.name == "value" and head.units == 1
+            columns.append((head.name, first if is_number else slice(first, first + head.units)))
             first += head.units
         return cls(steps, memory, slice(index * size, (index + 1) * size), matrix, columns)
 
@@ -143,10 +132,6 @@ class _Branch:
             for name, columns in self.heads:
                 out[name] = y[:, columns]
         return after
-
-
-def _columns(head: Head, first: int) -> slice | int:
-    return first if head.name == "value" and head.units == 1 else slice(first, first + head.units)
 
 
 def _reader(leaf: Input) -> Step:
@@ -279,9 +264,11 @@ def residual(layer: Residual, place: str, weights: Mapping[str, Array], shape: S
     return step
 
 
-def memory_step(memory: Memory, place: str, weights: Mapping[str, Array]) -> MemoryStep:
+def memory_step(spec: NetworkSpec, place: str, weights: Mapping[str, Array]) -> MemoryStep:
     """One step of a memory as a single product of [features, h]; σ(x) = (1 + tanh(x / 2)) / 2 never overflows,
     and its halving is in the weights."""
+    memory = spec.memory
+    assert memory is not None
     u = memory.units
     input_matrix, input_bias = weights[f"{place}/input/weight"].T, weights[f"{place}/input/bias"]
     hidden_matrix, hidden_bias = weights[f"{place}/hidden/weight"].T, weights[f"{place}/hidden/bias"]

@@ -19,19 +19,7 @@ from sparring.games.protocol import Columns
 from sparring.nets import shapes
 from sparring.nets.shapes import STATE
 from sparring.wire.chunk import Array
-from sparring.wire.network import (
-    Activation,
-    Conv,
-    Dense,
-    Entities,
-    Gru,
-    Input,
-    Layer,
-    Memory,
-    NetworkSpec,
-    Pool,
-    Residual,
-)
+from sparring.wire.network import Activation, Conv, Dense, Entities, Gru, Input, Layer, NetworkSpec, Pool, Residual
 
 OPSET, IR = 15, 8  # the newest that engines' own runtimes take (docs/decisions/0050); ONNX Runtime takes it too
 ILLEGAL = -1e9  # below any logit, and still a finite float32
@@ -182,7 +170,7 @@ def _trunks(graph: Graph, spec: NetworkSpec, joined: str) -> dict[str, str]:
     states = graph.split(whole, [size] * len(seen)) if len(seen) > 1 else [whole]
     after = []
     for (place, x), state in zip(seen.items(), states, strict=True):
-        seen[place], last = _memory(graph, shapes.memory_of(place), spec.memory, x, state)
+        seen[place], last = _memory(graph, shapes.memory_of(place), spec, x, state)
         after.append(last)
     graph.add("Concat", after, STATE_OUT, axis=1)
     return seen
@@ -247,8 +235,10 @@ def _activate(graph: Graph, activation: Activation, x: str) -> str:
     return x if activation == "none" else graph.add(_ACTIVATIONS[activation], [x])
 
 
-def _memory(graph: Graph, place: str, memory: Memory, x: str, state: str) -> tuple[str, str]:
+def _memory(graph: Graph, place: str, spec: NetworkSpec, x: str, state: str) -> tuple[str, str]:
     """The memory's output, and its own part of the next state."""
+    memory = spec.memory
+    assert memory is not None
     u = memory.units
     if isinstance(memory, Gru):
         seen = graph.split(_gemm(graph, f"{place}/input", x), [u] * 3)

@@ -18,19 +18,7 @@ from sparring.nets.shapes import STATE
 from sparring.nets.torch_layers import apply_layer, apply_memory, encode_entities
 from sparring.nets.torch_state import take_rows, tensor, tensors
 from sparring.wire.chunk import Array
-from sparring.wire.network import (
-    Activation,
-    Conv,
-    Dense,
-    Entities,
-    Head,
-    Input,
-    Layer,
-    Lstm,
-    Memory,
-    NetworkSpec,
-    Weights,
-)
+from sparring.wire.network import Activation, Conv, Dense, Entities, Head, Input, Layer, Lstm, Memory, NetworkSpec
 
 _POLICY_HEADS = ("logits", "mean", "log_std")
 _ORDER_ONE = 10.0  # floats bounded by this are left as they are
@@ -100,12 +88,12 @@ class Network(nn.Module):
         """The memory of n episodes that begin: zeros [n, state_width]."""
         return next(self.parameters()).new_zeros((n, shapes.state_width(self.spec)))
 
-    def weights(self) -> Weights:
+    def weights(self) -> dict[str, Array]:
         """A copy of every parameter, float32."""
         arrays = {name: value.detach().cpu().numpy() for name, value in self.named_parameters()}
         return {name: np.array(value, np.float32, order="C") for name, value in arrays.items()}
 
-    def set_weights(self, weights: Weights) -> None:
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Take over `weights` (copied); ModelDamaged where they are not this network's."""
         shapes.fit(self.spec, weights)
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """CQL(H) (Kumar et al. 2020): values of actions that are not in the records are pushed down, so that the policy stays
-near what players did. On double, dueling DQN where actions are choices, on two critics and a Gaussian policy, as in SAC,
-where they are a box. Page: docs/algorithms/cql.md
+near what players did. On double, dueling DQN where actions are choices, on two critics and a Gaussian policy, as in
+SAC, where they are a box. Page: docs/algorithms/cql.md
 """
 
 import math
