@@ -117,6 +117,7 @@ class TrainConfig:
     opponent_share: float = 0.3  # of games played against a past self
     script_share: float = 0.3  # of games played against the game's own scripts, where it has any beside random
     torch_threads: int = 0  # 0 leaves it to torch
+    delta_conv: bool = True  # convolutions skip windows of an image that did not change; same results, faster
 
     def __post_init__(self) -> None:
         if self.actors < 1 or not self.reward_clip >= 0:

@@ -1,7 +1,7 @@
-"""Functions over arrays, compiled once per machine: what replay does per row is done here, not in Python.
+"""Functions over arrays that numba compiles once per machine: loops over rows of replay and windows of images.
 
-A compiled function keeps the interpreter's lock unless it is `released`, as NumPy does for small arrays: most take some
-10 µs, and a change of thread several times that (docs/decisions/0170-a-sample-keeps-the-interpreter.md).
+A compiled function holds the interpreter lock (GIL) unless it is `released`, as NumPy does for small arrays: most take
+some 10 µs, and a change of thread several times that (docs/decisions/0170-a-sample-keeps-the-interpreter.md).
 """
 
 import importlib
@@ -14,12 +14,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """`function` as machine code, kept beside its file for the next process; ConfigError without numba."""
+    """`function` as machine code, cached beside its file for the next process; ConfigError without numba."""
     return _compiled(function, released=False)
 
 
 def released(function: Function) -> Function:
-    """As `compiled`, and other threads go on while it runs: for what takes long."""
+    """As `compiled`, without the interpreter lock: other threads run meanwhile. For functions that take long."""
     return _compiled(function, released=True)
 
 
@@ -27,10 +27,7 @@ def _compiled(function: Function, *, released: bool) -> Function:
     try:
         numba = importlib.import_module("numba")  # has no types; said once, here
     except ModuleNotFoundError:
-        raise ConfigError(
-            "replay is compiled, and numba is not installed",
-            where="[replay]",
-            do="Install `sparring[train]`",
-        ) from None
+        wrong = "replay is compiled, and numba is not installed"
+        raise ConfigError(wrong, where="[replay]", do="Install `sparring[train]`") from None
     made: Function = numba.njit(cache=True, nogil=released, error_model="numpy")(function)
     return made

@@ -8,22 +8,22 @@ from typing import Any
 from sparring.errors import ConfigError, Missing
 
 
-def look_beside() -> None:
-    """Modules are found in the current folder from now on: an installed command does not look there by itself."""
+def import_from_current_folder() -> None:
+    """Let imports find modules in the current folder, where an installed command does not look by itself."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
 
 
-def found_code(name: str, what: str) -> Any:
-    """What stands at `name`; ConfigError where that is no such name, Missing where nothing is there.
+def load_code(name: str, what: str) -> Any:
+    """The object at `module:name`; ConfigError where `name` has another form, Missing where nothing is there.
 
-    `what` it should be ("network", "policy") begins the sentence. The current folder is looked in, too.
+    `what` it should be ("network", "policy") begins the error's sentence. The current folder is searched, too.
     """
     where = f"{what} {name!r}"
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError("it is no module:name", where=where, do="Write the module, a colon, and the name in it")
-    look_beside()
+    import_from_current_folder()
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -21,10 +21,10 @@ from sparring.wire.ids import asked_for, is_episode, new_episode, opened_at_ms
 from sparring.wire.network import Dense, Gru, Head, Input, Lstm, NetworkSpec
 
 
-def drawn_networks():
+def random_networks():
     """The learners' own generator of networks: every kind that a spec can say."""
-    path = Path(__file__).parents[1] / "learn" / "drawn_networks.py"
-    spec = importlib.util.spec_from_file_location("drawn_networks", path)
+    path = Path(__file__).parents[1] / "random_networks.py"
+    spec = importlib.util.spec_from_file_location("random_networks", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -59,7 +59,7 @@ def in_a_row(forward, rows):
 
 
 def test_every_kind_of_network_gives_what_numpy_gives():
-    drawn, rng = drawn_networks(), np.random.default_rng(7)
+    drawn, rng = random_networks(), np.random.default_rng(7)
     cases, expected = [], []
     for _ in range(160):
         spec = drawn.draw_network(rng)
@@ -68,7 +68,7 @@ def test_every_kind_of_network_gives_what_numpy_gives():
         listed = [{name: column[i].ravel().tolist() for name, column in rows.items()} for i in range(3)]
         packed = base64.b64encode(save(weights)).decode()
         cases.append({"spec": msgspec.to_builtins(spec), "weights": packed, "rows": listed})
-        expected.append([drawn.as_told(spec, out) for out in in_a_row(NumpyForward(spec, weights), rows)])
+        expected.append([drawn.in_game_units(spec, out) for out in in_a_row(NumpyForward(spec, weights), rows)])
     answers = run_script("networks.mjs", cases)
     for answer, steps in zip(answers, expected, strict=True):
         for mine, out in zip(answer, steps, strict=True):

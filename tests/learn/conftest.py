@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from sparring.config import load
-from sparring.nets.row_threads import grant
+from sparring.nets.row_threads import set_thread_count
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    grant(1)
+    set_thread_count(1)
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ def test_dqn_never_chooses_an_illegal_action_for_its_target(config):
 def test_our_adam_takes_the_steps_of_torchs():
     import torch
 
-    from sparring.learn.optim.adam import Adam
+    from sparring.learn.optim import Adam
 
     torch.manual_seed(0)
     start = [torch.randn(3, 4), torch.randn(5)]

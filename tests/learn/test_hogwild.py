@@ -112,7 +112,7 @@ def test_what_is_wrong_with_a_game_is_said_as_it_was_to_the_worker(config):
 def test_a_gradient_that_is_no_number_changes_nothing():
     import torch
 
-    from sparring.learn.optim.rmsprop import Rmsprop
+    from sparring.learn.optim import Rmsprop
 
     parameter = torch.nn.Parameter(torch.ones(3))
     optimiser = Rmsprop([parameter], 0.1, 0.9, 1e-5)
@@ -125,7 +125,7 @@ def test_a_gradient_that_is_no_number_changes_nothing():
 def test_rmsprop_takes_the_steps_of_its_equation():
     import torch
 
-    from sparring.learn.optim.rmsprop import Rmsprop
+    from sparring.learn.optim import Rmsprop
 
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     optimiser = Rmsprop([parameter], 0.1, 0.9, 1e-5)

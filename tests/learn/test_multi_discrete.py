@@ -88,7 +88,7 @@ def test_numpy_and_torch_give_an_action_the_same_probability():
     assert choice.action.dtype == np.int16
     chosen = distribution(SQUARE)
     out, action, mask = {"logits": torch.from_numpy(logits)}, torch.from_numpy(choice.action), torch.from_numpy(legal)
-    logp, entropy = chosen.judge(out, action, mask)
+    logp, entropy = chosen.evaluate(out, action, mask)
     np.testing.assert_allclose(logp.numpy(), choice.logp, rtol=1e-5)
     torch.testing.assert_close(chosen.entropy(out, mask), entropy)
     best = policies.choose(SQUARE, logits, legal, rng)
@@ -103,7 +103,7 @@ def test_probabilities_entropy_and_means_are_those_of_all_combinations():
     whole = torch.cat(every)
     torch.testing.assert_close(whole.exp().sum(), torch.tensor(1.0))
     torch.testing.assert_close(chosen.entropy(out, legal)[0], -(whole.exp() * whole).sum())
-    torch.testing.assert_close(chosen.even(out, legal)[0], whole.mean())
+    torch.testing.assert_close(chosen.mean_logp(out, legal)[0], whole.mean())
     assert chosen.logp(out, torch.tensor([[0, 1]]), legal)[0] < -1e8
 
 

@@ -215,11 +215,11 @@ SENTENCES = [
     ),
     (
         TrainRequest("cartpole", "bc", "store", settings=("label_smoothing=1.0",)),
-        "[bc]: batch_steps = 256, label_smoothing",
+        "[bc]: label_smoothing = 1.0",
     ),
     (
         TrainRequest("cartpole", "cql", "store", settings=("conservatism=-1.0",)),
-        "[cql]: n_steps = 5, batch_steps = 256",
+        "[cql]: conservatism = -1.0",
     ),
     (TrainRequest("cartpole", "iql", "store", settings=("expectile=1.0",)), "[iql]: expectile = 1.0"),
     (TrainRequest("cartpole", "iql", "store", settings=("n_steps=0",)), "[iql]: n_steps = 0"),

@@ -11,8 +11,7 @@ from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.algorithms.dqn import outcomes, td_errors
-from sparring.learn.algorithms.quantiles import quantiles_of
+from sparring.learn.algorithms.dqn import outcomes, quantiles_of, td_errors
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.topologies import build

@@ -179,8 +179,8 @@ def test_what_cannot_be_is_refused():
         settings_of(ALGORITHM, {"memory": ""})
     with pytest.raises(ConfigError, match="priority_mix = 2"):
         settings_of(ALGORITHM, {"priority_mix": 2.0})
-    forgetful = settings_of(ALGORITHM, {"network": "made_networks:deep", "dueling": False})
-    with pytest.raises(ConfigError, match="network 'made_networks:deep': it has no memory"):
+    forgetful = settings_of(ALGORITHM, {"network": "user_networks:deep", "dueling": False})
+    with pytest.raises(ConfigError, match="network 'user_networks:deep': it has no memory"):
         ALGORITHM.begin(spec_of("cartpole"), forgetful, 0)
 
 

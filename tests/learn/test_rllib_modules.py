@@ -11,7 +11,7 @@ from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
 from sparring.learn.algorithms import settings_of
 from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.onnx_export import to_onnx
+from sparring.nets.onnx_graph import to_onnx
 from sparring.nets.policies import squashed
 from sparring.wire.ids import GameId
 

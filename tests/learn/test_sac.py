@@ -123,11 +123,11 @@ def test_errors_over_discrete_actions_are_those_of_a_slow_loop():
 def test_errors_over_a_box_take_one_drawn_action_of_the_policy():
     config = settings_of(ALGORITHM, {"hidden_units": [16], "temperature_first": 0.3})
     learner, batch = shaken(ALGORITHM.begin(REACH, config, 0)), reaches()
-    kept = learner.draw.get_state()
+    kept = learner.rng.get_state()
     errors = [one.detach() for one in td_errors(learner, batch)]
-    learner.draw.set_state(kept)
+    learner.rng.set_state(kept)
     then = {"observation/way": torch.from_numpy(batch.next_observation["observation/way"])}
-    action, logp = learner.says.draw(learner.policy(then), learner.draw)
+    action, logp = learner.distribution.draw(learner.policy(then), learner.rng)
     value = torch.minimum(*(value_of(one, then, action) for one in learner.critics.slow)) - 0.3 * logp
     goal = torch.from_numpy(batch.reward) + 0.99 * value * torch.from_numpy(batch.ending != TERMINATED)
     now = {"observation/way": torch.from_numpy(batch.observation["observation/way"])}
@@ -146,10 +146,10 @@ def test_critics_of_a_box_see_its_numbers_between_minus_one_and_one():
 def test_the_policys_gradient_goes_through_the_critics_and_not_into_them():
     learner, batch = shaken(ALGORITHM.begin(REACH, settings_of(ALGORITHM, {"hidden_units": [16]}), 0)), reaches()
     now = {"observation/way": torch.from_numpy(batch.observation["observation/way"])}
-    state = learner.draw.get_state()
+    state = learner.rng.get_state()
 
     def loss():
-        learner.draw.set_state(state)
+        learner.rng.set_state(state)
         return soft_costs(learner, learner.critics.online, now, None)[0].mean()
 
     bias = learner.policy.get_parameter("mean/bias")
@@ -185,7 +185,7 @@ def test_the_temperature_falls_while_there_is_more_entropy_than_asked_for_and_ri
 
 def test_the_target_entropy_counts_the_legal_actions_or_the_width_of_the_box():
     discrete = ALGORITHM.begin(spec_of("connect-four"), settings_of(ALGORITHM, {"image_layers": ["flat"]}), 0)
-    assert isinstance(discrete.says, Categorical)
+    assert isinstance(discrete.distribution, Categorical)
     assert target_entropy(discrete, None) == pytest.approx(0.5 * math.log(7))
     legal = torch.tensor([[True] * 2 + [False] * 5, [True] + [False] * 6])
     assert target_entropy(discrete, legal).tolist() == pytest.approx([0.5 * math.log(2), 0.0])

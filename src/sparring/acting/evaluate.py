@@ -18,16 +18,15 @@ from sparring.games.protocol import Columns, Game, View
 from sparring.games.scripts import script
 from sparring.games.spec import GameSpec, Leaf
 from sparring.nets import policies
+from sparring.nets.forward import Forward, forward_without_torch
 from sparring.nets.model_files import read_weights
-from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.onnx_forward import without_torch
 from sparring.nets.shapes import STATE
 from sparring.wire.chunk import Array
 from sparring.wire.model import Model
 
 MAX_GAMES = 64  # at once
 
-Player = Model | NumpyForward | str  # a string names a script of the game
+Player = Model | Forward | str  # a string names a script of the game
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class _Acts(Protocol):
 class _Network:
     """A network at its best, with what it remembers of each slot in each seat and the last frames that it saw."""
 
-    forward: NumpyForward
+    forward: Forward
     spec: GameSpec
     stacks: dict[int, FrameStacks] = field(default_factory=dict)  # by seat
     held: dict[int, Array] = field(default_factory=dict)  # seat → [n, numbers]
@@ -198,7 +197,7 @@ class _Table:
 def _acting(spec: GameSpec, game_id: str, player: Player) -> _Acts:
     if isinstance(player, str):
         return script(game_id, player)
-    if isinstance(player, NumpyForward):
+    if not isinstance(player, Model):
         return _Network(player, spec)
     if player.card.spec != spec.hash:
         raise ConfigError(
@@ -206,7 +205,7 @@ def _acting(spec: GameSpec, game_id: str, player: Player) -> _Acts:
             where=f"model {player.id[:12]}",
             do=f"Choose a model of {game_id}",
         )
-    return _Network(without_torch(player.card.network, read_weights(player)), spec)
+    return _Network(forward_without_torch(player.card.network, read_weights(player)), spec)
 
 
 def _drawn(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.games.scripts import Script
+from sparring.nets.forward import Forward
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
@@ -31,7 +32,7 @@ class Opponents:
         self.scripts = tuple(scripts)
         self._script_share = script_share if self.scripts else 0.0
         self._weights: list[Weights] = []
-        self.forwards: list[NumpyForward] = []
+        self.forwards: list[Forward] = []
 
     @property
     def any(self) -> bool:

@@ -10,7 +10,7 @@ from sparring.games import cartpole, connect_four, duel
 from sparring.games.game_state import did_you_mean
 from sparring.games.protocol import Game
 from sparring.games.spec import GameSpec, checked, read
-from sparring.user_code import look_beside
+from sparring.user_code import import_from_current_folder
 from sparring.wire.ids import GameId
 
 _BUILT_IN: dict[str, tuple[GameSpec, Callable[[int], Game]]] = {
@@ -105,7 +105,7 @@ def _entry(entry: str, folder: Path) -> GameSpec:
 
 def _from_function(game_id: str, module: str, function: str, n: int) -> Game:
     """What `function(n)` of `module` gives; its spec is checked, since a person wrote it."""
-    look_beside()
+    import_from_current_folder()
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -19,7 +19,7 @@ from sparring.games import gym_spaces
 from sparring.games.game_state import OneSeatGame, not_installed
 from sparring.games.protocol import RUNNING, Actions, Columns, Game, View
 from sparring.games.spec import GameSpec, SeatSpec, checked
-from sparring.user_code import look_beside
+from sparring.user_code import import_from_current_folder
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -182,7 +182,7 @@ def _envs(library: Any, env_id: str, n: int) -> tuple[list[Any], int | None]:
 
         library.register_envs(ale_py)
     if ":" in env_id:  # module:id of the user's own, which registers itself when it is imported
-        look_beside()
+        import_from_current_folder()
     try:
         with warnings.catch_warnings():  # what a library thinks of its parts, which Box2D's import dies of as errors
             warnings.simplefilter("ignore", DeprecationWarning)

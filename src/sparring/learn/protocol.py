@@ -1,4 +1,4 @@
-"""All the platform knows of an algorithm: what it begins with, what it is fed, what it answers."""
+"""The interfaces between the platform and an algorithm: Algorithm, Learner, Update; and that of a topology."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from sparring.wire.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The explicit result of one update; the caller goes on with `learner` and nothing else."""
+    """The result of one update; the caller continues with `learner`, which may be the one that it gave."""
 
     learner: "Learner"
     priorities: Array | None = None  # float32 [batch]; None says "replay is uniform"
@@ -45,8 +45,8 @@ class Algorithm(Protocol):
 
     name: str
     feeds: str  # "transitions" or "sequences" of a replay table, "records" of the store alone, fresh "trajectories"
-    policy: str  # where actions are discrete; `policy_for` says it for any
-    settings: type  # the frozen dataclass that `config` is one of; what feeds it is in learn/algorithms/feeds.py
+    policy: str  # where actions are discrete; `policy_for` gives it for any
+    settings: type  # the frozen dataclass of its settings, of which `config` is one
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         """A fresh learner for a seat of `game`; ConfigError where its spaces do not suit the algorithm."""
@@ -68,7 +68,7 @@ def policy_for(algorithm: Algorithm, action: Leaf) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What one turn came to. No update: the table is still filling."""
+    """The result of one iteration of a topology. No update: the replay table is still filling."""
 
     update: Update | None
     batch: Batch | None
@@ -85,14 +85,14 @@ class Sources:
 
 
 class Topology(Protocol):
-    """A topology at work."""
+    """Actors, replay and learner, wired together and running."""
 
     @property
     def learner(self) -> Learner: ...
     @property
-    def env_steps(self) -> int: ...  # ticks of all games together; 0 where nobody plays
+    def env_steps(self) -> int: ...  # ticks of all games together; 0 where no actor plays
     @property
-    def position(self) -> int: ...  # how far the run is, in the steps that its plan counts
+    def position(self) -> int: ...  # progress, in the steps that the run's plan counts
     @property
     def episodes(self) -> int: ...
 
@@ -105,7 +105,7 @@ class Topology(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop whatever was started; nothing is asked of it afterwards."""
+        """Stop all processes and threads that it started; it is not used afterwards."""
         ...
 
     def save(self) -> Tree:

@@ -25,7 +25,7 @@ from torch.distributed import is_nccl_available
 
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.spec import GameSpec
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
 from sparring.learn.protocol import Algorithm, Batch, Learner, Update
 
 DEADLINE_S = 30.0  # that the slowest may play longer than the fastest, and that a frozen one is waited for

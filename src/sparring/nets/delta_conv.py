@@ -1,18 +1,21 @@
-"""Convolutions of pictures in which little moves: a window that shows what it always shows is passed once for all.
+"""Convolutions that skip the windows of an image that did not change.
 
-Most of a game's picture stands still: in Pong one window in ten of the first layer differs from what the same place
-shows in other pictures, and four in ten of the second. So the first layers pass a *table* instead of every picture:
+Most of a game's image stands still: in Pong one window in ten of the first layer differs from what other images show at
+the same place, and four in ten of the second. So the first layers run on a *table* of windows instead of whole images:
 
-    table   [rows, channels]: a row for each window of the reference, then one for each window that differs from it
-    place   [1 + n, high, wide]: the row of each window, of the reference and of every picture
+    table    [rows, channels]: a row for each window of a reference image, then one for each window that differs from it
+    row_of   [1 + n, high, wide]: the table's row of each window, of the reference and of every image
 
-The reference is the pixelwise median of a few of the pictures. Any picture would do: it says only which windows are
-passed alone, never what they give. So results are those of ordinary convolutions but for the rounding of sums, and so
-are gradients: a row that many pictures share collects theirs. From where most windows differ pictures are passed whole
-(docs/decisions/0260-what-stands-still-is-passed-once.md).
+The reference is the pixelwise median of a few of the images. Any image would do: it decides which windows are computed
+alone, never their result. Results and gradients are those of ordinary convolutions up to the rounding of sums; a row
+that many images share adds up their gradients. From the layer on at which most windows differ, whole images are passed.
+An update of Pong takes half the time (docs/decisions/0260-what-stands-still-is-passed-once.md); `[train] delta_conv =
+false` switches it off.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -23,277 +26,184 @@ from torch.nn import functional
 
 from sparring.jit import released
 from sparring.nets.shapes import after
-from sparring.nets.torch_layers import Pair, followed
+from sparring.nets.torch_layers import activate_in_place
 from sparring.wire.chunk import Array
 from sparring.wire.network import Conv, Input, Layer
 
-MOST_MOVED = 0.5  # of the windows: where more differ from the reference, ordinary convolutions are as fast
-LEAST_PICTURES = 8  # the reference has to be passed, too
+MAX_CHANGED = 0.5  # of the windows: where more differ from the reference, ordinary convolutions are as fast
+MIN_IMAGES = 8  # the reference has to be computed, too
+
+_enabled = True  # in this process
+
+
+def enable(on: bool) -> None:
+    """Whether networks of this process use it: `[train] delta_conv`."""
+    global _enabled
+    _enabled = on
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Which row of a layer's table each window has."""
+    """The table's row of each window of one layer, [1 + n, high, wide]: the reference comes first."""
 
-    place: Array  # int32 [1 + n, high, wide]
-    rows: int  # of the table
+    row_of: Array  # int32
+    own: Array  # bool: the window has a row of its own, and does not share the reference's
 
     @property
-    def few(self) -> bool:
-        """Whether it pays to pass the table."""
-        still = self.place[0].size
-        return bool(self.rows - still <= MOST_MOVED * (self.place.size - still))
+    def worth_it(self) -> bool:
+        """Whether so few windows differ that the table is faster than whole images."""
+        return bool(self.own[1:].sum() <= MAX_CHANGED * self.own[1:].size)
 
 
-def first_layers(layers: tuple[Layer, ...], leaf: Input, seen: Tensor, pair: Pair) -> tuple[Tensor, int]:
-    """What the first layers make of pictures, [n, channels, high, wide], and how many they are; none: 0.
+def first_layers(
+    layers: tuple[Layer, ...], leaf: Input, images: Tensor, params: Callable[[str], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, int]:
+    """Outputs [n, channels, high, wide] of the first layers, and how many layers those are: 0, and `images`, where it
+    does not pay.
 
-    `seen` are bytes [n, channels, height, width] as the game shows them.
+    `images` are bytes [n, channels, height, width] as the game shows them; `params` gives a layer's weight and bias.
     """
-    n, *shape = seen.shape
     first = layers[0] if layers else None
-    if n < LEAST_PICTURES or not _plain(first):
-        return seen, 0
-    x = woven(seen).permute(0, 2, 3, 1).numpy()
-    still = reference(x)
-    windows = moved(x, still, first.kernel, first.stride)
-    if windows is None:
-        return seen, 0
-    size = after(first, tuple(shape))
-    weight, bias = pair("image/0")
-    columns = _columns(x, still, windows, first, leaf)
-    table = followed(first.activation, functional.linear(columns, _matrix(weight), bias))
+    if not _enabled or len(images) < MIN_IMAGES or not _unpadded(first):
+        return images, 0
+    size = after(first, tuple(images.shape[1:]))
+    x = channels_last(images).permute(0, 2, 3, 1).numpy()
+    x = np.concatenate([reference(x)[None], x])
+    windows = changed_windows(x, first, size[1:])
+    if not windows.worth_it:
+        return images, 0
+    columns = torch.from_numpy(_views(x, first, size[1:])[windows.own]).flatten(1).float()
+    table = _conv(first, params("image/0"), columns.sub_(leaf.shift).mul_(leaf.scale))
     done = 1
     for layer in layers[1:]:
-        if not _plain(layer):
+        if not _unpadded(layer):
             break
-        size = after(layer, size)
-        following = seen_by(windows, layer.kernel, layer.stride, size[1:])
-        if not following.few:
+        next_size = after(layer, size)
+        following = windows_over(windows.own, layer.kernel, layer.stride, next_size[1:])
+        if not following.worth_it:
             break
-        weight, bias = pair(f"image/{done}")
-        columns = _Gathered.apply(table, windows, following, layer.kernel, layer.stride)
-        table = followed(layer.activation, functional.linear(columns, _matrix(weight), bias))
-        windows, done = following, done + 1
-    whole: Tensor = _Spread.apply(table, windows.place)
-    return whole, done
+        rows = _views(windows.row_of[..., None], layer, next_size[1:])[following.own]
+        table = _conv(layer, params(f"image/{done}"), _TableRows.apply(table, rows.reshape(-1)).reshape(len(rows), -1))
+        windows, size, done = following, next_size, done + 1
+    out: Tensor = _TableRows.apply(table, windows.row_of[1:].reshape(-1))
+    return out.reshape(len(images), *size[1:], size[0]).permute(0, 3, 1, 2), done
 
 
-def woven(pictures: Tensor) -> Tensor:
+def channels_last(images: Tensor) -> Tensor:
     """The same bytes [n, channels, height, width] with their channels last in memory; five times as fast as torch."""
-    if pictures.is_contiguous(memory_format=torch.channels_last) or not (pictures.is_contiguous() and pictures.is_cpu):
-        return pictures.contiguous(memory_format=torch.channels_last)
-    n, channels, height, width = pictures.shape
-    made = torch.empty(n, height, width, channels, dtype=torch.uint8)
-    _weave(pictures.flatten(2).numpy(), made.flatten(1, 2).numpy())
-    return made.permute(0, 3, 1, 2)
+    if images.is_contiguous(memory_format=torch.channels_last) or not (images.is_contiguous() and images.is_cpu):
+        return images.contiguous(memory_format=torch.channels_last)
+    n, channels, height, width = images.shape
+    out = torch.empty(n, height, width, channels, dtype=torch.uint8)
+    _transpose(images.flatten(2).numpy(), out.flatten(1, 2).numpy())
+    return out.permute(0, 3, 1, 2)
 
 
 def reference(x: Array) -> Array:
-    """The pixelwise median of five of the pictures, [height, width, channels]."""
+    """The pixelwise median of five of the images [n, height, width, channels]."""
     a, b, c, d, e = x[np.linspace(0, len(x) - 1, 5).astype(np.intp)]
     low, high = np.minimum, np.maximum
     inner, outer = high(low(a, b), low(c, d)), low(high(a, b), high(c, d))  # neither least nor most of the four
-    middle: Array = high(low(inner, outer), low(high(inner, outer), e))
-    return middle
+    median: Array = high(low(inner, outer), low(high(inner, outer), e))
+    return median
 
 
-def moved(x: Array, still: Array, kernel: int, stride: int) -> Windows | None:
-    """The first layer's windows of pictures [n, height, width, channels]; None where too many differ."""
-    n, height, width, channels = x.shape
-    high, wide = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    word = np.dtype(f"u{np.gcd(stride * channels, 8)}")  # several bytes are compared at once
-    if width * channels % word.itemsize:
-        word = np.dtype("u1")
-    place = np.empty((1 + n, high, wide), np.int32)
-    words, same = (a.reshape(*a.shape[:-2], width * channels).view(word) for a in (x, still))
-    per_block = stride * channels // word.itemsize
-    rows = _compare(
-        words, same, (kernel - 1) // stride + 1, stride, per_block, place, int(MOST_MOVED * n * high * wide)
-    )
-    return None if rows < 0 else Windows(place, rows)
+def changed_windows(x: Array, layer: Conv, size: tuple[int, ...]) -> Windows:
+    """The first layer's windows of bytes [1 + n, height, width, channels], of which the first image is the reference.
+
+    Images are compared in blocks of stride x stride pixels; a window sees `reach` blocks in each direction.
+    """
+    reach = (layer.kernel - 1) // layer.stride + 1
+    blocks = np.zeros((len(x), size[0] + reach - 1, size[1] + reach - 1), np.bool_)
+    _compare(x.reshape(*x.shape[:2], -1), layer.stride, layer.stride * x.shape[3], blocks)
+    return windows_over(blocks, reach, 1, size)
 
 
-def seen_by(before: Windows, kernel: int, stride: int, size: tuple[int, ...]) -> Windows:
-    """The windows of the next layer: one differs from the reference's where any that it sees does."""
-    place = np.empty((len(before.place), *size), np.int32)
-    return Windows(place, _see(before.place, kernel, stride, place))
+def windows_over(changed: Array, kernel: int, stride: int, size: tuple[int, ...]) -> Windows:
+    """The windows over what changed, [1 + n, high, wide]: a window differs where anything that it sees does."""
+    own = np.zeros((len(changed), *size), np.bool_)
+    for i, j in product(range(kernel), repeat=2):
+        own |= changed[:, i : i + (size[0] - 1) * stride + 1 : stride, j : j + (size[1] - 1) * stride + 1 : stride]
+    own[0] = True
+    numbered = np.cumsum(own, dtype=np.int32).reshape(own.shape) - np.int32(1)
+    return Windows(np.where(own, numbered, numbered[0]), own)
 
 
-def _plain(layer: Layer | None) -> TypeGuard[Conv]:
-    """Whether a layer's windows depend on what they show alone: padding would make a place matter."""
+def _unpadded(layer: Layer | None) -> TypeGuard[Conv]:
+    """Whether windows of equal pixels have equal results: with padding their place would matter, too."""
     return isinstance(layer, Conv) and layer.padding == 0
 
 
-def _matrix(weight: Tensor) -> Tensor:
-    """[channels, a window's numbers]; no copy, as weights have their channels last."""
-    return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
+def _views(x: Array, layer: Conv, size: tuple[int, ...]) -> Array:
+    """Every window of x [n, height, width, channels], not copied: [n, high, wide, kernel, kernel x channels]."""
+    (n, _, _, channels), (image, line, pixel, _), kernel = x.shape, x.strides, layer.kernel
+    shape = (n, *size, kernel, kernel * channels)
+    steps = (image, line * layer.stride, pixel * layer.stride, line, pixel // channels)
+    return np.lib.stride_tricks.as_strided(x, shape, steps, writeable=False)
 
 
-def _columns(x: Array, still: Array, windows: Windows, layer: Conv, leaf: Input) -> Tensor:
-    """Each row's window as numbers, scaled as the leaf says."""
-    n, height, _, channels = x.shape
-    columns = torch.empty(windows.rows, layer.kernel, layer.kernel * channels)
-    lines, same = x.reshape(n, height, -1), still.reshape(height, -1)
-    steps, scale = (layer.stride, layer.stride * channels), np.array((leaf.shift, leaf.scale), np.float32)
-    _cut(lines, same, windows.place, steps, scale, columns.numpy())
-    return columns.flatten(1)
+def _conv(layer: Conv, params: tuple[Tensor, Tensor], columns: Tensor) -> Tensor:
+    """The layer's outputs [rows, channels] for windows as rows of numbers."""
+    weight, bias = params
+    matrix = weight.permute(0, 2, 3, 1).reshape(len(weight), -1)  # no copy, as weights have their channels last
+    return activate_in_place(layer.activation, functional.linear(columns, matrix, bias))
 
 
-class _Gathered(torch.autograd.Function):
-    """The windows of a layer as rows of numbers, from the table before it; gradients are added where they came from."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, before: Windows, windows: Windows, kernel: int, stride: int) -> Tensor:
-        ctx.made = before.place, windows.place, kernel, stride, table.shape
-        columns = torch.empty(windows.rows, kernel**2 * table.shape[1])
-        _windows(columns.numpy(), table.detach().numpy(), before.place, windows.place, kernel, stride, False)
-        return columns
+class _TableRows(torch.autograd.Function):
+    """table[rows], [len(rows), channels]; gradients are added where they came from, in the order of `rows`."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        before, place, kernel, stride, shape = ctx.made
-        table = torch.zeros(shape)
-        _windows(gradient.contiguous().numpy(), table.numpy(), before, place, kernel, stride, True)
-        return table, None, None, None, None
-
-
-class _Spread(torch.autograd.Function):
-    """Every picture's windows from the table, [n, channels, high, wide] with channels last in memory."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, place: Array) -> Tensor:
-        ctx.made = place, table.shape
-        whole = torch.empty(len(place) - 1, *place.shape[1:], table.shape[1])
-        _pictures(whole.numpy(), table.detach().numpy(), place, False)
-        return whole.permute(0, 3, 1, 2)
+    def forward(ctx: Any, table: Tensor, rows: Array) -> Tensor:
+        ctx.rows, ctx.shape = rows, table.shape
+        out = torch.empty(len(rows), table.shape[1])
+        _take(table.detach().numpy(), rows, out.numpy())
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        place, shape = ctx.made
-        table = torch.zeros(shape)
-        _pictures(gradient.permute(0, 2, 3, 1).contiguous().numpy(), table.numpy(), place, True)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        table = torch.zeros(ctx.shape)
+        _add(table.numpy(), ctx.rows, gradient.contiguous().numpy())
         return table, None
 
 
 @released
-def _weave(planes: Array, out: Array) -> None:
+def _transpose(planes: Array, out: Array) -> None:
     """Planes [n, channels, pixels] as [n, pixels, channels]."""
     n, channels, pixels = planes.shape
-    for picture in range(n):
+    for image in range(n):
         for channel in range(channels):
             for pixel in range(pixels):
-                out[picture, pixel, channel] = planes[picture, channel, pixel]
+                out[image, pixel, channel] = planes[image, channel, pixel]
 
 
 @released
-def _compare(x: Array, still: Array, reach: int, stride: int, per_block: int, place: Array, most: int) -> int:
-    """Fill `place`; the table's rows, or -1 where more than `most` windows differ.
+def _compare(x: Array, lines: int, length: int, changed: Array) -> None:
+    """Mark each block, `lines` high and `length` bytes long, in which an image [height, bytes] differs from the first.
 
-    Lines of words are compared block by block, a block being what a window moves by; a window sees `reach` of them
-    in each direction.
+    At most the last block of a line is shorter; pixels beyond all blocks are in no window.
     """
-    n, height, words = x.shape
-    high, wide = place.shape[1:]
-    rows = 0
-    blocks = np.ones((high + reach - 1, wide + reach - 1), np.bool_)  # all of the reference's windows have a row
-    for picture in range(n + 1):
-        for y in range(min(height, len(blocks) * stride) if picture else 0):
-            line, same, differs = x[picture - 1, y], still[y], blocks[y // stride]
-            if y % stride == 0:
-                differs[:] = False
-            for block in range(len(differs)):
-                other = line[0] ^ line[0]
-                for word in range(block * per_block, min((block + 1) * per_block, words)):
-                    other |= line[word] ^ same[word]
-                differs[block] |= other != 0
-        for y in range(high):
-            for along in range(wide):
-                differs_here = False
-                for i in range(reach):
-                    for j in range(reach):
-                        differs_here |= blocks[y + i, along + j]
-                place[picture, y, along] = rows if differs_here else y * wide + along
-                rows += differs_here
-        if rows - high * wide > most:
-            return -1
-    return rows
+    n, height, size = x.shape
+    _, high, wide = changed.shape
+    for image in range(1, n):
+        for y in range(min(height, high * lines)):
+            line, same, blocks = x[image, y], x[0, y], changed[image, y // lines]
+            for block in range(wide):
+                differs = np.uint8(0)
+                for i in range(block * length, min((block + 1) * length, size)):
+                    differs |= line[i] ^ same[i]
+                blocks[block] |= differs != 0
 
 
 @released
-def _cut(x: Array, still: Array, place: Array, steps: tuple[int, int], scale: Array, out: Array) -> None:
-    """Cut each row's window out of its picture: lines of bytes, which become numbers."""
-    pictures, high, wide = place.shape
-    down, along = steps
-    shift, factor = scale
-    kernel, length = out.shape[1:]
-    for picture in range(pictures):
-        lines = x[picture - 1] if picture else still
-        for y in range(high):
-            for i in range(wide):
-                row = place[picture, y, i]
-                if picture and row < high * wide:
-                    continue
-                for k in range(kernel):
-                    seen, numbers = lines[y * down + k, i * along : i * along + length], out[row, k]
-                    for j in range(length):
-                        numbers[j] = (np.float32(seen[j]) - shift) * factor
+def _take(table: Array, rows: Array, out: Array) -> None:
+    for i in range(len(rows)):
+        for channel in range(table.shape[1]):
+            out[i, channel] = table[rows[i], channel]
 
 
 @released
-def _see(before: Array, kernel: int, stride: int, place: Array) -> int:
-    """Fill `place` for the layer behind `before`; the table's rows."""
-    pictures, high, wide = place.shape
-    still = before.shape[1] * before.shape[2]
-    rows = 0
-    for picture in range(pictures):
-        for y in range(high):
-            for x in range(wide):
-                last = 0
-                for i in range(kernel):
-                    for j in range(kernel):
-                        last = max(last, before[picture, y * stride + i, x * stride + j])
-                own = picture == 0 or last >= still
-                place[picture, y, x] = rows if own else y * wide + x
-                rows += own
-    return rows
-
-
-@released
-def _copy(numbers: Array, row: Array, back: bool) -> None:
-    """A row into numbers; `back`: numbers are added to the row."""
-    if back:
-        for c in range(len(row)):
-            row[c] += numbers[c]
-    else:
-        for c in range(len(row)):
-            numbers[c] = row[c]
-
-
-@released
-def _windows(columns: Array, table: Array, before: Array, place: Array, kernel: int, stride: int, back: bool) -> None:
-    """Lay the rows of `table` that each window sees side by side in `columns`; `back`: add columns to those rows."""
-    pictures, high, wide = place.shape
-    channels = table.shape[1]
-    for picture in range(pictures):
-        for y in range(high):
-            for x in range(wide):
-                row = place[picture, y, x]
-                if picture and row < high * wide:
-                    continue
-                for i in range(kernel):
-                    for j in range(kernel):
-                        first, seen = (i * kernel + j) * channels, before[picture, y * stride + i, x * stride + j]
-                        _copy(columns[row, first : first + channels], table[seen], back)
-
-
-@released
-def _pictures(whole: Array, table: Array, place: Array, back: bool) -> None:
-    """Fill every picture from its rows of `table`; `back`: add every picture to its rows, one after the other."""
-    n, high, wide, _ = whole.shape
-    for picture in range(n):
-        for y in range(high):
-            for x in range(wide):
-                _copy(whole[picture, y, x], table[place[picture + 1, y, x]], back)
+def _add(table: Array, rows: Array, gradient: Array) -> None:
+    for i in range(len(rows)):
+        for channel in range(table.shape[1]):
+            table[rows[i], channel] += gradient[i, channel]

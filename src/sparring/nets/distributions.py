@@ -1,4 +1,4 @@
-"""What a policy's outputs say of actions, in torch: the same as nets/policies.py, with gradients.
+"""Probability distributions over actions in torch: the same as nets/policies.py, with gradients.
 
 Where actions are discrete: p = softmax of the legal logits. Where they are multi-discrete: the product of such a p for
 each entry. Where they are a box: u ~ N(mean, exp(log_std)²), and the action is u, or low + (high − low)(tanh u + 1)/2
@@ -33,8 +33,8 @@ class Distribution(Protocol):
         """[n]; of a squashed Gaussian that of the Gaussian before it is squashed."""
         ...
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Both of them at once, which costs less."""
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+        """log-probability and entropy at once, which costs less."""
         ...
 
 
@@ -54,16 +54,15 @@ class Categorical:
         logps = self.logps(out, legal)
         return -(logps.exp() * logps).sum(-1)
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         logps = self.logps(out, legal)
-        logp = logps.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-        return logp, -(logps.exp() * logps).sum(-1)
+        return logps.gather(-1, action.long().unsqueeze(-1)).squeeze(-1), -(logps.exp() * logps).sum(-1)
 
     def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The likeliest action of each row, [n]."""
         return self.logps(out, legal).argmax(-1)
 
-    def even(self, out: Outputs, legal: Tensor | None) -> Tensor:
+    def mean_logp(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The mean of log π(a|s) over the legal a, [n]."""
         logps = self.logps(out, legal)
         allowed = torch.ones_like(logps) if legal is None else legal.float()
@@ -71,22 +70,22 @@ class Categorical:
 
 
 @dataclass(frozen=True, slots=True)
-class Categoricals:
+class MultiCategorical:
     """Heads: "logits", the entries side by side. Actions are [n, *shape], each entry drawn for itself."""
 
     choices: tuple[int, ...]  # of each entry
     shape: tuple[int, ...]
 
     def logp(self, out: Outputs, action: Tensor, legal: Tensor | None) -> Tensor:
-        return self.judge(out, action, legal)[0]
+        return self.evaluate(out, action, legal)[0]
 
     def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
         return torch.stack([_ENTRY.entropy(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         chosen = action.flatten(-len(self.shape)).unbind(-1)
         entries = zip(self._entries(out, legal), chosen, strict=True)
-        each = [_ENTRY.judge(part, entry, mask) for (part, mask), entry in entries]
+        each = [_ENTRY.evaluate(part, entry, mask) for (part, mask), entry in entries]
         return torch.stack([logp for logp, _ in each]).sum(0), torch.stack([entropy for _, entropy in each]).sum(0)
 
     def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
@@ -94,9 +93,9 @@ class Categoricals:
         found = torch.stack([_ENTRY.best(part, mask) for part, mask in self._entries(out, legal)], -1)
         return found.reshape(*found.shape[:-1], *self.shape)
 
-    def even(self, out: Outputs, legal: Tensor | None) -> Tensor:
+    def mean_logp(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The mean of log π(a|s) over the legal a, [n]: that of each entry, added up."""
-        return torch.stack([_ENTRY.even(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
+        return torch.stack([_ENTRY.mean_logp(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
 
     def _entries(self, out: Outputs, legal: Tensor | None) -> list[tuple[Outputs, Tensor | None]]:
         logits = torch.split(out["logits"], list(self.choices), -1)
@@ -120,7 +119,7 @@ class Gaussian:
     def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
         return (out["log_std"].clamp(*LOG_STD) + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
-    def judge(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.logp(out, action, legal), self.entropy(out, legal)
 
     def draw(self, out: Outputs, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -153,8 +152,8 @@ class Gaussian:
         return each.sum(-1)
 
 
-def distribution(action: Leaf) -> Categorical | Categoricals | Gaussian:
+def distribution(action: Leaf) -> Categorical | MultiCategorical | Gaussian:
     """The one that suits a seat's actions."""
     if action.kind == "multi-discrete":
-        return Categoricals(action.choices, action.shape)
+        return MultiCategorical(action.choices, action.shape)
     return Categorical() if action.choices else Gaussian(bounds_of(action), action.shape)

@@ -1,4 +1,4 @@
-"""Weights and graph as a model's files, and back: strict, since a file may come from a stranger.
+"""Weights and graph as a model's files, and back: strict, since a file may come from anyone.
 
 A safetensors file is a u64 length, a JSON header and raw numbers. Reading checks the header against the
 network's own parameters before any number is touched: exactly these names, float32, these shapes, in
@@ -26,7 +26,7 @@ from sparring.wire.network import Head, Input, NetworkSpec, Weights
 MAX_HEADER_BYTES = 256 << 10
 MAX_TENSORS = 1_024
 TOLERANCE = 1e-5  # of the largest output, or of 1
-_ROWS, _STEPS = 16, 4  # on which a graph is compared with its weights
+_ROWS, _STEPS = 16, 4  # on which a graph is compared with NumPy
 _LENGTH = struct.Struct("<Q")
 
 
@@ -40,9 +40,9 @@ def make_model(  # the model's every part, each once
     game: GameSpec, network: NetworkSpec, weights: Weights, policy: str, lineage: Lineage, now_ms: int
 ) -> Model:
     """The network as a model of `game`; ModelDamaged where its ONNX graph and its weights do not agree,
-    or a number is not finite; ConfigError where no seat sees what the network takes. A box's bounds become its
-    mean's, so that whoever gets the model is told actions in the game's own units."""
-    from sparring.nets.onnx_export import to_onnx
+    or a number is not finite; ConfigError where no seat sees what the network takes. A box's bounds become those of
+    its mean, so that the model's graph gives actions in the game's own units."""
+    from sparring.nets.onnx_graph import to_onnx
 
     seat = next((seat for seat in game.seats if _suits(network, seat, game.frame_stack)), None)
     if seat is None:
@@ -101,32 +101,20 @@ def parse_weights(network: NetworkSpec, content: bytes) -> Weights:
 
 
 def check_agreement(network: NetworkSpec, weights: Weights, onnx: bytes) -> float:
-    """The largest difference between ONNX Runtime and the weights in 16 drawn rows, with a memory over several
-    steps in which each carries its own state; ModelDamaged above TOLERANCE."""
-    import onnxruntime
-
-    from sparring.nets.onnx_export import STATE_OUT
+    """The largest difference between ONNX Runtime and NumPy on 16 random rows, with a memory over several steps in
+    which each carries its own state; ModelDamaged above TOLERANCE."""
+    from sparring.nets.onnx_graph import OnnxForward
 
     rng = np.random.default_rng(0)
     forward = NumpyForward(network, weights)
     mine = theirs = forward.initial_state(_ROWS) if network.memory is not None else None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
     worst = 0.0
     try:
-        session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        runtime = OnnxForward(network, onnx)
         for _ in range(1 if mine is None else _STEPS):
-            rows = {leaf.name: _drawn(leaf, _ROWS, rng) for leaf in network.inputs}
-            raw = forward(rows, mine)
+            rows = {leaf.name: _random_rows(leaf, _ROWS, rng) for leaf in network.inputs}
+            raw, other = forward(rows, mine), runtime(rows, theirs)
             ours = raw | {head.name: squashed(raw[head.name], head.bounds) for head in network.heads}
-            given: dict[str, Array] = dict(rows)
-            if "logits" in ours:
-                given["legal"] = np.ones(ours["logits"].shape, np.uint8)
-            if theirs is not None:
-                given[STATE] = theirs
-            wanted = [STATE_OUT if name == STATE else name for name in ours]
-            other = dict(zip(ours, session.run(wanted, given), strict=True))
             differences = [_difference(ours[name], other[name], _size(raw[name])) for name in ours]
             worst = max(worst, *(math.inf if math.isnan(one) else one for one in differences))
             mine, theirs = ours.get(STATE), other.get(STATE)
@@ -157,16 +145,15 @@ def _suits(network: NetworkSpec, seat: SeatSpec, frame_stack: int) -> bool:
     seen = {leaf.name: (leaf.stacked(frame_stack), leaf.dtype) for leaf in seat.observation}
     units = {head.name: head.units for head in network.heads}
     wanted = {"logits": seat.action.masks} if seat.action.choices else {"mean": math.prod(seat.action.shape)}
-    return all(units.get(name, size) == size for name, size in wanted.items()) and all(
-        seen.get(leaf.name) == (leaf.shape, leaf.dtype) for leaf in network.inputs
-    )
+    suits_heads = all(units.get(name, size) == size for name, size in wanted.items())
+    return suits_heads and all(seen.get(leaf.name) == (leaf.shape, leaf.dtype) for leaf in network.inputs)
 
 
 def _bounded(head: Head, action: Leaf) -> Head:
     return replace(head, bounds=bounds_of(action)) if head.name == "mean" else head
 
 
-def _drawn(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
+def _random_rows(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
     shape = (rows, *leaf.shape)
     if leaf.one_hot:
         return rng.integers(0, min(leaf.one_hot, 127), shape).astype(leaf.dtype)

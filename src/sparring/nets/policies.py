@@ -1,7 +1,7 @@
 """How outputs become actions. NumPy alone: the client, the gateway and the actors choose by the same lines.
 
 A Policy is what an actor explores with; a card names the built-in one (BUILT_IN) that deploys what was learned, and
-never code. A user's own is found by nets/user_policy.py, which neither client nor gateway knows.
+never code. A user's own is loaded by nets/user_code.py, which neither client nor gateway imports.
 
 A "categorical" policy samples its logits or takes the largest, for each entry of a multi-discrete action on its own; a
 "greedy" one (values as logits) takes the largest, and explores by ε. A "gaussian" one draws u ~ N(mean, exp(log_std)²)
@@ -35,7 +35,7 @@ class Choice:
 class Policy(Protocol):
     """How an actor chooses. A user's own is a class that is made with the action leaf of the seat."""
 
-    deployed: str  # a name of BUILT_IN: how whoever gets the model chooses with the same outputs
+    deployed: str  # a name of BUILT_IN: how a deployed model chooses with the same outputs
 
     def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
         """One action [n, *shape] for each row of the network's outputs, legal where `legal` says which are, with
@@ -43,7 +43,7 @@ class Policy(Protocol):
         ...
 
 
-class Categorical:
+class CategoricalPolicy:
     """Samples softmax(logits), one softmax for each entry of the action."""
 
     deployed = "categorical"
@@ -56,7 +56,7 @@ class Categorical:
         return of_entries(self._action, out["logits"], legal, lambda logits, mask: sample(logits, mask, rng))
 
 
-class Greedy:
+class GreedyPolicy:
     """Takes the largest logit, and with probability ε any."""
 
     deployed = "greedy"
@@ -68,7 +68,7 @@ class Greedy:
         return best(out["logits"], legal, rng, epsilon)
 
 
-class Gaussian:
+class GaussianPolicy:
     """Draws from the squashed Gaussian of "mean" and "log_std"."""
 
     deployed = "gaussian"
@@ -84,9 +84,7 @@ class Gaussian:
 
 
 BUILT_IN: dict[str, Callable[[Leaf], Policy]] = {
-    "categorical": Categorical,
-    "greedy": Greedy,
-    "gaussian": Gaussian,
+    policy.deployed: policy for policy in (CategoricalPolicy, GreedyPolicy, GaussianPolicy)
 }
 
 

@@ -1,6 +1,6 @@
 """The parameters of a network and the sizes between its layers: where torch, NumPy and ONNX must agree.
 
-Reads a NetworkSpec and nothing else, so that whoever checks weights needs no framework.
+Reads a NetworkSpec and nothing else, so that checking weights needs no framework.
 """
 
 import math
@@ -12,7 +12,7 @@ from sparring.errors import ConfigError, ModelDamaged
 from sparring.wire.chunk import DTYPES, Array
 from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Layer, Memory, NetworkSpec, Pool, Residual
 
-MAX_LAYERS = 256  # of one stack; a spec may come from a stranger's card
+MAX_LAYERS = 256  # of one stack; a spec may come from any card
 MAX_PARAMETERS = 1 << 28  # numbers in all: 1 GiB
 MAX_BLOCKS = 16  # of one encoder
 STATE = "state"  # what a recurrent network takes and gives beside its leaves and heads, in each of its forms
@@ -64,6 +64,11 @@ def memory_width(memory: Memory | None) -> int:
 def state_width(spec: NetworkSpec) -> int:
     """How many numbers the whole state has: each trunk's memory in turn; 0 where there is none."""
     return memory_width(spec.memory) * len(trunks(spec))
+
+
+def initial_state(spec: NetworkSpec, n: int) -> Array:
+    """The memory of n episodes that begin: zeros [n, state_width]."""
+    return np.zeros((n, state_width(spec)), np.float32)
 
 
 def width(leaf: Input) -> int:
@@ -131,9 +136,8 @@ def fit(spec: NetworkSpec, weights: Mapping[str, Array], where: str = "weights")
     for name, shape in shapes.items():
         array = weights[name]
         if array.shape != shape or array.dtype != np.float32:
-            raise ModelDamaged(
-                f"{name} is {array.dtype} {array.shape}, not float32 {shape}", where=where, do="Use its own weights"
-            )
+            wrong = f"{name} is {array.dtype} {array.shape}, not float32 {shape}"
+            raise ModelDamaged(wrong, where=where, do="Use its own weights")
         if not np.isfinite(array).all():
             raise ModelDamaged(f"{name} holds NaN or infinity", where=where, do="Go back to an earlier model")
 
@@ -170,13 +174,8 @@ def _encoder(shapes: dict[str, Shape], place: str, encoder: Entities, leaf: Inpu
     units = encoder.units
     _dense(shapes, f"{place}/embed", units, features)
     for block in range(encoder.blocks):
-        for name, out, into in (
-            ("attend", 3 * units, units),
-            ("join", units, units),
-            ("first", units, units),
-            ("second", units, units),
-        ):
-            _dense(shapes, f"{place}/{block}/{name}", out, into)
+        for name in ("attend", "join", "first", "second"):
+            _dense(shapes, f"{place}/{block}/{name}", 3 * units if name == "attend" else units, units)
     return frames * units
 
 
@@ -214,9 +213,8 @@ def _check_numbers(spec: NetworkSpec) -> None:
         raise _wrong("the trunk holds a convolution or a pool, or a head has no unit", "Put both in `image`")
     for head in spec.heads:
         if head.bounds is not None and not _between(head):
-            raise _wrong(
-                f"head {head.name!r} between {head.bounds}", 'Bound only "mean", by two finite numbers, lower first'
-            )
+            do = 'Bound only "mean", by two finite numbers, lower first'
+            raise _wrong(f"head {head.name!r} between {head.bounds}", do)
     if spec.memory is not None and spec.memory.units < 1:
         raise _wrong(f"a memory of {spec.memory.units} units", "Give it at least one")
     _check_entities(spec)
@@ -247,10 +245,8 @@ def _check_entities(spec: NetworkSpec) -> None:
         if leaf is None or count is None or leaf.image or count.image or encoder.count in leaves:
             raise _wrong(f"an encoder of {encoder.leaf!r} and {encoder.count!r}", "Name two inputs that are no images")
         if len(leaf.shape) not in (2, 3) or math.prod(count.shape) != set_shape(leaf)[0]:
-            raise _wrong(
-                f"entities of shape {leaf.shape} with counts of {count.shape}",
-                "Use (most, features) and (), or one more axis of frames before both",
-            )
+            do = "Use (most, features) and (), or one more axis of frames before both"
+            raise _wrong(f"entities of shape {leaf.shape} with counts of {count.shape}", do)
         sizes = (encoder.units, encoder.heads)
         if min(sizes) < 1 or encoder.units % encoder.heads or not 0 <= encoder.blocks <= MAX_BLOCKS:
             raise _wrong(f"an encoder of {encoder}", f"Let heads divide units, and have at most {MAX_BLOCKS} blocks")

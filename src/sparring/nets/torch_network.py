@@ -9,43 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sparring.games.protocol import Columns
 from sparring.games.spec import DISCRETE, Leaf, SeatSpec
-from sparring.nets.delta_conv import first_layers, woven
-from sparring.nets.row_threads import shared, shares
-from sparring.nets.shapes import (
-    STATE,
-    entity_sets,
-    fit,
-    flats,
-    images,
-    memory_of,
-    memory_width,
-    parameters,
-    set_shape,
-    state_width,
-    trunk_of,
-    trunks,
-    width,
-)
-from sparring.nets.torch_layers import encoded, passed, remembered
-from sparring.nets.torch_state import picked
+from sparring.nets import shapes
+from sparring.nets.delta_conv import channels_last, first_layers
+from sparring.nets.row_threads import run_parts, split_rows
+from sparring.nets.shapes import STATE
+from sparring.nets.torch_layers import apply_layer, apply_memory, encode_entities
+from sparring.nets.torch_state import take_rows, tensor, tensors
 from sparring.wire.chunk import Array
-from sparring.wire.network import (
-    Activation,
-    Conv,
-    Dense,
-    Entities,
-    Head,
-    Input,
-    Layer,
-    Lstm,
-    Memory,
-    NetworkSpec,
-    Weights,
-)
+from sparring.wire.network import Activation, Conv, Dense, Entities, Head, Input, Layer, Lstm, Memory, NetworkSpec
 
 _POLICY_HEADS = ("logits", "mean", "log_std")
 _ORDER_ONE = 10.0  # floats bounded by this are left as they are
+
+Leaves = Mapping[str, Tensor]  # of an observation: leaf name → [n, *shape] of any dtype
+Heads = dict[str, Tensor]  # head name → [n, units], and "value" as [n]; with a memory also "state"
 
 
 class Network(nn.Module):
@@ -54,152 +33,155 @@ class Network(nn.Module):
     def __init__(self, spec: NetworkSpec, seed: int | torch.Generator) -> None:
         super().__init__()
         self.spec = spec
-        draw = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-        for name, shape in parameters(spec).items():
+        rng = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        for name, shape in shapes.parameters(spec).items():
             value = torch.zeros(shape)
             if name.endswith("/weight"):
-                nn.init.orthogonal_(value, _gain(name, spec), generator=draw)
+                nn.init.orthogonal_(value, _gain(name, spec), generator=rng)
             elif name.endswith("memory/hidden/bias") and isinstance(spec.memory, Lstm):
-                value[spec.memory.units : 2 * spec.memory.units] = (
-                    1.0  # nothing is forgotten at first (Gers et al. 2000)
-                )
-            self.register_parameter(name, nn.Parameter(_arranged(value)))
+                value[spec.memory.units : 2 * spec.memory.units] = 1.0  # forgets nothing at first (Gers et al. 2000)
+            self.register_parameter(name, nn.Parameter(_channels_last(value)))
 
     @classmethod
-    def holding(cls, spec: NetworkSpec, weights: Mapping[str, Array]) -> "Network":
+    def with_weights(cls, spec: NetworkSpec, weights: Mapping[str, Array]) -> "Network":
         """The network with these weights (copied), to act with: it does not learn."""
-        fit(spec, weights)
+        shapes.fit(spec, weights)
         net = cls.__new__(cls)
         nn.Module.__init__(net)
         net.spec = spec
         for name, value in weights.items():
-            net.register_parameter(name, nn.Parameter(_arranged(torch.tensor(value)), requires_grad=False))
+            net.register_parameter(name, nn.Parameter(_channels_last(torch.tensor(value)), requires_grad=False))
         return net
 
-    def forward(self, observation: Mapping[str, Tensor], state: Tensor | None = None) -> dict[str, Tensor]:
-        """Heads by name: [n, units], and "value" as [n]. `observation`: leaf name → [n, *shape] of any dtype.
-
-        With a memory also "state", [n, state_width]: what the next step is given. Without a state an episode begins.
-        """
+    def forward(self, observation: Leaves, state: Tensor | None = None) -> Heads:
+        """Heads by name. With a memory also "state" [n, state_width], which the next step takes; without a state an
+        episode begins."""
         if not self.spec.image or self.spec.memory is not None:
-            return self._whole(observation, state)
-        parts = shares(len(next(iter(observation.values()))))
-        return shared(
-            [partial(self._whole, {n: leaf[part] for n, leaf in observation.items()}) for part in parts], self
-        )
+            return self._forward(observation, state)
+        parts = split_rows(len(next(iter(observation.values()))))
+        calls = [partial(self._forward, {name: leaf[part] for name, leaf in observation.items()}) for part in parts]
+        return run_parts(calls, self)
 
-    def at(self, observation: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    def at(self, observation: Leaves, rows: Tensor) -> Heads:
         """Heads of those rows of each leaf, in that order, by a network without a memory."""
-        parts = shares(len(rows)) if self.spec.image else [slice(None)]
-        return shared([partial(self._picked, observation, rows[part]) for part in parts], self)
+        parts = split_rows(len(rows)) if self.spec.image else [slice(None)]
+        return run_parts([partial(self._forward_rows, observation, rows[part]) for part in parts], self)
 
-    def unroll(
-        self, observation: Mapping[str, Tensor], state: Tensor | None = None, starts: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def unroll(self, observation: Leaves, state: Tensor | None = None, starts: Tensor | None = None) -> Heads:
         """Heads by name, [time, n, …], for leaves [time, n, *shape]; with a memory also "state" after the last step.
 
-        `state` [n, state_width] is what the first step is given; where `starts` [time, n] is true an episode
-        begins at that step, and its memory is empty. A network without a memory takes both and needs neither.
+        `state` [n, state_width] is what the first step takes; where `starts` [time, n] is true an episode begins at
+        that step, and its memory is empty. A network without a memory takes both and needs neither.
         """
         time, n = next(iter(observation.values())).shape[:2]
         x = self._joined({name: value.flatten(0, 1) for name, value in observation.items()})
-        out = self._outputs(x, time, state, starts)
+        out = self._heads(x, time, state, starts)
         return {name: y if name == STATE else y.reshape(time, n, *y.shape[1:]) for name, y in out.items()}
 
-    def arranged(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def arranged(self, observation: Leaves) -> dict[str, Tensor]:
         """The same leaves with the channels of images last in memory, as convolutions want them: for rows that are
-        passed several times, so that each time need not arrange them anew."""
-        pictures = {leaf.name for leaf in images(self.spec)}
-        return {name: _arranged(leaf) if name in pictures else leaf for name, leaf in observation.items()}
+        passed several times, so that they are arranged once."""
+        images = {leaf.name for leaf in shapes.images(self.spec)}
+        return {name: _channels_last(leaf) if name in images else leaf for name, leaf in observation.items()}
 
     def initial_state(self, n: int) -> Tensor:
         """The memory of n episodes that begin: zeros [n, state_width]."""
-        return next(self.parameters()).new_zeros((n, state_width(self.spec)))
+        return next(self.parameters()).new_zeros((n, shapes.state_width(self.spec)))
 
-    def weights(self) -> Weights:
+    def weights(self) -> dict[str, Array]:
         """A copy of every parameter, float32."""
-        return {
-            name: np.array(value.detach().cpu().numpy(), np.float32, order="C")
-            for name, value in self.named_parameters()
-        }
+        arrays = {name: value.detach().cpu().numpy() for name, value in self.named_parameters()}
+        return {name: np.array(value, np.float32, order="C") for name, value in arrays.items()}
 
-    def set_weights(self, weights: Weights) -> None:
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Take over `weights` (copied); ModelDamaged where they are not this network's."""
-        fit(self.spec, weights)
+        shapes.fit(self.spec, weights)
         with torch.no_grad():
             for name, value in self.named_parameters():
                 value.copy_(torch.tensor(weights[name]))
 
-    def _picked(self, observation: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        return self._whole({name: picked(leaf, rows) for name, leaf in observation.items()})
+    def _forward_rows(self, observation: Leaves, rows: Tensor) -> Heads:
+        return self._forward({name: take_rows(leaf, rows) for name, leaf in observation.items()})
 
-    def _whole(self, observation: Mapping[str, Tensor], state: Tensor | None = None) -> dict[str, Tensor]:
-        return self._outputs(self._joined(observation), 1, state, None)
+    def _forward(self, observation: Leaves, state: Tensor | None = None) -> Heads:
+        return self._heads(self._joined(observation), 1, state, None)
 
-    def _outputs(self, x: Tensor, time: int, state: Tensor | None, starts: Tensor | None) -> dict[str, Tensor]:
+    def _heads(self, x: Tensor, time: int, state: Tensor | None, starts: Tensor | None) -> Heads:
         """Heads of the joined leaves [time x n, numbers], and the state after the last step where there is a memory."""
         memory, n = self.spec.memory, len(x) // time
-        size = memory_width(memory)
-        seen: dict[str, Tensor] = {}
-        after: list[Tensor] = []
-        for i, place in enumerate(trunks(self.spec)):
+        features: dict[str, Tensor] = {}
+        states: list[Tensor] = []
+        for i, place in enumerate(shapes.trunks(self.spec)):
             y = self._stack(place, self.spec.trunk, x)
             if memory is not None:
-                held = self.initial_state(n) if state is None else state
-                y, last = remembered(
-                    memory,
-                    memory_of(place),
-                    self._pair,
-                    y.reshape(time, n, y.shape[1]),
-                    held[:, i * size : (i + 1) * size],
-                    starts,
-                )
-                after.append(last)
+                size = shapes.memory_width(memory)
+                before = (self.initial_state(n) if state is None else state)[:, i * size : (i + 1) * size]
+                steps = y.reshape(time, n, y.shape[1])
+                y, last = apply_memory(memory, shapes.memory_of(place), self._params, steps, before, starts)
+                states.append(last)
                 y = y.flatten(0, 1)
-            seen[place] = y
-        out = {head.name: self._head(head, seen[trunk_of(self.spec, head)]) for head in self.spec.heads}
-        return out | {STATE: torch.cat(after, 1)} if after else out
+            features[place] = y
+        out = {head.name: self._head(head, features[shapes.trunk_of(self.spec, head)]) for head in self.spec.heads}
+        return out | {STATE: torch.cat(states, 1)} if states else out
 
-    def _joined(self, observation: Mapping[str, Tensor]) -> Tensor:
+    def _joined(self, observation: Leaves) -> Tensor:
+        """All leaves of each row as one row of numbers."""
         parts = []
-        if pictures := images(self.spec):
-            parts.append(self._image(pictures, observation).flatten(1))
-        for i, (encoder, leaf, count) in enumerate(entity_sets(self.spec)):
-            stack, most, features = set_shape(leaf)
+        if images := shapes.images(self.spec):
+            parts.append(self._image(images, observation).flatten(1))
+        for i, (encoder, leaf, count) in enumerate(shapes.entity_sets(self.spec)):
+            frames, most, features = shapes.set_shape(leaf)
             each = _scaled(leaf, observation[leaf.name]).reshape(-1, most, features)
             there = observation[count.name].reshape(-1)
-            pooled = encoded(encoder, f"entities/{i}", self._pair, each, there)
-            parts.append(pooled.reshape(-1, stack * encoder.units))
-        parts += [_scaled(leaf, observation[leaf.name]).reshape(-1, width(leaf)) for leaf in flats(self.spec)]
+            pooled = encode_entities(encoder, f"entities/{i}", self._params, each, there)
+            parts.append(pooled.reshape(-1, frames * encoder.units))
+        for leaf in shapes.flats(self.spec):
+            parts.append(_scaled(leaf, observation[leaf.name]).reshape(-1, shapes.width(leaf)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def _image(self, pictures: tuple[Input, ...], observation: Mapping[str, Tensor]) -> Tensor:
-        """What the image layers make of all leaves that are pictures; what stands still is passed once."""
-        seen = observation[pictures[0].name]
-        if len(pictures) == 1 and seen.dtype == torch.uint8 and seen.dim() == 4 and seen.is_cpu:
-            x, done = first_layers(self.spec.image, pictures[0], seen, self._pair)
+    def _image(self, images: tuple[Input, ...], observation: Leaves) -> Tensor:
+        """Outputs of the image layers on all leaves that are images."""
+        raw = observation[images[0].name]
+        if len(images) == 1 and raw.dtype == torch.uint8 and raw.dim() == 4 and raw.is_cpu:
+            x, done = first_layers(self.spec.image, images[0], raw, self._params)
             if done:
                 return self._stack("image", self.spec.image, x, done)
-        frames = [_scaled(leaf, observation[leaf.name]) for leaf in pictures]
+        frames = [_scaled(leaf, observation[leaf.name]) for leaf in images]
         frames = [frame if frame.dim() == 4 else frame.unsqueeze(1) for frame in frames]
         x = frames[0] if len(frames) == 1 else torch.cat(frames, 1)
         return self._stack("image", self.spec.image, x.contiguous(memory_format=torch.channels_last))
 
     def _stack(self, place: str, layers: tuple[Layer, ...], x: Tensor, done: int = 0) -> Tensor:
         for i, layer in enumerate(layers[done:], done):
-            x = passed(layer, f"{place}/{i}", self._pair, x)
+            x = apply_layer(layer, f"{place}/{i}", self._params, x)
         return x
 
     def _head(self, head: Head, x: Tensor) -> Tensor:
-        out = functional.linear(x, *self._pair(head.name))
+        out = functional.linear(x, *self._params(head.name))
         if head.dueling:
-            out = functional.linear(x, *self._pair(f"{head.name}/value")) + out - out.mean(1, keepdim=True)
+            out = functional.linear(x, *self._params(f"{head.name}/value")) + out - out.mean(1, keepdim=True)
         return out.squeeze(1) if head.name == "value" and head.units == 1 else out
 
-    def _pair(self, place: str) -> tuple[Tensor, Tensor]:
+    def _params(self, place: str) -> tuple[Tensor, Tensor]:
         # Looked up at each call, so that torch.func.functional_call can put others in their place.
         found: tuple[Tensor, Tensor] = getattr(self, f"{place}/weight"), getattr(self, f"{place}/bias")
         return found
+
+
+class TorchForward:
+    """A Forward (nets/forward.py) by torch, for actors in a process that has it anyway."""
+
+    def __init__(self, spec: NetworkSpec, weights: Mapping[str, Array]) -> None:
+        self.spec = spec
+        self._net = Network.with_weights(spec, weights)
+
+    def initial_state(self, n: int) -> Array:
+        return shapes.initial_state(self.spec, n)
+
+    def __call__(self, observation: Columns, state: Array | None = None) -> dict[str, Array]:
+        with torch.inference_mode():
+            out = self._net(tensors(observation), None if state is None else tensor(state))
+            return {name: y.numpy() for name, y in out.items()}
 
 
 def default_network(
@@ -224,9 +206,7 @@ def default_network(
         image=_image_layers(min(size)) if size else (),
         separate_value=separate_value,
         memory=memory,
-        entities=tuple(
-            Entities(leaf.name, f"{leaf.name}/count") for leaf in seat.observation if leaf.kind == "entities"
-        ),
+        entities=tuple(Entities(x.name, f"{x.name}/count") for x in seat.observation if x.kind == "entities"),
     )
 
 
@@ -237,6 +217,11 @@ def default_heads(action: Leaf) -> tuple[Head, ...]:
         return Head("logits", action.masks), value
     numbers = math.prod(action.shape)
     return Head("mean", numbers), Head("log_std", numbers), value
+
+
+def policy_heads(action: Leaf) -> tuple[Head, ...]:
+    """Heads that choose among `action`'s values, without "value"."""
+    return default_heads(action)[:-1]
 
 
 def _is_image(leaf: Leaf, frame_stack: int) -> bool:
@@ -275,11 +260,11 @@ def _image_layers(side: int) -> tuple[Layer, ...]:
     return Conv(32, 3, 1, 1), Conv(64, 3, 1, 1)  # boards: every cell counts
 
 
-def _arranged(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     """x with its channels last in memory, where it has channels."""
     if x.dim() != 4:
         return x
-    return woven(x) if x.dtype == torch.uint8 else x.contiguous(memory_format=torch.channels_last)
+    return channels_last(x) if x.dtype == torch.uint8 else x.contiguous(memory_format=torch.channels_last)
 
 
 def _gain(name: str, spec: NetworkSpec) -> float:
@@ -296,7 +281,7 @@ def _scaled(leaf: Input, raw: Tensor) -> Tensor:
     if leaf.one_hot:
         return (raw.long().unsqueeze(-1) == torch.arange(leaf.one_hot, device=raw.device)).float()
     x = raw.float()
-    own = x is not raw  # then nobody else sees it, and it may be changed where it is
+    own = x is not raw  # a copy of ours, which may be changed in place
     if leaf.shift != 0.0:
         x = x.sub_(leaf.shift) if own else x - leaf.shift
     if leaf.scale != 1.0:

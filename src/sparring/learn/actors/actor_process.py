@@ -19,7 +19,7 @@ from sparring.learn.actors.block_player import BlockPlayer
 from sparring.learn.actors.cpu_yield import wait_for_a_turn
 from sparring.learn.actors.shared_weights import NONE, SharedWeights, WeightsSnapshot
 from sparring.learn.actors.wakeup import Wakeup
-from sparring.nets.onnx_forward import without_torch
+from sparring.nets.forward import forward_without_torch
 from sparring.wire.tree import pack, unpack
 
 PATIENCE_S = 3600.0  # of one sleep; the bell and the tether end it, not the clock
@@ -73,7 +73,7 @@ class ActorRunner:
             self.actor, self._partners = self.part.open_actor(edition.weights, self.estimates)
             if self.part.state:
                 self.actor.load(unpack(self.part.state) | {"past": []})
-        self.actor.use(without_torch(self.part.network, edition.weights), edition.version)
+        self.actor.use(forward_without_torch(self.part.network, edition.weights), edition.version)
         self.version = edition.version
         self.epsilon = edition.epsilon if self.part.epsilon is None else self.part.epsilon
         assert self._partners is not None

@@ -8,7 +8,7 @@ from sparring.acting.actor import Actor
 from sparring.acting.opponents import Opponents
 from sparring.learn.actors.actor_spec import read_actor_spec
 from sparring.learn.actors.block_player import BlockPlayer
-from sparring.nets.onnx_forward import without_torch
+from sparring.nets.forward import forward_without_torch
 from sparring.services.register import register
 from sparring.wire.chunk import Array
 from sparring.wire.tree import pack, unpack
@@ -75,7 +75,7 @@ class ActorService:
             if self._part.state:
                 self._actor.load(unpack(self._part.state) | {"past": []})
         if version != self._version:
-            self._actor.use(without_torch(self._part.network, weights), version)
+            self._actor.use(forward_without_torch(self._part.network, weights), version)
             self._version = version
         assert self._partners is not None
         for place, (stamp, one) in enumerate(zip(stamps, past, strict=True)):

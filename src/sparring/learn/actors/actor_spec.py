@@ -16,10 +16,10 @@ from sparring.learn.actors import rollout_slots as rollouts
 from sparring.learn.actors import step_blocks as blocks
 from sparring.learn.actors.initial_priorities import PriorityEstimator
 from sparring.learn.actors.shared_weights import SharedWeights
-from sparring.nets.onnx_forward import without_torch
+from sparring.nets.forward import forward_without_torch
 from sparring.nets.policies import Policy
 from sparring.nets.shapes import state_width
-from sparring.nets.user_policy import open_policy
+from sparring.nets.user_code import open_policy
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
 
@@ -98,7 +98,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The games opened, and whoever is met beside oneself. Policy and games are the part's own where none are
         given."""
         partners = Opponents(self.network, self.opponents, self.opponent_share, _scripts(self.spec), self.script_share)
-        forward = without_torch(self.network, weights)
+        forward = forward_without_torch(self.network, weights)
         games = open_game(self.game, self.envs) if game is None else game
         return Actor(games, forward, policy or self.policy, self.chance(), partners, self.reward_clip), partners
 

@@ -19,7 +19,7 @@ from sparring.learn.actors.actor_spec import read_actor_spec
 from sparring.learn.actors.inference_buffers import InferenceBuffer, RolloutBuffer, StepBlockBuffer
 from sparring.learn.actors.remote_games import RemoteGames
 from sparring.learn.actors.shared_weights import NONE
-from sparring.nets.onnx_forward import without_torch
+from sparring.nets.forward import forward_without_torch
 from sparring.services.call_batch import joined, parted
 from sparring.services.register import register
 from sparring.wire.chunk import Array
@@ -76,7 +76,7 @@ class InferenceService:
             self._version = int(edition["version"])
             self._edition = edition
             if self._playing is not None:
-                self._playing[0].use(without_torch(self._part.network, edition["weights"]), self._version)
+                self._playing[0].use(forward_without_torch(self._part.network, edition["weights"]), self._version)
         for place, (stamp, weights) in enumerate(zip(stamps, past, strict=True)):
             if self._known.get(place, 0) < stamp:
                 self._known[place] = stamp
@@ -107,7 +107,7 @@ class InferenceService:
         if self._playing is None and self._edition is not None:
             games = RemoteGames(self._part.spec, self.workers, self._envs, masks=bool(shown["legal"]))
             actor, partners = self._part.open_actor(self._edition["weights"], game=games)
-            actor.use(without_torch(self._part.network, self._edition["weights"]), self._version)
+            actor.use(forward_without_torch(self._part.network, self._edition["weights"]), self._version)
             for place, weights in enumerate(self._past):
                 partners.put(place, weights)
             self._playing = actor, partners, games

@@ -7,7 +7,7 @@ from typing import Any
 from sparring.config import read
 from sparring.errors import ConfigError, Missing
 from sparring.learn.protocol import Algorithm
-from sparring.user_code import found_code
+from sparring.user_code import load_code
 
 ALGORITHMS = {
     "dqn": "sparring.learn.algorithms.dqn:Dqn",
@@ -22,8 +22,9 @@ ALGORITHMS = {
 }
 ALIASES = {"apex": "dqn"}  # an algorithm with another topology and preset
 # What the same names mean in every algorithm; what one of them means alone is checked in its own file.
-NEVER_NEGATIVE = ("learning_rate", "max_gradient_norm", "reward_scale")
-SHARES = ("epsilon_first", "epsilon_last", "trace_decay", "target_rate")
+COUNTS = ("n_steps", "batch_steps", "batch_sequences", "rollout_ticks", "target_every_updates", "sampled_actions")
+NEVER_NEGATIVE = ("learning_rate", "max_gradient_norm", "reward_scale", "minibatch_steps")
+SHARES = ("discount", "epsilon_first", "epsilon_last", "trace_decay", "target_rate", "priority_mix")
 VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name")
 
 
@@ -39,7 +40,7 @@ def open_algorithm(name: str) -> Algorithm:
         others = f"{', '.join(ALGORITHMS)}, rllib:NAME"
         do = f"Did you mean {near[0]!r}" if near else f"Choose one of {others}, or give module:name"
         raise Missing(f"there is no algorithm {name!r}", where="--algo", do=do)
-    found = found_code(ALGORITHMS.get(name, name), "algorithm")
+    found = load_code(ALGORITHMS.get(name, name), "algorithm")
     algorithm: Algorithm = found() if isinstance(found, type) else found
     if lacking := [verb for verb in VERBS if not hasattr(algorithm, verb)]:
         raise ConfigError(
@@ -55,9 +56,13 @@ def settings_of(algorithm: Algorithm, *tables: dict[str, Any]) -> Any:
     for table in tables:
         merged |= table
     settings = read(algorithm.settings, merged, f"[{algorithm.name}]")
-    for name in (*NEVER_NEGATIVE, *SHARES):
-        value, most = getattr(settings, name, 0.0), (1.0 if name in SHARES else math.inf)
-        if not 0 <= value <= most:
-            do = "Let it be between 0 and 1" if name in SHARES else "Let it be 0 or more"
-            raise ConfigError(f"{name} = {value:g}", where=f"[{algorithm.name}]", do=do)
+    limits = (
+        (COUNTS, 1, math.inf, "Count from 1"),
+        (NEVER_NEGATIVE, 0, math.inf, "Let it be 0 or more"),
+        (SHARES, 0, 1, "Let it be between 0 and 1"),
+    )
+    for names, least, most, do in limits:
+        for name in names:
+            if hasattr(settings, name) and not least <= getattr(settings, name) <= most:
+                raise ConfigError(f"{name} = {getattr(settings, name):g}", where=f"[{algorithm.name}]", do=do)
     return settings

@@ -12,17 +12,15 @@ from torch import Tensor
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.feeds import ANY_ACTION, network_for, one_seat
+from sparring.learn.algorithms.actor_critic import ActorCritic
 from sparring.learn.algorithms.returns import annealed, discounted_returns, explained_variance, next_values, normalised
 from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, outputs, true_steps
-from sparring.learn.optim.rmsprop import Rmsprop
+from sparring.learn.optim import Rmsprop
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.nets.distributions import Distribution, distribution
-from sparring.nets.torch_network import Network, default_heads
-from sparring.nets.torch_state import load_module, save_module
+from sparring.nets.distributions import Distribution
+from sparring.nets.torch_network import Network
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation, Weights
-from sparring.wire.tree import pack, unpack
+from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +46,21 @@ class A3cConfig:
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
-        if self.rollout_ticks < 1 or not 0 <= self.discount <= 1 or not 0 <= self.square_decay < 1:
-            raise ConfigError(
-                f"rollout_ticks = {self.rollout_ticks}, discount = {self.discount}, square_decay = {self.square_decay}",
-                where="[a3c]",
-                do="Count from 1, discount between 0 and 1, and square_decay below 1",
-            )
+        if not 0 <= self.square_decay < 1:
+            raise ConfigError(f"square_decay = {self.square_decay}", where="[a3c]", do="Keep it at 0 or more, below 1")
 
 
-class A3cLearner:
-    """A network that is a copy, and the parameters and squares that it is a copy of."""
+class A3cLearner(ActorCritic):
+    """An actor-critic whose network is a local copy of parameters that several workers may share."""
 
-    def __init__(self, game: GameSpec, config: A3cConfig, seed: int) -> None:
-        self.config = config
-        seat = one_seat(game, "a3c", ANY_ACTION)
-        heads = default_heads(seat.action)
-        self.network = network_for(
-            game, seat, config, heads, separate_value=config.separate_value, memory=config.memory
-        )
-        self.chosen = distribution(seat.action)
-        self.net = Network(self.network, seed)
-        self.optimiser = Rmsprop(
-            self.net.parameters(), config.learning_rate, config.square_decay, config.square_epsilon
-        )
-        self.updates = 0
-        self.steps = 0  # learned from so far, by all workers; what annealing goes by
+    def _optimiser(self, config: A3cConfig) -> Rmsprop:
+        return Rmsprop(self.net.parameters(), config.learning_rate, config.square_decay, config.square_epsilon)
 
     @property
     def numbers(self) -> Array:
         """Parameters and squares, for a topology that lets several learners share them."""
-        return self.optimiser.numbers
+        numbers: Array = self.optimiser.numbers
+        return numbers
 
     def share(self, numbers: Array) -> None:
         """From now on these are the parameters and squares."""
@@ -87,31 +70,12 @@ class A3cLearner:
         """Take what the others have learned, before playing on."""
         self.optimiser.pull()
 
-    def weights(self) -> Weights:
-        return self.net.weights()
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "net": save_module(self.net),
-                "optimiser": self.optimiser.save(),
-                "updates": self.updates,
-                "steps": self.steps,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.net, tree["net"])
-        self.optimiser.load(tree["optimiser"])
-        self.updates, self.steps = tree["updates"], tree["steps"]
-
 
 def loss(net: Network, batch: Batch, chosen: Distribution, config: A3cConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """−E[(G − V) log π(a|s)] + c_v ½E[(G − V)²] − c_e E[H(π)]; G is the return up to the sequence's end, then V."""
     out = outputs(net, batch)
     legal = None if batch.legal is None else true_steps(batch, batch.legal)
-    logp, entropies = chosen.judge(out, actions(batch), legal)
+    logp, entropies = chosen.evaluate(out, actions(batch), legal)
     value = grid(batch, out["value"])
     following = next_values(value, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
     reward = batch.reward * np.float32(config.reward_scale)
@@ -140,7 +104,7 @@ class A3c:
     settings = A3cConfig
 
     def begin(self, game: GameSpec, config: A3cConfig, seed: int) -> A3cLearner:
-        return A3cLearner(game, config, seed)
+        return A3cLearner(game, config, "a3c", seed, 0xA3C)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """One gradient, at the copy that played; one step of what is shared; and the copy follows."""
@@ -152,8 +116,8 @@ class A3c:
         learner.pull()
         learner.updates += 1
         learner.steps += batch.reward.size if batch.mask is None else int(batch.mask.sum())
-        said = {name: value.item() for name, value in metrics.items()}
-        return Update(learner, None, said | {"learning_rate": learner.optimiser.learning_rate})
+        numbers = {name: value.item() for name, value in metrics.items()}
+        return Update(learner, None, numbers | {"learning_rate": learner.optimiser.learning_rate})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
         """The policy samples, and needs no other chance."""

@@ -10,14 +10,14 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import ANY_ACTION, network_for, one_seat
+from sparring.learn.algorithms.learner import TorchLearner, mask_of, weighted_mean
 from sparring.learn.algorithms.returns import annealed
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.nets.distributions import Categorical, Categoricals, Gaussian, distribution
-from sparring.nets.torch_network import Network, default_heads
-from sparring.nets.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Weights
-from sparring.wire.tree import pack, unpack
+from sparring.nets.distributions import Categorical, Gaussian, MultiCategorical, distribution
+from sparring.nets.torch_network import Network, policy_heads
+from sparring.nets.torch_state import tensor, tensors
+from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,13 @@ class BcConfig:
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
-        if self.batch_steps < 1 or not 0 <= self.label_smoothing < 1:
-            raise ConfigError(
-                f"batch_steps = {self.batch_steps}, label_smoothing = {self.label_smoothing}",
-                where="[bc]",
-                do="Count from 1, and smooth by at least 0 and less than 1",
-            )
+        if not 0 <= self.label_smoothing < 1:
+            do = "Smooth by at least 0 and less than 1"
+            raise ConfigError(f"label_smoothing = {self.label_smoothing}", where="[bc]", do=do)
 
     @property
     def n_steps(self) -> int:
-        """What was earned later is not looked at."""
+        """Rewards are not looked at."""
         return 1
 
     @property
@@ -52,42 +49,28 @@ class BcConfig:
         return 1.0
 
 
-class BcLearner:
+class BcLearner(TorchLearner):
     """Network and optimiser."""
 
     def __init__(self, game: GameSpec, config: BcConfig, seed: int) -> None:
         seat = one_seat(game, "bc", ANY_ACTION)
-        self.config = config
         self.policy = distribution(seat.action)
-        heads = tuple(head for head in default_heads(seat.action) if head.name != "value")
-        self.network = network_for(game, seat, config, heads)
-        self.net = Network(self.network, seed)
+        network = network_for(game, seat, config, policy_heads(seat.action))
+        self.net = Network(network, seed)
         self.optimiser = Adam(self.net.parameters(), config.learning_rate)
-        self.updates = 0
-
-    def weights(self) -> Weights:
-        return self.net.weights()
-
-    def save(self) -> bytes:
-        return pack({"net": save_module(self.net), "optimiser": self.optimiser.save(), "updates": self.updates})
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.net, tree["net"])
-        self.optimiser.load(tree["optimiser"])
-        self.updates = tree["updates"]
+        super().__init__(config, network, self.net, net=self.net, optimiser=self.optimiser)
 
 
 def loss(
-    net: Network, policy: Categorical | Categoricals | Gaussian, batch: Batch, config: BcConfig
+    net: Network, policy: Categorical | MultiCategorical | Gaussian, batch: Batch, config: BcConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """−E[(1 − ε) log π(a|s) + ε mean over legal b of log π(b|s)], where ε is the label smoothing, 0 for boxes."""
-    legal = None if batch.legal is None else tensor(batch.legal).bool()
+    legal = mask_of(batch.legal)
     out, action = net(tensors(batch.observation)), tensor(batch.action)
     cost = -policy.logp(out, action, legal)
     if config.label_smoothing and not isinstance(policy, Gaussian):
-        cost = (1 - config.label_smoothing) * cost - config.label_smoothing * policy.even(out, legal)
-    total = cost.mean() if batch.weight is None else (tensor(batch.weight) * cost).mean()
+        cost = (1 - config.label_smoothing) * cost - config.label_smoothing * policy.mean_logp(out, legal)
+    total = weighted_mean(cost, batch)
     with torch.no_grad():
         metrics = {"loss": total.detach(), "entropy": policy.entropy(out, legal).mean()}
         if isinstance(policy, Gaussian):
@@ -119,5 +102,5 @@ class Bc:
         return Update(learner, None, {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """Nobody plays while it learns."""
+        """No actor plays while it learns."""
         return 0.0

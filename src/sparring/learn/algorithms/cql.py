@@ -1,38 +1,27 @@
-"""CQL(H) (Kumar et al. 2020): values of actions that nobody took are pushed down, so that the policy stays where the
-records can vouch for it. On double, dueling DQN where actions are choices, on two critics and a Gaussian policy, as in
+"""CQL(H) (Kumar et al. 2020): values of actions that are not in the records are pushed down, so that the policy stays
+near what players did. On double, dueling DQN where actions are choices, on two critics and a Gaussian policy, as in
 SAC, where they are a box. Page: docs/algorithms/cql.md
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparring.errors import ConfigError
-from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.critics import (
-    Critics,
-    critic_heads,
-    critic_spec,
-    smaller,
-    uniform_logp,
-    value_of,
-    values_of_many,
-)
+from sparring.learn.algorithms.critics import critics_for, smaller, uniform_logp, value_of, values_of_many
 from sparring.learn.algorithms.feeds import network_for, one_seat
+from sparring.learn.algorithms.learner import QLearner, TorchLearner, bootstrap_discounts, legal_values, weighted_mean
 from sparring.learn.algorithms.returns import annealed, huber
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import Gaussian, Outputs
 from sparring.nets.policies import bounds_of
-from sparring.nets.torch_network import Network, default_heads
-from sparring.nets.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Head, Weights
-from sparring.wire.tree import pack, unpack
-
-ILLEGAL = -1e9
+from sparring.nets.torch_network import Network, policy_heads
+from sparring.nets.torch_state import tensor, tensors
+from sparring.wire.network import Activation, Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +49,17 @@ class CqlConfig:
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
-        counts = min(self.n_steps, self.batch_steps, self.target_every_updates, self.sampled_actions)
-        if counts < 1 or not 0 <= self.discount <= 1 or self.conservatism < 0:
-            raise ConfigError(
-                f"n_steps = {self.n_steps}, batch_steps = {self.batch_steps}, target_every_updates = "
-                f"{self.target_every_updates}, sampled_actions = {self.sampled_actions}, discount = {self.discount}, "
-                f"conservatism = {self.conservatism}",
-                where="[cql]",
-                do="Count from 1, discount between 0 and 1, and let conservatism be 0 or more",
-            )
+        if self.conservatism < 0:
+            raise ConfigError(f"conservatism = {self.conservatism}", where="[cql]", do="Let it be 0 or more")
 
 
-class CqlLearner:
-    """Online network, target network, optimiser."""
+class CqlLearner(QLearner):
+    """DQN's."""
 
     def __init__(self, game: GameSpec, config: CqlConfig, seed: int) -> None:
         seat = one_seat(game, "cql")
-        self.config = config
-        self.network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
-        self.online, self.target = Network(self.network, seed), Network(self.network, seed)
-        self.optimiser = Adam(self.online.parameters(), config.learning_rate)
-        self.updates = 0
-
-    def weights(self) -> Weights:
-        return self.online.weights()
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "online": save_module(self.online),
-                "target": save_module(self.target),
-                "optimiser": self.optimiser.save(),
-                "updates": self.updates,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.online, tree["online"])
-        load_module(self.target, tree["target"])
-        self.optimiser.load(tree["optimiser"])
-        self.updates = tree["updates"]
+        network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
+        super().__init__(config, network, seed)
 
 
 def goals(online: Network, target: Network, batch: Batch, config: CqlConfig) -> Tensor:
@@ -109,12 +68,9 @@ def goals(online: Network, target: Network, batch: Batch, config: CqlConfig) -> 
         seen = tensors(batch.next_observation)
         next_values = target(seen)["logits"]
         choosing = online(seen)["logits"] if config.double else next_values
-        if batch.next_legal is not None:
-            choosing = choosing.masked_fill(~tensor(batch.next_legal).bool(), ILLEGAL)
-        value = next_values.gather(1, choosing.argmax(1, keepdim=True)).squeeze(1)
-        goes_on = tensor(batch.ending) != TERMINATED
-        spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
-        goal: Tensor = config.reward_scale * tensor(batch.reward) + config.discount**spans * value * goes_on
+        best = legal_values(choosing, batch.next_legal).argmax(1, keepdim=True)
+        value = next_values.gather(1, best).squeeze(1) * bootstrap_discounts(batch, config.discount)
+        goal: Tensor = config.reward_scale * tensor(batch.reward) + value
     return goal
 
 
@@ -127,78 +83,46 @@ def losses(online: Network, target: Network, batch: Batch, config: CqlConfig) ->
     goal = goals(online, target, batch, config)
     values: Tensor = online(tensors(batch.observation))["logits"]
     chosen = values.gather(1, tensor(batch.action).long().unsqueeze(1)).squeeze(1)
-    if batch.legal is not None:
-        values = values.masked_fill(~tensor(batch.legal).bool(), ILLEGAL)
-    penalty = torch.logsumexp(values, 1) - chosen
+    penalty = torch.logsumexp(legal_values(values, batch.legal), 1) - chosen
     delta = goal - chosen
     return config.conservatism * penalty + huber(delta, config.huber_threshold), delta, penalty
 
 
-class BoxLearner:
-    """A Gaussian policy, two critics with their targets, an optimiser for each."""
+class CqlBoxLearner(TorchLearner):
+    """A Gaussian policy, two critics with their targets, an optimiser for each; what draws actions."""
 
     def __init__(self, game: GameSpec, config: CqlConfig, seed: int) -> None:
         seat = one_seat(game, "cql", ("box",))
-        self.config, self.seed, self.action = config, seed, seat.action
-        self.policy = Gaussian(bounds_of(seat.action), seat.action.shape)
-        heads = tuple(head for head in default_heads(seat.action) if head.name != "value")
-        self.network = network_for(game, seat, config, heads)
-        self.net = Network(self.network, seed)
-        views = network_for(game, seat, replace(config, network=""), critic_heads(seat.action))
-        self.critics = Critics(critic_spec(views, seat.action), seed + 1)
+        self.action, self.policy = seat.action, Gaussian(bounds_of(seat.action), seat.action.shape)
+        network = network_for(game, seat, config, policy_heads(seat.action))
+        self.net, self.critics = Network(network, seed), critics_for(game, seat, config, seed + 1)
         self.optimiser = Adam(self.critics.parameters(), config.learning_rate)
         self.policy_optimiser = Adam(self.net.parameters(), config.learning_rate)
-        self.updates = 0
-
-    def weights(self) -> Weights:
-        return self.net.weights()
-
-    def chance(self) -> torch.Generator:
-        """Of the next update: a seed and a count say all, so that nothing else has to be saved."""
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.updates)
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "net": save_module(self.net),
-                "critics": self.critics.save(),
-                "optimiser": self.optimiser.save(),
-                "policy_optimiser": self.policy_optimiser.save(),
-                "updates": self.updates,
-                "seed": self.seed,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.net, tree["net"])
-        self.critics.load(tree["critics"])
-        self.optimiser.load(tree["optimiser"])
-        self.policy_optimiser.load(tree["policy_optimiser"])
-        self.updates, self.seed = tree["updates"], tree["seed"]
+        self.rng = torch.Generator().manual_seed(seed + 2)
+        optimisers = {"optimiser": self.optimiser, "policy_optimiser": self.policy_optimiser}
+        super().__init__(config, network, self.net, net=self.net, critics=self.critics, rng=self.rng, **optimisers)
 
 
-def tried(learner: BoxLearner, out: Outputs, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+def sampled_actions(learner: CqlBoxLearner, out: Outputs) -> tuple[Tensor, Tensor]:
     """Actions [n, 2 x sampled, *shape] and their log-densities: half of the policy's own, half drawn evenly."""
     n, count, shape = len(out["mean"]), learner.config.sampled_actions, learner.action.shape
     low, high = learner.policy.bounds or (-1.0, 1.0)
     wide = {name: value.detach().repeat_interleave(count, 0) for name, value in out.items()}
-    own, logp = learner.policy.draw(wide, draw)
-    even = low + (high - low) * torch.rand((n, count, *shape), generator=draw)
+    own, logp = learner.policy.draw(wide, learner.rng)
+    even = low + (high - low) * torch.rand((n, count, *shape), generator=learner.rng)
     actions = torch.cat((own.reshape(n, count, *shape), even), 1)
     return actions, torch.cat((logp.reshape(n, count), torch.full((n, count), uniform_logp(learner.action))), 1)
 
 
-def box_losses(learner: BoxLearner, batch: Batch, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def box_losses(learner: CqlBoxLearner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """As `losses`, of both critics: log Σ_a exp Q is log mean exp(Q − log density) over the actions that were tried."""
     config, critics = learner.config, learner.critics
     seen, then, action = tensors(batch.observation), tensors(batch.next_observation), tensor(batch.action)
     with torch.no_grad():
-        after, _ = learner.policy.draw(learner.net(then), draw)
-        spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
-        worth = smaller(critics.slow, then, after) * (tensor(batch.ending) != TERMINATED)
-        goal = config.reward_scale * tensor(batch.reward) + config.discount**spans * worth
-        actions, logp = tried(learner, learner.net(seen), draw)
+        after, _ = learner.policy.draw(learner.net(then), learner.rng)
+        value = smaller(critics.slow, then, after) * bootstrap_discounts(batch, config.discount)
+        goal = config.reward_scale * tensor(batch.reward) + value
+        actions, logp = sampled_actions(learner, learner.net(seen))
     each, penalty = torch.zeros_like(goal), torch.zeros_like(goal)
     for critic in critics.online:
         chosen = value_of(critic, seen, action)
@@ -208,12 +132,12 @@ def box_losses(learner: BoxLearner, batch: Batch, draw: torch.Generator) -> tupl
     return each, delta, penalty
 
 
-def policy_loss(learner: BoxLearner, batch: Batch, draw: torch.Generator) -> Tensor:
+def policy_loss(learner: CqlBoxLearner, batch: Batch) -> Tensor:
     """E[entropy_worth · log π(a|s) − min Q(s, a)], a drawn from π."""
     seen = tensors(batch.observation)
-    action, logp = learner.policy.draw(learner.net(seen), draw)
+    action, logp = learner.policy.draw(learner.net(seen), learner.rng)
     each = learner.config.entropy_worth * logp - smaller(learner.critics.online, seen, action)
-    return _mean(each, batch)
+    return weighted_mean(each, batch)
 
 
 class Cql:
@@ -224,52 +148,37 @@ class Cql:
     policy = "greedy"  # and a Gaussian of boxes
     settings = CqlConfig
 
-    def begin(self, game: GameSpec, config: CqlConfig, seed: int) -> CqlLearner | BoxLearner:
+    def begin(self, game: GameSpec, config: CqlConfig, seed: int) -> CqlLearner | CqlBoxLearner:
         seat = one_seat(game, "cql", ("discrete", "box"))
-        return CqlLearner(game, config, seed) if seat.action.choices else BoxLearner(game, config, seed)
+        return CqlLearner(game, config, seed) if seat.action.choices else CqlBoxLearner(game, config, seed)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """One step of Adam; the sizes of the TD errors are the priorities."""
-        if isinstance(learner, BoxLearner):
-            return _update_box(learner, batch)
-        assert isinstance(learner, CqlLearner)
-        config = learner.config
-        each, delta, penalty = losses(learner.online, learner.target, batch, config)
-        metrics = _descended(learner, _mean(each, batch))
-        if learner.updates % config.target_every_updates == 0:
-            learner.target.load_state_dict(learner.online.state_dict())
-        return _updated(learner, delta, metrics | {"penalty": penalty.mean()})
+        if isinstance(learner, CqlBoxLearner):
+            metrics, delta = _update_box(learner, batch)
+        else:
+            assert isinstance(learner, CqlLearner)
+            each, delta, penalty = losses(learner.online, learner.target, batch, learner.config)
+            metrics = learner.descend(each, batch) | {"penalty": penalty.mean()}
+        size = delta.detach().abs()
+        metrics["td_error"] = size.mean()
+        return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """Nobody plays while it learns."""
+        """No actor plays while it learns."""
         return 0.0
 
 
-def _update_box(learner: BoxLearner, batch: Batch) -> Update:
-    """Critics, then the policy by the new critics, then the targets."""
-    draw = learner.chance()
-    each, delta, penalty = box_losses(learner, batch, draw)
-    metrics = _descended(learner, _mean(each, batch))
-    learner.policy_optimiser.learning_rate = learner.optimiser.learning_rate
-    cost = policy_loss(learner, batch, draw)
-    learner.policy_optimiser.descend(cost, learner.config.max_gradient_norm)
-    learner.critics.follow(learner.config.target_rate)
-    return _updated(learner, delta, metrics | {"penalty": penalty.mean(), "policy_loss": cost})
-
-
-def _mean(each: Tensor, batch: Batch) -> Tensor:
-    return each.mean() if batch.weight is None else (tensor(batch.weight) * each).mean()
-
-
-def _descended(learner: CqlLearner | BoxLearner, loss: Tensor) -> dict[str, Tensor]:
-    """One step of Adam at the rate that this update has; metrics."""
+def _update_box(learner: CqlBoxLearner, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """A step for the critics, one for the policy by the new critics, then the targets move. Metrics, and δ."""
     config = learner.config
-    learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
+    each, delta, penalty = box_losses(learner, batch)
+    loss = weighted_mean(each, batch)
+    rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
+    learner.optimiser.learning_rate = learner.policy_optimiser.learning_rate = rate
+    norm = learner.optimiser.descend(loss, config.max_gradient_norm)
+    cost = policy_loss(learner, batch)
+    learner.policy_optimiser.descend(cost, config.max_gradient_norm)
+    learner.critics.follow(config.target_rate)
     learner.updates += 1
-    return {"loss": loss, "gradient_norm": learner.optimiser.descend(loss, config.max_gradient_norm)}
-
-
-def _updated(learner: CqlLearner | BoxLearner, delta: Tensor, metrics: dict[str, Tensor]) -> Update:
-    size = delta.detach().abs()
-    metrics["td_error"] = size.mean()
-    return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
+    return {"loss": loss, "gradient_norm": norm, "penalty": penalty.mean(), "policy_loss": cost}, delta

@@ -1,16 +1,18 @@
-"""Critics: what values an action in a view. One number for each choice, or, where actions are a box, one number of
-view and action together: the action is then one more input of the network.
+"""Critics: networks that value an action in an observation. One number for each choice, or, where actions are a box,
+one number of observation and action together: the action is then one more input of the network.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Self
+from dataclasses import replace as replace_setting
+from typing import Any, Self
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from sparring.games.spec import Leaf
+from sparring.games.spec import GameSpec, Leaf, SeatSpec
+from sparring.learn.algorithms.feeds import network_for
 from sparring.nets.policies import bounds_of
 from sparring.nets.torch_network import Network
 from sparring.nets.torch_state import load_module, save_module
@@ -80,6 +82,12 @@ class Critics:
         for one, saved in zip((*self.online, *self.slow), state, strict=True):
             load_module(one, saved)
         return self
+
+
+def critics_for(game: GameSpec, seat: SeatSpec, config: Any, seed: int) -> Critics:
+    """Two critics with the layers of the settings; a network of the user's own is the policy's alone."""
+    views = network_for(game, seat, replace_setting(config, network=""), critic_heads(seat.action))
+    return Critics(critic_spec(views, seat.action), seed)
 
 
 def smaller(critics: Sequence[Network], seen: Mapping[str, Tensor], action: Tensor) -> Tensor:

@@ -3,25 +3,26 @@ returns (Hessel et al. 2018) and, where asked for, quantiles of returns (Dabney 
 Page: docs/algorithms/dqn.md
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from sparring.errors import ConfigError
-from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.quantiles import folded, quantiles_of, spread
-from sparring.learn.algorithms.returns import annealed, huber, quantile_huber
-from sparring.learn.optim.adam import Adam
+from sparring.learn.algorithms.learner import QLearner, bootstrap_discounts, legal_values
+from sparring.learn.algorithms.returns import huber, quantile_huber
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.torch_network import Network
-from sparring.nets.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Head, Weights
-from sparring.wire.tree import pack, unpack
+from sparring.nets.torch_state import tensor, tensors
+from sparring.wire.chunk import Array
+from sparring.wire.network import Activation, Head, NetworkSpec, Weights
 
-ILLEGAL = -1e9
+STATE_VALUE = "state_value"  # with quantiles: the head of a dueling network's values
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,53 +49,25 @@ class DqnConfig:
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
-        if min(self.n_steps, self.batch_steps, self.target_every_updates) < 1 or not 0 <= self.discount <= 1:
-            raise ConfigError(
-                f"n_steps = {self.n_steps}, batch_steps = {self.batch_steps}, "
-                f"target_every_updates = {self.target_every_updates}, discount = {self.discount}",
-                where="[dqn]",
-                do="Count from 1, and discount between 0 and 1",
-            )
         if self.quantiles < 0 or self.huber_threshold <= 0:
-            raise ConfigError(
-                f"quantiles = {self.quantiles}, huber_threshold = {self.huber_threshold}",
-                where="[dqn]",
-                do="Learn at least one quantile, or 0 for none, and let huber_threshold be positive",
-            )
+            do = "Learn at least one quantile, or 0 for none, and let huber_threshold be positive"
+            wrong = f"quantiles = {self.quantiles}, huber_threshold = {self.huber_threshold}"
+            raise ConfigError(wrong, where="[dqn]", do=do)
 
 
-class DqnLearner:
-    """Online network, target network, optimiser."""
+class DqnLearner(QLearner):
+    """With `quantiles` the network that learns has N numbers for each action, and the one that acts their mean: a mean
+    of linear heads is one linear head, so what acts is an ordinary network with one value for each action."""
 
     def __init__(self, game: GameSpec, config: DqnConfig, seed: int) -> None:
         seat = one_seat(game, "dqn")
-        self.config = config
-        self.network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
-        learning = spread(self.network, config.quantiles) if config.quantiles else self.network
-        self.online, self.target = Network(learning, seed), Network(learning, seed)
-        self.optimiser = Adam(self.online.parameters(), config.learning_rate)
-        self.updates = 0
+        network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
+        learned = quantile_network(network, config.quantiles) if config.quantiles else network
+        super().__init__(config, network, seed, learned)
 
     def weights(self) -> Weights:
-        weights = self.online.weights()
-        return folded(weights, self.config.quantiles) if self.config.quantiles else weights
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "online": save_module(self.online),
-                "target": save_module(self.target),
-                "optimiser": self.optimiser.save(),
-                "updates": self.updates,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.online, tree["online"])
-        load_module(self.target, tree["target"])
-        self.optimiser.load(tree["optimiser"])
-        self.updates = tree["updates"]
+        weights = super().weights()
+        return mean_weights(weights, self.config.quantiles) if self.config.quantiles else weights
 
 
 def returns(network: Network, seen: dict[str, Tensor], config: DqnConfig) -> Tensor:
@@ -112,12 +85,9 @@ def outcomes(online: Network, target: Network, batch: Batch, config: DqnConfig) 
         seen = tensors(batch.next_observation)
         following = returns(target, seen, config)
         choosing = (returns(online, seen, config) if config.double else following).mean(2)
-        if batch.next_legal is not None:
-            choosing = choosing.masked_fill(~tensor(batch.next_legal).bool(), ILLEGAL)
-        goes_on = tensor(batch.ending) != TERMINATED
-        spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
-        fade = config.discount**spans * goes_on
-        goal = tensor(batch.reward).unsqueeze(1) + fade.unsqueeze(1) * _of(following, choosing.argmax(1))
+        best = legal_values(choosing, batch.next_legal).argmax(1)
+        discounts = bootstrap_discounts(batch, config.discount).unsqueeze(1)
+        goal = tensor(batch.reward).unsqueeze(1) + discounts * _of(following, best)
     return _of(returns(online, tensors(batch.observation), config), tensor(batch.action).long()), goal
 
 
@@ -139,6 +109,37 @@ def loss_of(chosen: Tensor, goal: Tensor, config: DqnConfig) -> Tensor:
     return huber(goal - chosen, config.huber_threshold).squeeze(1)
 
 
+def quantile_network(spec: NetworkSpec, quantiles: int) -> NetworkSpec:
+    """The network that learns `quantiles` for each action of the acting network `spec`."""
+    logits = next(head for head in spec.heads if head.name == "logits")
+    others = tuple(head for head in spec.heads if head.name != "logits")
+    values = (Head(STATE_VALUE, quantiles),) if logits.dueling else ()
+    return replace(spec, heads=(*others, Head("logits", logits.units * quantiles), *values))
+
+
+def quantiles_of(out: Mapping[str, Tensor], quantiles: int) -> Tensor:
+    """[n, actions, quantiles] of the outputs of a `quantile_network`; dueling is done for each quantile."""
+    found = out["logits"].reshape(len(out["logits"]), -1, quantiles)
+    if STATE_VALUE in out:
+        found = found - found.mean(1, keepdim=True) + out[STATE_VALUE].unsqueeze(1)
+    return found
+
+
+def mean_weights(weights: Weights, quantiles: int) -> Weights:
+    """Parameters of the acting network: those of the one that learns, with the mean of the quantiles in its head."""
+    acting = {name: value for name, value in weights.items() if name.split("/")[0] not in ("logits", STATE_VALUE)}
+    for part in ("weight", "bias"):
+        value = weights[f"logits/{part}"]
+        acting[f"logits/{part}"] = _mean(value.reshape(-1, quantiles, *value.shape[1:]))
+        if f"{STATE_VALUE}/{part}" in weights:
+            acting[f"logits/value/{part}"] = _mean(weights[f"{STATE_VALUE}/{part}"][None])
+    return acting
+
+
+def _mean(value: Array) -> Array:
+    return np.ascontiguousarray(value.mean(axis=1, dtype=np.float64), np.float32)
+
+
 class Dqn:
     """Fed with transitions from a replay table."""
 
@@ -155,20 +156,11 @@ class Dqn:
         assert isinstance(learner, DqnLearner)
         config = learner.config
         chosen, goal = outcomes(learner.online, learner.target, batch, config)
-        losses = loss_of(chosen, goal, config)
-        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
-        loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
-        norm = learner.optimiser.descend(loss, config.max_gradient_norm)
-        learner.updates += 1
-        if learner.updates % config.target_every_updates == 0:
-            learner.target.load_state_dict(learner.online.state_dict())
+        metrics = learner.descend(loss_of(chosen, goal, config), batch)
         size = (goal - chosen.detach()).mean(1).abs()
-        metrics = {"loss": loss.item(), "td_error": size.mean().item(), "gradient_norm": norm.item()}
-        return Update(learner, size.numpy(), metrics)
+        metrics["td_error"] = size.mean()
+        return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """ε falls in a straight line, then stays."""
         assert isinstance(learner, DqnLearner)
-        config = learner.config
-        gone = min(1.0, env_steps / max(1, config.epsilon_steps))
-        return config.epsilon_first + gone * (config.epsilon_last - config.epsilon_first)
+        return learner.epsilon(env_steps)

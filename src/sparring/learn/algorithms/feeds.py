@@ -1,4 +1,4 @@
-"""What a topology must know of an algorithm's settings to feed it, and the seat that it learns to play."""
+"""What an algorithm is fed from replay, the seat that it learns to play, and the network that its settings ask for."""
 
 import re
 from collections.abc import Callable
@@ -12,23 +12,12 @@ from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.learn.protocol import Algorithm
 from sparring.nets.torch_network import default_network
-from sparring.nets.user_network import own_network
+from sparring.nets.user_code import own_network
 from sparring.replay.batch import Batch
 from sparring.replay.sequences import Window
 from sparring.replay.table import Table
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation, Conv, Gru, Head, Lstm, Memory, NetworkSpec
-
-
-class TransitionFeed(Protocol):
-    """Settings of an algorithm fed with transitions."""
-
-    @property
-    def batch_steps(self) -> int: ...  # of one update
-    @property
-    def n_steps(self) -> int: ...  # decisions that a transition spans
-    @property
-    def discount(self) -> float: ...
+from sparring.wire.network import Conv, Gru, Head, Lstm, Memory, NetworkSpec
 
 
 class TrajectoryFeed(Protocol):
@@ -44,56 +33,24 @@ class TrajectoryFeed(Protocol):
     def records_n_steps(self) -> int: ...  # decisions that each of them spans
 
 
-class SequenceFeed(Protocol):
-    """Settings of an algorithm fed with sequences of a replay table."""
-
-    @property
-    def batch_sequences(self) -> int: ...  # of one update
-    @property
-    def burn_in_steps(self) -> int: ...  # that only fill the memory
-    @property
-    def sequence_steps(self) -> int: ...  # that are learned from, after those
-    @property
-    def overlap_steps(self) -> int: ...  # that two neighbouring sequences of an episode share
-    @property
-    def discount(self) -> float: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What one update is fed from a replay table."""
 
-    steps: int  # that it learns from, as the ratio gate counts them
+    steps: int  # that it learns from, as the rate limiter counts them
     count: int  # of transitions or sequences
     sample: Callable[[Table, Generator], tuple[Batch, Array]]  # a batch, and its rows for `Table.learned`
 
 
 def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
-    """Sequences where the algorithm is fed with them, transitions otherwise."""
+    """Sequences where the algorithm is fed with them: `batch_sequences` of `sequence_steps` behind `burn_in_steps`, of
+    which neighbours share `overlap_steps`. Otherwise transitions: `batch_steps` that span `n_steps` decisions."""
     if algorithm.feeds == "sequences":
-        windows: SequenceFeed = settings
-        window = Window(windows.sequence_steps, windows.burn_in_steps, windows.overlap_steps)
-        count = windows.batch_sequences
+        window = Window(settings.sequence_steps, settings.burn_in_steps, settings.overlap_steps)
+        count: int = settings.batch_sequences
         return Draw(count * window.length, count, lambda table, rng: table.sample_windows(count, rng, window))
-    feed: TransitionFeed = settings
-    return Draw(
-        feed.batch_steps,
-        feed.batch_steps,
-        lambda table, rng: table.sample(feed.batch_steps, rng, n_steps=feed.n_steps, discount=feed.discount),
-    )
-
-
-class NetworkSettings(Protocol):
-    """What the settings of any algorithm say of its network."""
-
-    @property
-    def network(self) -> str: ...  # "module:name" of the user's own; "": the default, by what follows
-    @property
-    def hidden_units(self) -> tuple[int, ...]: ...
-    @property
-    def activation(self) -> Activation: ...
-    @property
-    def image_layers(self) -> tuple[str, ...]: ...
+    steps, spans, discount = settings.batch_steps, settings.n_steps, settings.discount
+    return Draw(steps, steps, lambda table, rng: table.sample(steps, rng, n_steps=spans, discount=discount))
 
 
 ANY_ACTION = ("discrete", "multi-discrete", "box")  # what a policy with a probability can choose
@@ -111,31 +68,29 @@ def one_seat(game: GameSpec, algorithm: str, kinds: tuple[str, ...] = ("discrete
     first = game.seats[0]
     if first.action.kind not in kinds:
         others = WHO_TAKES.get(first.action.kind, "another algorithm")
-        raise ConfigError(
-            f"its actions are {first.action.kind}, and {algorithm} chooses among {' or '.join(kinds)} ones",
-            where=f"game {game.id}",
-            do=f"Use {others} (docs/algorithms), or train a game with {' or '.join(kinds)} actions",
-        )
+        wrong = f"its actions are {first.action.kind}, and {algorithm} chooses among {' or '.join(kinds)} ones"
+        do = f"Use {others} (docs/algorithms), or train a game with {' or '.join(kinds)} actions"
+        raise ConfigError(wrong, where=f"game {game.id}", do=do)
     for seat in game.seats[1:]:
         if (seat.observation, seat.action) != (first.observation, first.action):
-            raise ConfigError(
-                f"seats {first.name!r} and {seat.name!r} see or do different things, and one network plays all seats",
-                where=f"game {game.id}",
-                do="Give the seats the same spaces",
+            wrong = (
+                f"seats {first.name!r} and {seat.name!r} see or do different things, and one network plays all seats"
             )
+            raise ConfigError(wrong, where=f"game {game.id}", do="Give the seats the same spaces")
     return first
 
 
 def network_for(
     game: GameSpec,
     seat: SeatSpec,
-    settings: NetworkSettings,
+    settings: Any,
     heads: tuple[Head, ...],
     *,
     separate_value: bool = False,
     memory: str = "",
 ) -> NetworkSpec:
-    """The network that the settings ask for: the user's own where they name one, with the heads that are needed."""
+    """The network with these heads that an algorithm's settings ask for: the user's own where `network` names one, else
+    the default with their `hidden_units`, `activation` and `image_layers`."""
     if settings.network:
         return own_network(settings.network, seat, heads, memory=bool(memory), frame_stack=game.frame_stack)
     spec = default_network(

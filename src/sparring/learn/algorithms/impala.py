@@ -48,18 +48,12 @@ class ImpalaConfig:
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
-        if min(self.rollout_ticks, self.epochs) < 1 or self.minibatch_steps < 0 or not 0 <= self.discount <= 1:
+        if self.epochs < 1 or self.correction_clip <= 0 or self.trace_clip < 0 or self.clip < 0:
             raise ConfigError(
-                f"rollout_ticks = {self.rollout_ticks}, epochs = {self.epochs}, "
-                f"minibatch_steps = {self.minibatch_steps}, discount = {self.discount}",
+                f"epochs = {self.epochs}, correction_clip = {self.correction_clip}, "
+                f"trace_clip = {self.trace_clip}, clip = {self.clip}",
                 where="[impala]",
-                do="Count from 1 (minibatch_steps from 0), and discount between 0 and 1",
-            )
-        if self.correction_clip <= 0 or self.trace_clip < 0 or self.clip < 0:
-            raise ConfigError(
-                f"correction_clip = {self.correction_clip}, trace_clip = {self.trace_clip}, clip = {self.clip}",
-                where="[impala]",
-                do="Let correction_clip be positive, and the others not negative",
+                do="Count epochs from 1, let correction_clip be positive, and the others not negative",
             )
 
 
@@ -91,7 +85,7 @@ def loss(net: Network, batch: Batch, chosen: Distribution, config: ImpalaConfig)
     assert batch.behaviour_logp is not None
     out = outputs(net, batch)
     legal = None if batch.legal is None else true_steps(batch, batch.legal)
-    logp, entropies = chosen.judge(out, actions(batch), legal)
+    logp, entropies = chosen.evaluate(out, actions(batch), legal)
     log_ratio = logp - true_steps(batch, batch.behaviour_logp)
     found = corrected(net, batch, out["value"], log_ratio, config)
     if config.clip > 0:

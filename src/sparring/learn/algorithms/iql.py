@@ -2,24 +2,23 @@
 records is ever asked about; then the records' actions are cloned by their advantage. Page: docs/algorithms/iql.md
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparring.errors import ConfigError
-from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.critics import Critics, critic_heads, critic_spec, smaller, value_of
+from sparring.learn.algorithms.critics import critics_for, smaller, value_of
 from sparring.learn.algorithms.feeds import network_for, one_seat
+from sparring.learn.algorithms.learner import TorchLearner, bootstrap_discounts, mask_of, weighted_mean
 from sparring.learn.algorithms.returns import annealed, huber
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import distribution
 from sparring.nets.torch_network import Network, default_heads
-from sparring.nets.torch_state import load_module, save_module, tensor, tensors
-from sparring.wire.network import Activation, Weights
-from sparring.wire.tree import pack, unpack
+from sparring.nets.torch_state import tensor, tensors
+from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,6 @@ class IqlConfig:
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
-        if min(self.n_steps, self.batch_steps) < 1 or not 0 <= self.discount <= 1:
-            raise ConfigError(
-                f"n_steps = {self.n_steps}, batch_steps = {self.batch_steps}, discount = {self.discount}",
-                where="[iql]",
-                do="Count from 1, and discount between 0 and 1",
-            )
         if not (0 < self.expectile < 1 and 0 < self.target_rate <= 1 and self.temperature >= 0):
             raise ConfigError(
                 f"expectile = {self.expectile}, target_rate = {self.target_rate}, temperature = {self.temperature}",
@@ -58,39 +51,16 @@ class IqlConfig:
             )
 
 
-class IqlLearner:
+class IqlLearner(TorchLearner):
     """The policy with V in a trunk of its own, two critics with their targets, one optimiser."""
 
     def __init__(self, game: GameSpec, config: IqlConfig, seed: int) -> None:
         seat = one_seat(game, "iql", ("discrete", "box"))
-        self.config = config
         self.policy = distribution(seat.action)
-        self.network = network_for(game, seat, config, default_heads(seat.action), separate_value=True)
-        views = network_for(game, seat, replace(config, network=""), critic_heads(seat.action))
-        self.net = Network(self.network, seed)
-        self.critics = Critics(critic_spec(views, seat.action), seed + 1)
+        network = network_for(game, seat, config, default_heads(seat.action), separate_value=True)
+        self.net, self.critics = Network(network, seed), critics_for(game, seat, config, seed + 1)
         self.optimiser = Adam([*self.net.parameters(), *self.critics.parameters()], config.learning_rate)
-        self.updates = 0
-
-    def weights(self) -> Weights:
-        return self.net.weights()
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "net": save_module(self.net),
-                "critics": self.critics.save(),
-                "optimiser": self.optimiser.save(),
-                "updates": self.updates,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.net, tree["net"])
-        self.critics.load(tree["critics"])
-        self.optimiser.load(tree["optimiser"])
-        self.updates = tree["updates"]
+        super().__init__(config, network, self.net, net=self.net, critics=self.critics, optimiser=self.optimiser)
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:
@@ -108,24 +78,21 @@ def loss(learner: IqlLearner, batch: Batch) -> tuple[Tensor, Tensor, dict[str, T
     seen, action = tensors(batch.observation), tensor(batch.action)
     out: dict[str, Tensor] = learner.net(seen)
     with torch.no_grad():
-        after = learner.net(tensors(batch.next_observation))["value"] * (tensor(batch.ending) != TERMINATED)
-        spans = 1 if batch.n_steps is None else tensor(batch.n_steps)
-        goal = config.reward_scale * tensor(batch.reward) + config.discount**spans * after
+        after = learner.net(tensors(batch.next_observation))["value"] * bootstrap_discounts(batch, config.discount)
+        goal = config.reward_scale * tensor(batch.reward) + after
         judged = smaller(critics.slow, seen, action)
     lead = judged - out["value"]
     deltas = [goal - value_of(one, seen, action) for one in critics.online]
     with torch.no_grad():
         advantage = lead / (lead.std(correction=0) + 1e-6)
         weight = (config.temperature * advantage).exp().clamp(max=config.max_weight)
-    legal = None if batch.legal is None else tensor(batch.legal).bool()
-    logp = learner.policy.logp(out, action, legal)
+    logp = learner.policy.logp(out, action, mask_of(batch.legal))
     parts = {
         "value_loss": expectile_loss(lead, config.expectile),
         "critic_loss": huber(deltas[0], config.huber_threshold) + huber(deltas[1], config.huber_threshold),
         "policy_loss": -(weight * logp),
     }
-    share = 1.0 if batch.weight is None else tensor(batch.weight)
-    means = {name: (share * part).mean() for name, part in parts.items()}
+    means = {name: weighted_mean(part, batch) for name, part in parts.items()}
     total = torch.stack(list(means.values())).sum()
     metrics = {name: value.detach() for name, value in means.items()}
     metrics |= {"advantage_weight": weight.mean(), "loss": total.detach()}
@@ -156,5 +123,5 @@ class Iql:
         return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """Nobody plays while it learns."""
+        """No actor plays while it learns."""
         return 0.0

@@ -107,7 +107,7 @@ def judged(net: Network, batch: Batch, config: PpoConfig) -> Samples:
 
 def loss(out: Outputs, batch: Samples, chosen: Distribution, config: PpoConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """−E[min(ρA, clip(ρ, 1±ε)A)] + c_v ½E[(V − goal)²] − c_e E[H(π)], where ρ = π(a|s) / π_old(a|s)."""
-    logp, entropies = chosen.judge(out, batch.action, batch.legal)
+    logp, entropies = chosen.evaluate(out, batch.action, batch.legal)
     log_ratio = logp - batch.logp
     ratio, advantage = log_ratio.exp(), normalised(batch.advantage)
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)

@@ -13,18 +13,15 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.returns import annealed, huber, rescaled, unscaled
-from sparring.learn.optim.adam import Adam
+from sparring.learn.algorithms.learner import ILLEGAL, QLearner
+from sparring.learn.algorithms.returns import huber, rescaled, unscaled
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.shapes import STATE
 from sparring.nets.torch_network import Network
-from sparring.nets.torch_state import load_module, save_module, tensor, tensors
+from sparring.nets.torch_state import tensor, tensors
 from sparring.replay.sequences import Window
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation, Head, Weights
-from sparring.wire.tree import pack, unpack
-
-ILLEGAL = -1e9
+from sparring.wire.network import Activation, Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,53 +53,21 @@ class R2d2Config:
 
     def __post_init__(self) -> None:
         Window(self.sequence_steps, self.burn_in_steps, self.overlap_steps)  # refuses what cannot be
-        counts = (self.n_steps, self.batch_sequences, self.target_every_updates)
-        if min(counts) < 1 or not 0 <= self.discount <= 1 or not 0 <= self.priority_mix <= 1:
-            raise ConfigError(
-                f"n_steps = {self.n_steps}, batch_sequences = {self.batch_sequences}, target_every_updates = "
-                f"{self.target_every_updates}, discount = {self.discount}, priority_mix = {self.priority_mix}",
-                where="[r2d2]",
-                do="Count from 1; discount and priority_mix lie between 0 and 1",
-            )
         if not self.memory and not self.network:
             raise ConfigError("it has no memory", where="[r2d2]", do='Set memory = "lstm:128", or use dqn')
 
 
-class R2d2Learner:
-    """Online network, target network, optimiser."""
+class R2d2Learner(QLearner):
+    """DQN's, with a memory."""
 
     def __init__(self, game: GameSpec, config: R2d2Config, seed: int) -> None:
         seat = one_seat(game, "r2d2")
-        self.config = config
         heads = (Head("logits", seat.action.masks, dueling=config.dueling),)
-        self.network = network_for(game, seat, config, heads, memory=config.memory or "its own")
-        if self.network.memory is None:
-            raise ConfigError(
-                "it has no memory", where=f"network {config.network!r}", do="Give it a Gru or an Lstm, or use dqn"
-            )
-        self.online, self.target = Network(self.network, seed), Network(self.network, seed)
-        self.optimiser = Adam(self.online.parameters(), config.learning_rate)
-        self.updates = 0
-
-    def weights(self) -> Weights:
-        return self.online.weights()
-
-    def save(self) -> bytes:
-        return pack(
-            {
-                "online": save_module(self.online),
-                "target": save_module(self.target),
-                "optimiser": self.optimiser.save(),
-                "updates": self.updates,
-            }
-        )
-
-    def load(self, state: bytes) -> None:
-        tree = unpack(state)
-        load_module(self.online, tree["online"])
-        load_module(self.target, tree["target"])
-        self.optimiser.load(tree["optimiser"])
-        self.updates = tree["updates"]
+        network = network_for(game, seat, config, heads, memory=config.memory or "its own")
+        if network.memory is None:
+            do = "Give it a Gru or an Lstm, or use dqn"
+            raise ConfigError("it has no memory", where=f"network {config.network!r}", do=do)
+        super().__init__(config, network, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +94,7 @@ def sequences(batch: Batch, burn_in: int) -> Sequences:
     if batch.legal is not None and batch.next_legal is not None:
         legal = tensor(_followed(batch.legal, batch.next_legal, behind)[burn_in:]).bool()
     return Sequences(
-        tensors(
-            {name: _followed(batch.observation[name], then, behind) for name, then in batch.next_observation.items()}
-        ),
+        tensors({name: _followed(batch.observation[name], x, behind) for name, x in batch.next_observation.items()}),
         tensor(starts),
         legal,
         tensor(lengths.astype(np.int64)),
@@ -140,7 +103,7 @@ def sequences(batch: Batch, burn_in: int) -> Sequences:
 
 
 def _followed(column: Array, then: Array, behind: Array) -> Array:
-    """`column` [time, n, …] with one place more, and `then` [n, …] wherever the sequence is over."""
+    """`column` [time, n, …] with one place more, and `then` [n, …] where the sequence is over."""
     longer = np.concatenate([column, then[None]])
     padded = behind.reshape(*behind.shape, *(1,) * (then.ndim - 1))
     return np.where(padded, then[None], longer)
@@ -219,22 +182,13 @@ class R2d2:
         config = learner.config
         delta, there = td_errors(learner.online, learner.target, batch, config)
         counts = there.sum(0)
-        losses = huber(delta, config.huber_threshold).sum(0) / counts
-        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
-        loss = losses.mean() if batch.weight is None else (tensor(batch.weight) * losses).mean()
-        norm = learner.optimiser.descend(loss, config.max_gradient_norm)
-        learner.updates += 1
-        if learner.updates % config.target_every_updates == 0:
-            learner.target.load_state_dict(learner.online.state_dict())
+        metrics = learner.descend(huber(delta, config.huber_threshold).sum(0) / counts, batch)
         size = delta.detach().abs()
         mean = size.sum(0) / counts
         priorities = config.priority_mix * size.amax(0) + (1 - config.priority_mix) * mean
-        metrics = {"loss": loss.item(), "td_error": mean.mean().item(), "gradient_norm": norm.item()}
-        return Update(learner, priorities.numpy(), metrics)
+        metrics["td_error"] = mean.mean()
+        return Update(learner, priorities.numpy(), {name: value.item() for name, value in metrics.items()})
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
-        """ε falls in a straight line, then stays."""
         assert isinstance(learner, R2d2Learner)
-        config = learner.config
-        gone = min(1.0, env_steps / max(1, config.epsilon_steps))
-        return config.epsilon_first + gone * (config.epsilon_last - config.epsilon_first)
+        return learner.epsilon(env_steps)

@@ -1,4 +1,5 @@
-"""The mathematics that several algorithms share, as pure functions. Each has its equation and a slow twin in its test.
+"""GAE, V-trace, n-step returns and the losses that several algorithms share: pure functions, each with its equation
+here and a slow version in its test.
 
 Shapes are [time, batch]. A true end (TERMINATED) is worth nothing afterwards; a cut one (TRUNCATED) is worth the
 value of the view at which it was cut: that difference is what most wrong implementations have in common.

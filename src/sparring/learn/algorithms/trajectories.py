@@ -1,10 +1,12 @@
-"""Trajectories on their way into a loss: what the algorithms that are fed with them have in common.
+"""Trajectories as rows for a loss: padding left out, network outputs, bootstrap values, minibatches of streams.
 
 A batch is [time, streams] with padding at the end of streams that moved seldom. A loss sees true steps alone, as flat
 rows [steps, …] in the order of time, so padding can have no gradient.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +46,8 @@ def grid(batch: Batch, rows: Tensor) -> Array:
 def outputs(net: Network, batch: Batch) -> Outputs:
     """The network's heads at each true step, [steps, …].
 
-    With a memory each stream is gone through from the state with which its first step was decided, and an
-    episode that begins on the way begins with an empty one.
+    With a memory each stream is unrolled from the state with which its first step was decided; an episode that begins
+    within it begins with an empty memory.
     """
     if net.spec.memory is None:
         heads: Outputs = net({name: true_steps(batch, leaf) for name, leaf in batch.observation.items()})
@@ -80,28 +82,22 @@ def parts(batch: Batch, rng: np.random.Generator, steps: int) -> list[Array]:
     return [part for part in np.array_split(rng.permutation(used), count) if len(part)]
 
 
+BY_STREAM = (
+    "next_observation",
+    "state",
+    "next_state",
+    "version",
+)  # columns [streams, …]; others are [time, streams, …]
+
+
 def of_streams(batch: Batch, streams: Array) -> Batch:
-    """What those streams played."""
+    """The part of the batch that those streams played."""
 
-    def pick(column: Array | None) -> Array | None:
-        return None if column is None else column[:, streams]
+    def picked(name: str, column: Any) -> Any:
+        if isinstance(column, Mapping):
+            return {leaf: picked(name, values) for leaf, values in column.items()}
+        if not isinstance(column, np.ndarray):
+            return column
+        return column[streams] if name in BY_STREAM else column[:, streams]
 
-    def rows(column: Array | None) -> Array | None:
-        return None if column is None else column[streams]
-
-    return replace(
-        batch,
-        observation={name: leaf[:, streams] for name, leaf in batch.observation.items()},
-        action=batch.action[:, streams],
-        reward=batch.reward[:, streams],
-        ending=batch.ending[:, streams],
-        next_observation={name: leaf[streams] for name, leaf in batch.next_observation.items()},
-        legal=pick(batch.legal),
-        behaviour_logp=pick(batch.behaviour_logp),
-        value=pick(batch.value),
-        truncation_value=pick(batch.truncation_value),
-        mask=pick(batch.mask),
-        state=rows(batch.state),
-        next_state=rows(batch.next_state),
-        version=rows(batch.version),
-    )
+    return replace(batch, **{field.name: picked(field.name, getattr(batch, field.name)) for field in fields(batch)})

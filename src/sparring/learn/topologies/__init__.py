@@ -1,6 +1,6 @@
 """How actors, replay and learner are wired: one file each, one function in it that reads like the picture.
 
-A topology iterates. The training loop around it (learn/runs/training_loop.py) owns limits, metrics,
+A topology learns in iterations. The session (learn/runs/session.py) owns the loop around them: limits, metrics,
 checkpoints and models.
 """
 
@@ -14,7 +14,7 @@ from sparring.store.protocol import Store
 TOPOLOGIES = {
     "single": "sparring.learn.topologies.single:build",
     "sync": "sparring.learn.topologies.sync:build",
-    "ring": "sparring.learn.topologies.allreduce:build",
+    "allreduce": "sparring.learn.topologies.allreduce:build",
     "async": "sparring.learn.topologies.async_:build",
     "apex": "sparring.learn.topologies.apex:build",
     "central": "sparring.learn.topologies.central:build",

@@ -20,8 +20,9 @@ from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.learn.algorithms.feeds import TrajectoryFeed, draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
+from sparring.nets import delta_conv
+from sparring.nets.forward import forward_with_torch
 from sparring.nets.shapes import state_width
-from sparring.nets.torch_forward import beside_the_learner
 from sparring.replay.build import check_sources, open_table
 from sparring.replay.feeder import Feeder
 from sparring.replay.rate_limiter import RateLimiter, open_rate_limiter
@@ -35,9 +36,10 @@ FILLING_TICKS = 64  # of one turn while nothing can be sampled yet
 
 def build(plan: Plan, store: Store | None) -> Topology:
     """Learner and actor; a table, with a gate, for transitions; a feeder where the store is mixed in."""
+    delta_conv.enable(plan.delta_conv)  # workers of hogwild and learners of a ring begin here
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     partners = Opponents(learner.network, plan.opponents, plan.opponent_share, _scripts(plan), plan.script_share)
-    forward = beside_the_learner(learner.network, learner.weights())
+    forward = forward_with_torch(learner.network, learner.weights())
     acting, sampling, feeding = (np.random.default_rng([plan.seed, stream]) for stream in (1, 2, 3))
     seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
     actor = Actor(open_game(plan.game, plan.envs), forward, plan.policy, acting, partners, plan.reward_clip)
@@ -87,7 +89,7 @@ class _Play:
             return
         self.followed = self.learner.updates
         weights = self.learner.weights()
-        self.actor.use(beside_the_learner(self.learner.network, weights), self.learner.updates)
+        self.actor.use(forward_with_torch(self.learner.network, weights), self.learner.updates)
         if len(self.plan.spec.seats) > 1 and self.actor.env_steps // PAST_EVERY_STEPS > self.past_kept:
             self.past_kept = self.actor.env_steps // PAST_EVERY_STEPS
             self.partners.add(weights, rng)
@@ -103,7 +105,7 @@ class _Play:
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         self.actor.load(state["actor"])
-        self.actor.use(beside_the_learner(self.learner.network, self.learner.weights()), self.learner.updates)
+        self.actor.use(forward_with_torch(self.learner.network, self.learner.weights()), self.learner.updates)
         self.past_kept, self.followed = state["past_kept"], state["followed"]
 
 

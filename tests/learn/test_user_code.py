@@ -74,8 +74,8 @@ def test_a_network_of_ones_own_is_trained_exported_and_played(tmp_path):
     ("name", "kind", "text"),
     [
         ("no_such_module:Mine", Missing, "there is no module 'no_such_module'"),
-        ("made_networks:missing", Missing, "made_networks has no 'missing'"),
-        ("made_networks:deep", ConfigError, "'made_networks:deep' has no begin, update"),
+        ("user_networks:missing", Missing, "user_networks has no 'missing'"),
+        ("user_networks:deep", ConfigError, "'user_networks:deep' has no begin, update"),
         ("os; import x:Mine", ConfigError, "it is no module:name"),
     ],
 )

@@ -9,13 +9,13 @@ from sparring.acting.opponents import Opponents
 from sparring.config import Config
 from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.algorithms.feeds import with_image_layers
-from sparring.learn.optim.adam import BETA_1, BETA_2, Adam
+from sparring.learn.optim import BETA_1, BETA_2, Adam
 from sparring.learn.plan import TrainRequest, plan
+from sparring.nets.forward import forward_with_torch, forward_without_torch
 from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.onnx_forward import OnnxForward, without_torch
-from sparring.nets.torch_forward import TorchForward, beside_the_learner
-from sparring.nets.torch_network import Network, default_network
-from sparring.nets.torch_state import picked
+from sparring.nets.onnx_graph import OnnxForward, to_onnx
+from sparring.nets.torch_network import Network, TorchForward, default_network
+from sparring.nets.torch_state import take_rows
 from sparring.wire.network import Gru, NetworkSpec
 
 PONG = spec_of("atari:Pong")
@@ -26,7 +26,7 @@ def pong_network(memory: Gru | None = None) -> NetworkSpec:
     return default_network(PONG.seats[0], hidden=(32,), activation="relu", frame_stack=4, memory=memory)
 
 
-def pictures(n: int, seed: int = 0) -> np.ndarray:
+def images(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (n, 4, 84, 84), dtype=np.uint8)
 
 
@@ -34,11 +34,11 @@ def pictures(n: int, seed: int = 0) -> np.ndarray:
 def test_torch_and_onnx_act_on_images_as_numpy_does(memory: Gru | None) -> None:
     spec = pong_network(memory)
     weights = Network(spec, 3).weights()
-    seen = {SCREEN: pictures(5)}
+    seen = {SCREEN: images(5)}
     state = None if memory is None else np.random.default_rng(1).random((5, 8), np.float32)
     wanted = NumpyForward(spec, weights)(seen, state)
-    for kind in (TorchForward, OnnxForward):
-        given = kind(spec, weights)(seen, state)
+    for forward in (TorchForward(spec, weights), OnnxForward(spec, to_onnx(spec, weights))):
+        given = forward(seen, state)
         assert given.keys() == wanted.keys()
         for name, numbers in wanted.items():
             assert given[name].shape == numbers.shape
@@ -48,8 +48,8 @@ def test_torch_and_onnx_act_on_images_as_numpy_does(memory: Gru | None) -> None:
 def test_what_acts_keeps_its_weights_while_the_learner_goes_on() -> None:
     spec = pong_network()
     net = Network(spec, 3)
-    weights, seen = net.weights(), {SCREEN: pictures(2)}
-    acting = [beside_the_learner(spec, weights), without_torch(spec, weights)]
+    weights, seen = net.weights(), {SCREEN: images(2)}
+    acting = [forward_with_torch(spec, weights), forward_without_torch(spec, weights)]
     before = [forward(seen)["logits"].copy() for forward in acting]
     for array in weights.values():
         array += 1.0
@@ -60,22 +60,22 @@ def test_what_acts_keeps_its_weights_while_the_learner_goes_on() -> None:
 def test_images_go_by_torch_or_onnx_and_everything_else_by_numpy() -> None:
     flat = with_image_layers(pong_network(), ("flat",))
     weights = Network(flat, 0).weights()
-    assert type(beside_the_learner(flat, weights)) is NumpyForward
-    assert type(without_torch(flat, weights)) is NumpyForward
+    assert type(forward_with_torch(flat, weights)) is NumpyForward
+    assert type(forward_without_torch(flat, weights)) is NumpyForward
     spec = pong_network()
     weights = Network(spec, 0).weights()
-    assert type(beside_the_learner(spec, weights)) is TorchForward
-    assert type(without_torch(spec, weights)) is OnnxForward
+    assert type(forward_with_torch(spec, weights)) is TorchForward
+    assert type(forward_without_torch(spec, weights)) is OnnxForward
 
 
 def test_arranging_pictures_once_and_picking_rows_of_them_changes_no_number() -> None:
     net = Network(pong_network(), 0)
-    plain = {SCREEN: torch.from_numpy(pictures(12))}
+    plain = {SCREEN: torch.from_numpy(images(12))}
     arranged, rows = net.arranged(plain), torch.tensor([7, 0, 7, 11])
-    some = picked(arranged[SCREEN], rows)
+    some = take_rows(arranged[SCREEN], rows)
     assert torch.equal(some, plain[SCREEN][rows])
     assert some.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(picked(torch.arange(12.0), rows), torch.tensor([7.0, 0.0, 7.0, 11.0]))
+    assert torch.equal(take_rows(torch.arange(12.0), rows), torch.tensor([7.0, 0.0, 7.0, 11.0]))
     with torch.no_grad():
         for name, numbers in net({SCREEN: plain[SCREEN][rows]}).items():
             torch.testing.assert_close(net({SCREEN: some})[name], numbers)
@@ -84,7 +84,7 @@ def test_arranging_pictures_once_and_picking_rows_of_them_changes_no_number() ->
 
 def test_whoever_gives_floats_finds_them_unchanged() -> None:
     net = Network(pong_network(), 0)
-    given = torch.from_numpy(pictures(2)).float()
+    given = torch.from_numpy(images(2)).float()
     kept = given.clone()
     net({SCREEN: given})
     assert torch.equal(given, kept)

@@ -13,7 +13,7 @@ from sparring.games.spec import Leaf, discrete
 from sparring.learn.plan import TrainRequest
 from sparring.learn.runs.train import TrainOptions, train
 from sparring.nets.policies import BUILT_IN, best
-from sparring.nets.user_policy import open_policy
+from sparring.nets.user_code import open_policy
 from sparring.registry import open_registry
 
 ACTION = discrete(3)

@@ -37,7 +37,7 @@ def draw_network(rng, *, logits=None, memory=None):
     return NetworkSpec(tuple(inputs), tuple(heads), trunk, image, separate, kind, entities)
 
 
-def as_told(spec, out):
+def in_game_units(spec, out):
     """The heads as whoever plays with the model alone gets them: a bounded mean between its bounds."""
     bounds = {head.name: head.bounds for head in spec.heads}
     return {name: squashed(column, bounds.get(name)) for name, column in out.items()}

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from drawn_networks import as_told, draw_network, draw_observation
 
+from random_networks import draw_network, draw_observation, in_game_units
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector
 from sparring.nets.model_files import (
@@ -20,7 +20,7 @@ from sparring.nets.model_files import (
     write_weights,
 )
 from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.onnx_export import ILLEGAL, OPSET, to_onnx
+from sparring.nets.onnx_graph import ILLEGAL, OPSET, to_onnx
 from sparring.nets.policies import best, squashed
 from sparring.nets.shapes import state_width
 from sparring.nets.torch_network import Network, default_network
@@ -54,7 +54,7 @@ def test_onnx_runtime_and_numpy_give_the_same_numbers_and_choose_alike(seed):
     for n in (1, 2, 33):
         observation = draw_observation(spec, n, rng)
         state = rng.normal(0, 0.5, (n, state_width(spec))).astype(np.float32)
-        ours, given = as_told(spec, forward(observation, state)), dict(observation)
+        ours, given = in_game_units(spec, forward(observation, state)), dict(observation)
         if spec.memory:
             given["state"] = state
         legal = None

@@ -1,4 +1,4 @@
-"""Windows that show what they always show are passed once: nothing but the rounding of sums may tell."""
+"""Convolutions that skip unchanged windows give what ordinary ones give, up to the rounding of sums."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparring.config import load
 from sparring.games.catalogue import spec_of
-from sparring.nets import delta_conv as still
-from sparring.nets.delta_conv import Windows, first_layers, moved, reference, seen_by, woven
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.topologies import build
+from sparring.nets import delta_conv
+from sparring.nets.delta_conv import changed_windows, channels_last, first_layers, reference, windows_over
 from sparring.nets.torch_network import Network, default_network
 from sparring.wire.network import Conv, Input, Layer
 
@@ -73,15 +76,14 @@ def test_results_and_gradients_are_those_of_ordinary_convolutions(
 
 
 def test_only_windows_that_differ_have_a_row_of_their_own() -> None:
-    x = np.zeros((9, 84, 84, 4), np.uint8)
-    x[3, 41, 41, 2] = 1  # one pixel of one frame: four windows of 8x8 every 4 see it
-    windows = moved(x, reference(x), 8, 4)
-    assert windows is not None
-    assert windows.rows == 20 * 20 + 4
-    assert np.argwhere(windows.place >= 400).tolist() == [[4, 9, 9], [4, 9, 10], [4, 10, 9], [4, 10, 10]]
-    following = seen_by(windows, 4, 2, (9, 9))
-    assert (following.place[4] >= 81).sum() == following.rows - 81 == 9
-    np.testing.assert_array_equal(following.place[0], np.arange(81).reshape(9, 9))
+    x = np.zeros((10, 84, 84, 4), np.uint8)
+    x[4, 41, 41, 2] = 1  # one pixel of one frame: four windows of 8x8 every 4 see it
+    windows = changed_windows(x, Conv(8, 8, 4), (20, 20))
+    assert np.argwhere(windows.own[1:]).tolist() == [[3, 9, 9], [3, 9, 10], [3, 10, 9], [3, 10, 10]]
+    assert np.argwhere(windows.row_of >= 400).tolist() == [[4, 9, 9], [4, 9, 10], [4, 10, 9], [4, 10, 10]]
+    following = windows_over(windows.own, 4, 2, (9, 9))
+    assert (following.row_of[4] >= 81).sum() == following.own[1:].sum() == 9
+    np.testing.assert_array_equal(following.row_of[0], np.arange(81).reshape(9, 9))
 
 
 def test_the_reference_is_what_most_pictures_show() -> None:
@@ -115,30 +117,43 @@ def test_a_table_ends_where_most_windows_differ() -> None:
     assert x.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_pong_is_passed_by_tables_and_says_the_same_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_means_ordinary_convolutions_and_both_agree() -> None:
     spec = spec_of("atari:Pong")
     net = Network(default_network(spec.seats[0], hidden=(32,), activation="relu", frame_stack=4), 3)
-    seen = {SCREEN: scene(40, 4, 84, 84, spots=2)}
-    rows: list[int] = []
+    seen = scene(40, 4, 84, 84, spots=2)
+    image, params = net.spec.image, net._params
+    leaf = next(leaf for leaf in net.spec.inputs if leaf.image)
+    results = {}
+    try:
+        for on in (True, False):
+            delta_conv.enable(on)
+            assert bool(first_layers(image, leaf, seen, params)[1]) == on
+            net.zero_grad()
+            out = net({SCREEN: seen})
+            (out["logits"].sum() + out["value"].sum()).backward()
+            results[on] = [*out.values(), *(value.grad for value in net.parameters() if value.grad is not None)]
+    finally:
+        delta_conv.enable(True)
+    for fast, ordinary_result in zip(results[True], results[False], strict=True):
+        torch.testing.assert_close(fast, ordinary_result, rtol=1e-3, atol=1e-3)
 
-    def counted(before: Windows, kernel: int, stride: int, size: tuple[int, ...]) -> Windows:
-        rows.append(before.rows)
-        return seen_by(before, kernel, stride, size)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(still, "seen_by", counted)
-        with_tables = net(seen)
-    assert rows[0] < 40 * 400 / 4
-    monkeypatch.setattr(still, "LEAST_PICTURES", 1_000)
-    without = net(seen)
-    for name, head in without.items():
-        torch.testing.assert_close(with_tables[name], head, rtol=1e-4, atol=1e-5)
+def test_a_setting_switches_it_off_in_the_process_that_learns() -> None:
+    config = load(None, ("train.delta_conv=false",))
+    agreed = plan(TrainRequest("cartpole", "dqn", topology="single"), config)
+    assert agreed.record()["delta_conv"] is False
+    topology = build(agreed, None)
+    try:
+        assert not delta_conv._enabled
+    finally:
+        topology.close()
+        delta_conv.enable(True)
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 12, 10), (3, 1, 7, 7), (2, 3, 8, 9)])
-def test_weaving_puts_channels_last_and_changes_nothing(shape: tuple[int, ...]) -> None:
+def test_transposing_puts_channels_last_and_changes_nothing(shape: tuple[int, ...]) -> None:
     planes = torch.randint(0, 256, shape, dtype=torch.uint8)
-    made = woven(planes)
+    made = channels_last(planes)
     assert made.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(made, planes)
-    assert torch.equal(woven(planes[:, :, 1:, :-1]), planes[:, :, 1:, :-1])
+    assert torch.equal(channels_last(planes[:, :, 1:, :-1]), planes[:, :, 1:, :-1])

@@ -11,7 +11,7 @@ from sparring.games.catalogue import spec_of
 from sparring.nets.model_files import make_model
 from sparring.nets.shapes import parameters
 from sparring.nets.torch_network import Network, default_heads
-from sparring.nets.user_network import own_network
+from sparring.nets.user_code import own_network
 from sparring.wire.model import Lineage
 from sparring.wire.network import Gru, Residual
 
@@ -20,7 +20,7 @@ SEAT = GAME.seats[0]
 HEADS = default_heads(SEAT.action)
 
 
-@pytest.mark.parametrize("name", ["made_networks:deep", "made_networks:Deep"])
+@pytest.mark.parametrize("name", ["user_networks:deep", "user_networks:Deep"])
 def test_a_function_or_a_class_makes_a_network_that_becomes_a_model(name):
     network = own_network(name, SEAT, HEADS)
     assert network.trunk[1:] == (Residual(), Residual(out="relu"))
@@ -36,9 +36,9 @@ def test_a_function_or_a_class_makes_a_network_that_becomes_a_model(name):
 
 
 def test_a_memory_is_for_algorithms_that_carry_it():
-    assert own_network("made_networks:with_memory", SEAT, HEADS, memory=True).memory == Gru(32)
+    assert own_network("user_networks:with_memory", SEAT, HEADS, memory=True).memory == Gru(32)
     with pytest.raises(ConfigError, match="it has a memory, and the algorithm carries none"):
-        own_network("made_networks:with_memory", SEAT, HEADS)
+        own_network("user_networks:with_memory", SEAT, HEADS)
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,18 @@ def test_a_memory_is_for_algorithms_that_carry_it():
 )
 def test_a_network_that_does_not_suit_is_refused_with_the_reason(name, text):
     with pytest.raises(ConfigError) as caught:
-        own_network(f"made_networks:{name}", SEAT, HEADS)
+        own_network(f"user_networks:{name}", SEAT, HEADS)
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("made_networks:missing", Missing),
+        ("user_networks:missing", Missing),
         ("no_such_module:deep", Missing),
-        ("made_networks", ConfigError),
+        ("user_networks", ConfigError),
         ("os; import x:deep", ConfigError),
-        ("made_networks:number", ConfigError),
+        ("user_networks:number", ConfigError),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name, kind):

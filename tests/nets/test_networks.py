@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from drawn_networks import draw_network, draw_observation
 
+from random_networks import draw_network, draw_observation
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import Leaf, SeatSpec, discrete, vector
 from sparring.nets.numpy_forward import NumpyForward

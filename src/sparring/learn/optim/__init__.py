@@ -1,1 +1,0 @@
-"""Optimisers on one flat parameter buffer."""

@@ -1,0 +1,52 @@
+"""A network with its weights, ready to act, behind one protocol: NumPy, ONNX Runtime or torch run it, and all three
+answer the same up to the last digits.
+
+NumPy is fastest where no layer is a convolution: a call costs torch some tens of microseconds more, and new weights
+cost ONNX Runtime 20 ms. A row of images costs half as much in either of them (docs/decisions/0160-images-by-torch.md).
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from sparring.games.protocol import Columns
+from sparring.nets.numpy_forward import NumpyForward
+from sparring.wire.chunk import Array
+from sparring.wire.network import NetworkSpec
+
+
+class Forward(Protocol):
+    """Called with leaf name → [n, *shape]. Threads may share one."""
+
+    spec: NetworkSpec
+
+    def __call__(self, observation: Columns, state: Array | None = None) -> dict[str, Array]:
+        """Heads by name: float32 [n, units], and "value" as [n].
+
+        With a memory also "state" [n, state_width], which the next step takes; without a state an episode begins.
+        """
+        ...
+
+    def initial_state(self, n: int) -> Array:
+        """The memory of n episodes that begin: zeros [n, state_width]."""
+        ...
+
+
+def forward_without_torch(spec: NetworkSpec, weights: Mapping[str, Array]) -> Forward:
+    """The fastest with these weights (copied) for actor processes, which do not load torch.
+
+    The graph gives means in the game's units (docs/models.md) and actors need them raw, so boxes stay with NumPy.
+    """
+    if not spec.image or any(head.name == "mean" for head in spec.heads):
+        return NumpyForward(spec, weights)
+    from sparring.nets.onnx_graph import OnnxForward, to_onnx
+
+    return OnnxForward(spec, to_onnx(spec, weights))
+
+
+def forward_with_torch(spec: NetworkSpec, weights: Mapping[str, Array]) -> Forward:
+    """The fastest with these weights (copied) where torch is loaded."""
+    if not spec.image:
+        return NumpyForward(spec, weights)
+    from sparring.nets.torch_network import TorchForward
+
+    return TorchForward(spec, weights)
