@@ -29,7 +29,7 @@ from bench import ledger
 
 from sparring.acting.actor import Actor
 from sparring.acting.evaluate import evaluate
-from sparring.acting.opponents import PastSelves
+from sparring.acting.opponents import Opponents
 from sparring.config import Config, load
 from sparring.games.catalogue import open_game
 from sparring.games.scripted_play import play
@@ -118,7 +118,7 @@ def acting(game: str) -> Case:
     def run(seed: int, minutes: float) -> dict[str, Any]:
         agreed = plan(TrainRequest(game, "ppo", seed=seed, envs=16), Config())
         learner = agreed.algorithm.begin(agreed.spec, agreed.settings, seed)
-        past = PastSelves(learner.network, 0, 0.0)
+        past = Opponents(learner.network, 0.0)
         forward = NumpyForward(learner.network, learner.weights())
         actor = Actor(open_game(game, 16), forward, agreed.algorithm.policy, np.random.default_rng(seed), past)
         actor.rollout(128)

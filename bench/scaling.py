@@ -77,7 +77,7 @@ def costs(game: str, algorithm: str, repeats: int) -> dict[str, float]:
     agreed = plan(TrainRequest(game, algorithm, topology="single"), Config())
     learner = agreed.algorithm.begin(agreed.spec, agreed.settings, 0)
     rng, games = np.random.default_rng(0), open_game(game, agreed.envs)
-    ticks, partners = agreed.settings.rollout_ticks, Opponents(learner.network, 0, 0.0)
+    ticks, partners = agreed.settings.rollout_ticks, Opponents(learner.network, 0.0)
     actor = Actor(games, without_torch(learner.network, learner.weights()), agreed.policy, rng, partners)
     batch = actor.rollout(ticks)
     steps = batch.reward.size

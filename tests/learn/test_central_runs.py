@@ -36,7 +36,7 @@ def test_one_that_worked_and_that_others_keep_ending_is_begun_anew(name, config)
     """Each is ended before it can do anything, until its host gives it up."""
     with wired(config, "central") as topology:
         learn(topology, 3)
-        served, ended = topology.served, set()
+        served, ended = topology.actors, set()
 
         def whom():
             return served._inference if name == "inference" else served._workers[0]
@@ -67,7 +67,7 @@ def test_who_replays_learns_from_blocks(config):
     with wired(config, "central", algo="dqn") as topology:
         learn(topology, 30)
         services()["inference"][0].kill()
-        turn_until(topology, lambda: topology.players.inference_restarts)
+        turn_until(topology, lambda: topology.actors.inference_restarts)
         turns = learn(topology, 100)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
         assert topology.env_steps > 500

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-CHILD = "import os; from sparring.learn.actors.cpu_yield import wait_for_a_turn; wait_for_a_turn(); "
+CHILD = "import os; from sparring.learn.actors.actor_process import yield_cpu; yield_cpu(); "
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no such schedule")

@@ -13,7 +13,7 @@ from sparring.acting.actor import Episodes
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.hosts.open import open_host
 from sparring.hosts.protocol import Resources
-from sparring.learn.actors import open as opening
+from sparring.learn import actors as opening
 from sparring.learn.actors.step_blocks import BlockShape, StepBlockRing
 from sparring.learn.replay.shard_sampler import ShardSampler, weights_of
 from sparring.learn.replay.shard_service import ReplayShard
@@ -38,8 +38,8 @@ def test_what_services_play_is_learned_and_a_killed_one_is_replaced(topology, sh
         learn(topology, 30)
         victim = next(one for one in workers() if not is_shard(one))
         victim.kill()
-        turn_until(topology, lambda: topology.players.restarts)
-        assert topology.players.restarts == 1
+        turn_until(topology, lambda: topology.actors.restarts)
+        assert topology.actors.restarts == 1
         turns = learn(topology, 30)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
         assert topology.env_steps > 0
@@ -73,7 +73,7 @@ def test_in_step_a_frozen_service_is_replaced(config, monkeypatch):
         frozen.suspend()
         turns = learn(topology, 3)
         assert not frozen.is_running()
-        assert topology.players.restarts == 1
+        assert topology.actors.restarts == 1
         assert turns[-1].batch.reward.shape[1] == 2 * 4
 
 
@@ -134,8 +134,8 @@ def test_a_checkpoint_of_a_shard_that_had_just_begun_anew_is_gone_on_from(config
         learn(first, 20)
         (shard,) = workers()
         shard.kill()
-        state = first.save()  # nobody has noticed: the gate says full, and the table is empty
-    assert state["gate"][0] >= 500
+        state = first.save()  # nobody has noticed: the rate limiter says full, and the table is empty
+    assert state["rate_limiter"][0] >= 500
     with wired(config, "apex", shards=1) as again:
         again.load(state)
         assert again.replay.flow()["replay_steps"] == 0
@@ -185,7 +185,7 @@ def made_block(seat, actor, number, priority):
     columns = blocks.take_columns()
     blocks.ring.release()
     blocks.ring.close()
-    return {"actor": actor, "life": 0, "number": number + 1, "columns": columns}
+    return {"actor": actor, "generation": 0, "number": number + 1, "columns": columns}
 
 
 def given_to_shards(agreed):

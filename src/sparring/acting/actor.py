@@ -1,4 +1,4 @@
-"""An actor: n games of one kind, played at once by the newest weights, and by partners where there are seats.
+"""An actor: n games of one kind, played at once by the newest weights, and by opponents in the other seats.
 
 A stream is one seat of one game; stream = seat · n + game. At each decision of a stream its step is opened; what its
 player earns from then on, also while others move, belongs to that step; at its next decision or its end the step is
@@ -54,6 +54,9 @@ class Episodes:
     against_others: Array  # bool [k]: the other seats were a past self's or a script's
 
 
+NO_EPISODES = Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
+
+
 class Actor:
     """Plays on for ever: a game that is over starts anew."""
 
@@ -63,10 +66,10 @@ class Actor:
         forward: NumpyForward,
         policy: str | Policy,
         rng: Generator,
-        partners: Opponents,
+        opponents: Opponents,
         reward_clip: float = 0.0,
     ) -> None:
-        self._game, self._forward, self._rng, self._partners = game, forward, rng, partners
+        self._game, self._forward, self._rng, self._opponents = game, forward, rng, opponents
         self._seat, seats = game.spec.seats[0], len(game.spec.seats)
         self._policy = open_policy(policy, self._seat.action) if isinstance(policy, str) else policy
         self._reward_clip = reward_clip  # 0: rewards are handed on as they are
@@ -169,11 +172,11 @@ class Actor:
         """The games that ended since this was last asked."""
         ended, self._ended = self._ended, []
         if not ended:
-            return Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
+            return NO_EPISODES
         return Episodes(np.concatenate([one for one, _ in ended]), np.concatenate([past for _, past in ended]))
 
     def save(self) -> Tree:
-        """Everything but the weights. Games that cannot be saved start anew when this is loaded."""
+        """Everything but the weights and the opponents. Games that cannot be saved start anew when this is loaded."""
         opened, view = self._open, self._view
         return {
             "rng": rng_state(self._rng),
@@ -182,7 +185,6 @@ class Actor:
             "return": self._return,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
-            "past": self._partners.save(),
             "view": {name: getattr(view, name) for name in _VIEW},
             "open": {name: getattr(opened, name) for name in _OPEN},
             "stacks": self._stacks.save(),
@@ -193,7 +195,6 @@ class Actor:
         """Back to what `save` gave."""
         set_rng_state(self._rng, state["rng"])
         self.env_steps, self.episodes = state["env_steps"], state["episodes"]
-        self._partners.load(state["past"])
         if state["game"] is None:
             return
         self._game.restore(state["game"])
@@ -217,7 +218,7 @@ class Actor:
         """Open a step for each stream that is to act; what they do, [streams, …]."""
         acting = by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
-        if not self._partners.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
+        if not self._opponents.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
             seen, before = self._stacks.push(shown), self._state
             choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon)
             zeros = np.zeros(self.streams, np.float32)
@@ -234,13 +235,13 @@ class Actor:
         if legal is not None and opened.legal is not None:
             opened.legal[rows] = legal[rows]
         who = self._who[rows]
-        for player in np.unique(who) if self._partners.any else (SELF,):
+        for player in np.unique(who) if self._opponents.any else (SELF,):
             places = np.flatnonzero(who == player)
             mine = rows[places]
             if player <= FIRST_SCRIPT:
                 self._follow_script(FIRST_SCRIPT - player, mine, shown, legal)
                 continue
-            forward = self._forward if player == SELF else self._partners.forwards[player]
+            forward = self._forward if player == SELF else self._opponents.forwards[player]
             part = {leaf: column[places] for leaf, column in seen.items()}
             self._choose_for(mine, forward, part, epsilon)
         return opened.action
@@ -265,7 +266,7 @@ class Actor:
             if len(mine):
                 part = {leaf: column[mine] for leaf, column in shown.items()}
                 allowed = None if legal is None else legal[mine]
-                self._open.action[mine] = self._partners.scripts[place].act(seat, part, allowed, self._rng)
+                self._open.action[mine] = self._opponents.scripts[place].act(seat, part, allowed, self._rng)
 
     def _choose(
         self, forward: NumpyForward, seen: Columns, legal: Array | None, state: Array | None, epsilon: float | Array
@@ -284,7 +285,7 @@ class Actor:
         ended = ending != RUNNING
         closing = opened.begun & (by_stream(view.to_act) | ended)
         opened.begun = opened.begun & ~closing
-        if self._partners.any:
+        if self._opponents.any:
             closing &= self._who == SELF
         if np.count_nonzero(closing) == self.streams:
             self._lent = True
@@ -354,8 +355,8 @@ class Actor:
         if self._state is not None:
             self._state[streams] = 0.0
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
-        if self._seats > 1 and self._partners.any:
-            rival = self._partners.draw(n, self._rng)
+        if self._seats > 1 and self._opponents.any:
+            rival = self._opponents.draw(n, self._rng)
             own_seat = self._rng.integers(0, self._seats, n)
             drawn = np.where(np.arange(self._seats)[:, None] == own_seat, SELF, rival).reshape(-1)
             self._who = np.where(streams, drawn, self._who)

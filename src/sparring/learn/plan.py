@@ -20,11 +20,11 @@ Source = Literal["sim", "store", "mix"]
 SUITS = {"impala": "async", "a3c": "hogwild", "apex": "apex"}  # by --algo; every other plays in the learner's process
 AWAY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}  # what suits on a cluster otherwise
 # The topologies whose actors, or learners, are services where they are far away.
-ON_HOSTS = ("sync", "ring", "async", "apex", "central", "offline", "rllib")
+ON_HOSTS = ("sync", "allreduce", "async", "apex", "central", "offline", "rllib")
 TAKES = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
-    "ring": ("trajectories",),
+    "allreduce": ("trajectories",),
     "async": ("trajectories",),
     "central": ("trajectories", "transitions", "sequences"),
     "hogwild": ("trajectories",),
@@ -57,7 +57,7 @@ class Plan:
     replay: ReplayConfig
     on: str = "local://"  # the host that actors run on
     cpus_per_actor: float = 0.5  # there
-    learners: int = 1  # that average their gradients, in "ring"
+    learners: int = 1  # that average their gradients, in "allreduce"
     discovery: str = ""  # where others find whoever plays, and scale them; no part of the record
 
     def record(self) -> dict[str, Any]:
@@ -252,12 +252,12 @@ def _learners(wish: TrainRequest, config: Config) -> int:
 
 def _ringed(topology: str | None, learners: int) -> str | None:
     """Several learners in step are a ring of them."""
-    if learners == 1 or topology == "ring":
+    if learners == 1 or topology == "allreduce":
         return topology
     if topology not in (None, "sync"):
         do = "Leave out --topology, or --learners"
         raise ConfigError(f"{topology} has one learner, and --learners is {learners}", where="--learners", do=do)
-    return "ring"
+    return "allreduce"
 
 
 def _suiting(wish: TrainRequest, algorithm: Algorithm) -> str:

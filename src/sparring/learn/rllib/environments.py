@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
+from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents, PastSelves
 from sparring.games.catalogue import open_game
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, View
@@ -103,9 +103,8 @@ class SeatAmongOthers(gymnasium.Env[Array, Any]):
         self._policy = policies.BUILT_IN[context["policy"]](spec.seats[0].action)
         self._network: NetworkSpec = context["network"]
         self._scripts: list[Script] = [script_for(spec, name) for name in scripts_for(context["game"])]
-        self._partners = Opponents(
-            self._network, context["opponents"], context["opponent_share"], self._scripts[1:], context["script_share"]
-        )
+        self._partners = Opponents(self._network, context["opponent_share"], self._scripts[1:], context["script_share"])
+        self._past = PastSelves(context["opponents"], np.random.default_rng([context["seed"], self._worker, 4]))
         self._self: NumpyForward | None = None  # as of the last update
         self._stacks = [FrameStacks(seat, spec.frame_stack, 1) for seat in spec.seats]
         self._seat, self._met, self._earned = 0, SELF, 0.0
@@ -115,8 +114,8 @@ class SeatAmongOthers(gymnasium.Env[Array, Any]):
     def hand(self, weights: Weights, keep: bool) -> None:
         """Meet these weights from now on; `keep` them among the past selves, too."""
         self._self = NumpyForward(self._network, weights)
-        if keep:
-            self._partners.add(weights, self._rng)
+        if keep and self._past.size:
+            self._partners.put(self._past.add(weights), weights)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
         if seed is not None:  # each game of a vector is given its own

@@ -1,6 +1,6 @@
 """How actors, replay and learner are wired: one file each, one function in it that reads like the picture.
 
-A topology learns in turns. The session (learn/runs/session.py) owns the loop around them: limits, metrics,
+A topology learns in iterations. The session (learn/runs/session.py) owns the loop around them: limits, metrics,
 checkpoints and models.
 """
 
@@ -14,7 +14,7 @@ from sparring.store.protocol import Store
 TOPOLOGIES = {
     "single": "sparring.learn.topologies.single:build",
     "sync": "sparring.learn.topologies.sync:build",
-    "ring": "sparring.learn.topologies.allreduce:build",
+    "allreduce": "sparring.learn.topologies.allreduce:build",
     "async": "sparring.learn.topologies.async_:build",
     "apex": "sparring.learn.topologies.apex:build",
     "central": "sparring.learn.topologies.central:build",
@@ -25,7 +25,7 @@ TOPOLOGIES = {
 
 
 def build(plan: Plan, store: Store | None) -> Topology:
-    """The plan's topology, ready for its first turn. `store` is given where the plan reads it."""
+    """The plan's topology, ready for its first iteration. `store` is given where the plan reads it."""
     module, name = TOPOLOGIES[plan.topology].split(":")
     build: Callable[[Plan, Store | None], Topology] = getattr(importlib.import_module(module), name)
     return build(plan, store)
