@@ -39,13 +39,13 @@ def test_workers_learn_together_and_one_that_is_killed_comes_back(config):
     topology = build(plan(wish(workers=2), config), None)
     try:
         turns(topology, lambda: (topology._rows[:, 2] > 5).all())
-        killed, updates = topology._workers[0].process.pid, topology._rows[0, 2]
+        killed, updates = topology.pool.pid(0), topology._rows[0, 2]
         os.kill(killed, signal.SIGKILL)
         before = topology.position
         turns(topology, lambda: topology.position > before + 2000)  # the other went on
         turns(topology, lambda: topology._rows[0, 2] > updates + 5)  # and this place learns again
-        assert topology.restarts == 1
-        assert topology._workers[0].process.pid != killed
+        assert topology.pool.restarts == 1
+        assert topology.pool.pid(0) != killed
         turns(topology, lambda: topology.position >= 20_000)
         topology.save()  # nobody is in the middle of anything
         learner = topology.learner

@@ -43,7 +43,7 @@ class SavedState:
 
 def read_spec(saved: SavedState) -> ActorSpec:
     """The spec from standard input; from now on the end of standard input ends this process."""
-    lines = _lines(sys.stdin.fileno())
+    lines = lines_of(sys.stdin.fileno())
     spec = next(lines, None)
     if spec is None:
         os._exit(0)  # the learner was gone before it said what to do
@@ -86,7 +86,7 @@ def main() -> None:
         wakeup.ring()
 
 
-def _lines(descriptor: int) -> Iterator[bytes]:
+def lines_of(descriptor: int) -> Iterator[bytes]:
     """Unbuffered: a thread that sleeps in a buffered read would hold its lock when the process wants to end."""
     rest = b""
     while data := os.read(descriptor, 65536):

@@ -195,9 +195,9 @@ class TopicWeights:
 
         self.version, self._every_s, self._published_s = NONE, every_s, 0.0
         self._discovery = open_discovery(discovery)
-        solver = Solver(self._discovery)
-        self._main = solver.publisher(TOPIC)
-        self._past = solver.publisher(PAST_TOPIC) if past else None
+        self._solver = Solver(self._discovery)
+        self._main = self._solver.publisher(TOPIC)
+        self._past = self._solver.publisher(PAST_TOPIC) if past else None
         self._past_selves: list[Weights] = []
         self._stamps: list[int] = []  # by place: with which version of the topic it was put there
         self._past_version = NONE
@@ -223,6 +223,7 @@ class TopicWeights:
         self._main.close()
         if self._past is not None:
             self._past.close()
+        self._solver.close()
         self._discovery.close()
 
 
