@@ -5,7 +5,7 @@ player earns from then on, also while others move, belongs to that step; at its 
 closed and handed on. Only what the learning policy did is handed on. There is no loop over games.
 
 Where the game's spec has a frame_stack the policy sees the last frames of its stream at each decision. Where the
-network has a memory each stream has a state, whoever plays it: zeros when its game begins, then what the last
+network has a memory each stream has a state, whichever network plays it: zeros when its game begins, then what the last
 decision left.
 """
 
@@ -58,7 +58,7 @@ NO_EPISODES = Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
 
 
 class Actor:
-    """Plays on for ever: a game that is over starts anew."""
+    """Plays without end: a game that is over is reset."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Actor:
         return rollout.batch(seen, np.where(begun[:, None], self._open.state, self._state))
 
     def take(self, view: View) -> Steps:
-        """The steps that `view` closes, with what was seen in stacks; a game that is over begins anew."""
+        """The steps that `view` closes, with what was seen in stacks; a game that is over is reset."""
         steps, over = self._close(view), view.over if self._seats > 1 else by_stream(view.ending) != RUNNING
         if np.count_nonzero(over):
             self._note(over)
@@ -176,7 +176,7 @@ class Actor:
         return Episodes(np.concatenate([one for one, _ in ended]), np.concatenate([past for _, past in ended]))
 
     def save(self) -> Tree:
-        """Everything but the weights and the opponents. Games that cannot be saved start anew when this is loaded."""
+        """Everything but the weights and the opponents. Games that cannot be saved are reset when this is loaded."""
         opened, view = self._open, self._view
         return {
             "rng": rng_state(self._rng),

@@ -4,7 +4,7 @@
     learner ─ sample(counts of its share) ─► every shard, some batches before they are needed (shard_sampler.py)
             ─ learned(rows, priorities) ──► the shard that they came from
 
-Of a batch each draw goes to shard j with probability M_j / M, M_j being the sum of its priorities as last told, and
+Of a batch each draw goes to shard j with probability M_j / M, M_j being the sum of its priorities as it said last, and
 there to row i with p_i / M_j: together p_i / M. Where the sums are a little old, the weights are those of what was
 drawn all the same. A shard that died begins empty; where less than half of `min_steps` is left, sampling waits until
 all of them are there again.
@@ -107,7 +107,7 @@ class ShardedReplay:
         if found is not None:
             return found
         said = self._sampler.answered(_answer)
-        lost = [shard for shard, one in said.items() if one is None]  # it died, or has begun anew and is empty
+        lost = [shard for shard, one in said.items() if one is None]  # it died, or was restarted and is empty
         for shard in lost:
             self._lost(shard)
         for shard, one in said.items():
@@ -122,7 +122,7 @@ class ShardedReplay:
             self._sampler.tell(self._handles)
 
     def emptied(self) -> bool:
-        """By what is there now, not by what died: a checkpoint may be of a shard that had just begun anew."""
+        """By what is there now, not by what died: a checkpoint may be of a shard that was just restarted."""
         return not self.ready()
 
     def has_room(self, actor: int) -> bool:
@@ -168,7 +168,7 @@ class ShardedReplay:
             self._host.close()
 
     def _watch(self) -> None:
-        """On a host of their own nobody else hears of shards that are given up: without them nothing is learned."""
+        """A host that runs shards alone is watched here: without a shard that it gives up nothing is learned."""
         for event in self._host.watch():
             if event.kind == "gave up":
                 raise TrainingStopped(
@@ -211,12 +211,12 @@ class ShardedReplay:
         before = self._status[shard]
         if said["generation"] != before["generation"] and "exponent" in before:
             self._restarts += 1
-        told = {name: said[name] for name in ("generation", "size", "mass", "exponent", "prioritised")}
-        self._status[shard] = told | {"alive": True}
+        status = {name: said[name] for name in ("generation", "size", "mass", "exponent", "prioritised")}
+        self._status[shard] = status | {"alive": True}
 
     def _lost(self, shard: int) -> None:
         """The others are drawn from, and nothing that is under way is waited for. Its successor says what it holds
-        when it takes in its first block; until then one at a time is sent, for the gate counts what is under way."""
+        when it takes in its first block; until then one at a time is sent: the rate limiter counts pending blocks."""
         self._sampler.forget()
         self._status[shard] |= _nothing() | {"alive": False}
 
@@ -237,7 +237,7 @@ def _nothing() -> dict[str, Any]:
 
 
 def _answer(call: Pending) -> Any:
-    """What a shard said; None where it died: its successor holds next to nothing, and nobody waits for that."""
+    """What a shard said; None where it died: its successor holds next to nothing, and is not waited for."""
     try:
         return call.result(ANSWER_S)
     except Unreachable:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from sparring.acting.evaluate import Evaluation
-from sparring.acting.gate_games import trial
+from sparring.acting.gate_games import play_gate_games
 from sparring.errors import Missing
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Sources
@@ -77,7 +77,7 @@ class ModelPublisher:
     def _judge(self, model: Model) -> PublishedModel:
         plan = self.plan
         try:
-            tried = trial(model, self._incumbent(), episodes=self.episodes, seed=plan.seed)
+            tried = play_gate_games(model, self._incumbent(), episodes=self.episodes, seed=plan.seed)
         except Missing as error:
             said = f"not promoted: it cannot be measured here ({error.wrong})"
             return PublishedModel(model.id, None, False, said)

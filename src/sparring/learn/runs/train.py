@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from sparring.acting.gate_games import games_of_the_gate
+from sparring.acting.gate_games import gate_episodes
 from sparring.config import Config
 from sparring.errors import ConfigError, SparringError, StoreFailed
 from sparring.learn.offline.parallel_store import SharedReading, shares_reading
@@ -80,7 +80,7 @@ def train(
         _set_threads(topology, config.train.torch_threads)
         if orders.resume is None:
             run = RunFolder.create(runs, agreed, list(orders.argv))
-        games = games_of_the_gate(agreed.spec, config.registry)
+        games = gate_episodes(agreed.spec, config.registry)
         publisher = ModelPublisher(agreed, run.name, commit(), registry, games, promote=orders.promote)
         session = Session(agreed, run, topology, publisher, _limits(agreed, orders), config.train, show)
         if orders.resume is not None:
