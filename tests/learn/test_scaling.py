@@ -96,6 +96,7 @@ def test_who_comes_plays_with_new_weights_and_is_learned_from_and_who_leaves_is_
         learn(topology, 20)
 
 
+@pytest.mark.slow
 def test_shards_take_in_what_new_actors_play(config, of_either_kind):
     with wired(config, "apex", shards=2) as topology:
         learn(topology, 20)
@@ -185,6 +186,7 @@ def test_a_run_at_work_is_found_where_its_settings_say(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("topology", ["apex", "async", "sync"])
+@pytest.mark.slow
 def test_a_run_at_work_is_scaled_by_a_command(topology, tmp_path):
     with training(tmp_path, topology) as running:
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hosted_runs import learn, ray_actors, turn_until, wired
-from test_ring import digests, wished
+from test_allreduce import digests, wished
 
 from sparring.hosts.open import open_host
 from sparring.learn.topologies import build

@@ -18,7 +18,6 @@ from numpy.random import Generator
 
 from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
 from sparring.acting.rollout import Rollout
-from sparring.acting.streams import by_stream, copied, like, rows_of, side_by_side
 from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
@@ -145,14 +144,14 @@ class Actor:
         begun, then = self._open.begun, self._open.observation
         now = self._stacks.peek(self._seen(self._view))
         # A stream that waits for others has already decided: what it saw then follows its last closed step.
-        seen = {leaf: np.where(like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now}
+        seen = {leaf: np.where(_like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now}
         if self._state is None or self._open.state is None:
             return rollout.batch(seen)
         return rollout.batch(seen, np.where(begun[:, None], self._open.state, self._state))
 
     def take(self, view: View) -> Steps:
         """The steps that `view` closes, with what was seen in stacks; a game that is over is reset."""
-        steps, over = self._close(view), view.over if self._seats > 1 else by_stream(view.ending) != RUNNING
+        steps, over = self._close(view), view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
         if np.count_nonzero(over):
             self._note(over)
             view = self._begin(over)
@@ -201,7 +200,7 @@ class Actor:
         self._who, self._return = state["who"].copy(), state["return"].copy()
         saved = state["view"]
         self._view = View(**{**saved, "observation": tuple(saved["observation"]), "legal": tuple(saved["legal"])})
-        held: Tree = {name: copied(value) for name, value in state["open"].items()}
+        held: Tree = {name: _copied(value) for name, value in state["open"].items()}
         self._open, self._lent = _Open(**held), False
         self._state = None if state["state"] is None else state["state"].copy()
         if self._stacks.frames > 1:
@@ -216,7 +215,7 @@ class Actor:
 
     def decide(self, epsilon: float | Array) -> Array:
         """Open a step for each stream that is to act; what they do, [streams, …]."""
-        acting = by_stream(self._view.to_act)
+        acting = _by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
         if not self._opponents.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
             seen, before = self._stacks.push(shown), self._state
@@ -225,7 +224,7 @@ class Actor:
             self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros, before)
             return choice.action
         if self._lent:
-            self._open, self._lent = _Open(**{name: copied(getattr(self._open, name)) for name in _OPEN}), False
+            self._open, self._lent = _Open(**{name: _copied(getattr(self._open, name)) for name in _OPEN}), False
         rows, opened = np.flatnonzero(acting), self._open
         opened.begun = opened.begun | acting
         opened.reward[rows] = 0.0
@@ -277,13 +276,13 @@ class Actor:
 
     def _close(self, view: View) -> Steps:
         """The steps that `view` completes: those of streams that are to act again, or have ended."""
-        opened, earned, ending = self._open, by_stream(view.reward), by_stream(view.ending)
+        opened, earned, ending = self._open, _by_stream(view.reward), _by_stream(view.ending)
         if not math.isfinite(earned @ earned) and not np.isfinite(earned).all():
             raise self._no_number(earned)
         opened.reward = opened.reward + earned
         self._return += earned
         ended = ending != RUNNING
-        closing = opened.begun & (by_stream(view.to_act) | ended)
+        closing = opened.begun & (_by_stream(view.to_act) | ended)
         opened.begun = opened.begun & ~closing
         if self._opponents.any:
             closing &= self._who == SELF
@@ -299,7 +298,7 @@ class Actor:
         if len(final):
             streams = rows[final]
             last = {leaf: column[streams] for leaf, column in self._seen(view).items()}
-            legal, state = (rows_of(column, streams) for column in (self._legal(view), self._state))
+            legal, state = (_rows_of(column, streams) for column in (self._legal(view), self._state))
         reward = opened.reward[picked]
         if self._reward_clip > 0:
             reward = np.clip(reward, -self._reward_clip, self._reward_clip)
@@ -309,14 +308,14 @@ class Actor:
             action=opened.action[picked],
             reward=reward,
             ending=ending,
-            legal=rows_of(opened.legal, picked),
+            legal=_rows_of(opened.legal, picked),
             behaviour_logp=opened.logp[picked],
-            value=rows_of(opened.value, picked),
+            value=_rows_of(opened.value, picked),
             final=final,
             final_observation=self._stacks.peek(last, rows[final]),
             final_legal=legal,
             final_state=state,
-            state=rows_of(opened.state, picked),
+            state=_rows_of(opened.state, picked),
             version=self._version,
         )
 
@@ -363,7 +362,7 @@ class Actor:
         return self._game.reset(seeds, which)
 
     def _seen(self, view: View) -> Columns:
-        return view.observation[0] if self._seats == 1 else side_by_side(view.observation)
+        return view.observation[0] if self._seats == 1 else _side_by_side(view.observation)
 
     def _legal(self, view: View) -> Array | None:
         if self._seats == 1:
@@ -381,3 +380,33 @@ _VIEW = ("to_act", "observation", "legal", "reward", "ending", "outcome", "tick"
 
 def _values(forward: NumpyForward) -> bool:
     return any(head.name == "value" for head in forward.spec.heads)
+
+
+# Columns of games and seats as columns of streams.
+
+
+def _by_stream(column: Array) -> Array:
+    """[n, seats] as [streams]."""
+    return column.T.reshape(-1)
+
+
+def _side_by_side(by_seat: tuple[Columns, ...]) -> Columns:
+    """What every seat sees, as streams."""
+    return {leaf: np.concatenate([columns[leaf] for columns in by_seat]) for leaf in by_seat[0]}
+
+
+def _like(mask: Array, column: Array) -> Array:
+    """A mask [streams] that spreads over the column [streams, …]."""
+    return mask.reshape(-1, *(1,) * (column.ndim - 1))
+
+
+def _rows_of(column: Array | None, rows: Array | slice) -> Array | None:
+    """Those rows, where there is a column."""
+    return None if column is None else column[rows]
+
+
+def _copied(value: Tree) -> Tree:
+    """A column, columns by name, or nothing."""
+    if value is None:
+        return None
+    return {name: column.copy() for name, column in value.items()} if isinstance(value, dict) else value.copy()

@@ -115,7 +115,7 @@ def plan(wish: TrainRequest, config: Config) -> Plan:
         )
     on = wish.on or config.train.on
     learners = _learners(wish, config)
-    topology = _topology(replace(wish, on=on, topology=_ringed(wish.topology, learners)), algorithm, source)
+    topology = _topology(replace(wish, on=on, topology=_with_learners(wish.topology, learners)), algorithm, source)
     if source == "mix":
         check_share(config.replay.store_share)
     set_envs = preset.envs if config.train.envs == type(config.train)().envs else config.train.envs
@@ -250,8 +250,8 @@ def _learners(wish: TrainRequest, config: Config) -> int:
     return learners
 
 
-def _ringed(topology: str | None, learners: int) -> str | None:
-    """Several learners in step are a ring of them."""
+def _with_learners(topology: str | None, learners: int) -> str | None:
+    """Several learners average their gradients: topology allreduce."""
     if learners == 1 or topology == "allreduce":
         return topology
     if topology not in (None, "sync"):

@@ -143,7 +143,7 @@ class Worker:
         others = [one.against_others for one in self.ended]
         measured = self.measured
         _send(
-            self.line,
+            self.reports,
             {
                 "metrics": {name: float(np.mean([one[name] for one in measured])) for name in measured[0]},
                 "returns": np.concatenate(returns) if returns else np.zeros(0, np.float32),
