@@ -7,7 +7,6 @@ next one says that it follows nothing.
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -18,32 +17,6 @@ from sparring.learn.actors.rollout_slots import RolloutRing, RolloutSlot
 from sparring.learn.actors.step_blocks import StepBlockRing
 from sparring.replay.steps import Steps
 from sparring.wire.chunk import Array
-
-
-class InferenceBuffer(Protocol):
-    """At each tick: has_room, add, cut where streams broke off, finish."""
-
-    def has_room(self, actor: Actor, version: int) -> bool:
-        """Whether one more tick fits; not where too many whole ones wait."""
-        ...
-
-    def add(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
-        """The steps that a tick of those workers closed, decided with that version or a later one."""
-        ...
-
-    def cut(self, streams: Array, value: Array) -> None:
-        """What those streams do next follows nothing; `value` is their estimate of what is lost."""
-        ...
-
-    def finish(self, actor: Actor) -> None:
-        """Let what is whole wait to be taken."""
-        ...
-
-    def oldest(self) -> tuple[dict[str, Array] | None, bool]:
-        """The columns of what waits longest, and whether they follow nothing."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -57,7 +30,7 @@ class _Writing:
 
 
 class RolloutBuffer:
-    """For algorithms that are fed with trajectories."""
+    """For algorithms fed with trajectories. At each tick: has_room, add, cut where streams broke off, finish."""
 
     def __init__(self, spec: ActorSpec, workers: int) -> None:
         self._spec, self._workers = spec, workers
@@ -67,6 +40,7 @@ class RolloutBuffer:
         self._writing: _Writing | None = None
 
     def has_room(self, actor: Actor, version: int) -> bool:
+        """Whether one more tick fits; not where too many whole rollouts wait."""
         if self._writing is None and self._rollouts.ring.room():
             slot = self._rollouts.open_slot(actor)
             rollout = actor.open_rollout(self._spec.ticks, slot.places)
@@ -74,21 +48,25 @@ class RolloutBuffer:
         return self._writing is not None
 
     def add(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
+        """The steps that a tick of those workers closed, decided with version `oldest` or a later one."""
         writing = self._open
         writing.oldest = min(writing.oldest, oldest)
         writing.ticks[workers] += 1
         actor.write(writing.rollout, steps)
 
     def cut(self, streams: Array, value: Array) -> None:
+        """What those streams do next follows nothing; `value` is their estimate of what is lost."""
         self._open.rollout.cut(streams, value)
 
     def finish(self, actor: Actor) -> None:
+        """Let what is whole wait to be taken."""
         writing = self._open
         if writing.ticks.max() >= self._spec.ticks:
             writing.slot.commit(actor.close_rollout(writing.rollout), writing.oldest)
             self._writing = None
 
     def oldest(self) -> tuple[dict[str, Array] | None, bool]:
+        """The columns of what waits longest, and whether they follow nothing."""
         if not self._rollouts.ring.ready():
             return None, False
         columns = self._rollouts.take_columns()
@@ -160,3 +138,6 @@ class StepBlockBuffer:
         )
         self._broken.append(not self._follows)
         self._counted = (actor.env_steps, actor.episodes)
+
+
+InferenceBuffer = RolloutBuffer | StepBlockBuffer
