@@ -4,7 +4,7 @@
 
 Each in a process of its own, with the preset of `spar train atari:Pong --algo apex` and two actors. Env steps are ticks
 of all games (four frames of the console each), counted when replay has taken them in; updates are the learner's. In
-the long run the gate ties the two together: samples_per_insert / batch_steps updates for each step.
+the long run the rate limiter ties the two together: samples_per_insert / batch_steps updates for each step.
 """
 
 import argparse

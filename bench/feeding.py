@@ -1,27 +1,29 @@
 """A full table, and another process that hands steps over to it. For bench/replay.py and bench/tail.py.
 
-python -m bench.feeding "one by one"|trajectories|paced DESCRIPTOR COUNT     the other process
+python -m bench.feeding "one by one"|blocks|paced DESCRIPTOR COUNT     the other process
 """
 
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Self
 
 import numpy as np
 from bench import ledger
 
+from sparring.acting.actor import NO_EPISODES
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED
-from sparring.learn.actors.cpu_yield import wait_for_a_turn
-from sparring.learn.actors.inlet import Inlet
+from sparring.learn.actors.actor_process import yield_cpu
+from sparring.learn.actors.step_blocks import BlockShape, StepBlockRing
 from sparring.replay.sampler import Prioritised
 from sparring.replay.steps import Steps
 from sparring.replay.table import Table
 
 ROWS, ADD, BATCH = 1_000_000, 32, 256
-LENGTH, WAITING = 100, 65_536  # steps of a trajectory; steps that may wait between two processes
+SLOTS = 64  # blocks that may wait between two processes
+BLOCKS = {"one by one": (1, 1), "blocks": (16, 8), "paced": (1, ADD)}  # ticks and streams of one block
 PAUSE_S = 0.001  # between two inserts of ADD steps of who is paced: 32,000 steps/s
 
 
@@ -59,11 +61,11 @@ def paced(insert: Callable[[], object], over: Callable[[], bool]) -> None:
 
 
 class Writer:
-    """Another process that hands steps over (this file, run), and the inlet that they come by."""
+    """Another process that hands blocks of steps over (this file, run), and the ring buffer that they come by."""
 
     def __init__(self, how: str, count: int) -> None:
-        self.inlet = Inlet(cartpole.SPEC.seats[0], WAITING)
-        descriptor = self.inlet.block.descriptor
+        self._ring = ring_of(how)
+        descriptor = self._ring.ring.block.descriptor
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.feeding", how, str(descriptor), str(count)],
             pass_fds=(descriptor,),
@@ -75,50 +77,53 @@ class Writer:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
-    def __enter__(self) -> Inlet:
+    def drain(self, table: Table) -> int:
+        """Insert the blocks that wait, as LocalReplay does; how many steps they had."""
+        taken = 0
+        for _ in range(self._ring.ring.ready()):
+            block = self._ring.take()
+            table.insert(block.steps, lent=True)
+            taken += len(block.steps)
+            self._ring.ring.release()
+        return taken
+
+    def __enter__(self) -> Self:
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return self.inlet
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.communicate()
-        self.inlet.close()
+        self._ring.ring.close()
+
+
+def ring_of(how: str, descriptor: int | None = None) -> StepBlockRing:
+    ticks, streams = BLOCKS[how]
+    return StepBlockRing(BlockShape(cartpole.SPEC.seats[0], ticks, streams, slots=SLOTS), descriptor)
 
 
 def write(how: str, descriptor: int, count: int) -> None:
     """The other process: wait for "go", then hand `count` steps over; 0: go on until it is killed."""
-    inlet = Inlet(cartpole.SPEC.seats[0], WAITING, descriptor=descriptor)
-    rng = np.random.default_rng(0)
-    many = steps(LENGTH, np.zeros(LENGTH, np.int64), rng)
-    many.ending[-1] = TERMINATED
-    seen = [{"observation/state": one} for one in many.observation["observation/state"]]
-    few = steps(ADD, np.zeros(ADD, np.int64), rng)
-    wait_for_a_turn()  # as apex's actors do
+    out, rng = ring_of(how, descriptor), np.random.default_rng(0)
+    ticks, streams = BLOCKS[how]
+    block = [steps(streams, np.arange(streams), rng) for _ in range(ticks)]
+    for number, tick in enumerate(block):
+        tick.ending[:] = TERMINATED if number == ticks - 1 and ticks > 1 else RUNNING
+    yield_cpu()  # as apex's actors do
     print("ready", flush=True)
     sys.stdin.readline()
-    done = 0
-    while done < count or not count:
-        if how == "one by one":
-            for place, one in enumerate(seen):
-                while not inlet.insert(one, 0, 0.0, ending=TERMINATED if place == LENGTH - 1 else RUNNING):
-                    time.sleep(0.0005)
-            done += LENGTH
-        elif how == "trajectories":
-            left = many
-            while (taken := inlet.extend(left)) < len(left):
-                left = rest(left, taken)
-                time.sleep(0.0005)
-            done += LENGTH
-        else:
-            paced(lambda: inlet.extend(few), lambda: False)
 
+    def hand_over() -> None:
+        while not out.ring.room():
+            time.sleep(0.0002)
+        out.write(block, NO_EPISODES, version=0, env_steps=ticks * streams, games=0)
 
-def rest(whole: Steps, first: int) -> Steps:
-    """The steps from `first` on."""
-    columns = {name: getattr(whole, name)[first:] for name in ("stream", "action", "reward", "ending")}
-    return replace(whole, **columns, observation={name: one[first:] for name, one in whole.observation.items()})
+    if how == "paced":
+        paced(hand_over, lambda: False)
+    for _ in range(0, count, ticks * streams):
+        hand_over()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 
 One process: loops of add 32, sample 256, update 256, beside cpprb and TorchRL. Our loop begins with 32 streams, walks
 links and makes transitions; theirs are given both observations.
-Two processes: another one hands over steps one by one, or as trajectories of 100, through shared memory; a step counts
-when it is in the table. Beside Reverb, whose server and client are two processes. Items are sampled where each
-learner would: ours in the table's process, while the other inserts; Reverb's in the client's.
+Two processes: another one hands over blocks of one step, or of 16 ticks of 8 games, by the path that training uses
+(step blocks through the shared-memory ring buffer into the table); a step counts when it is in the table. Beside
+Reverb, whose server and client are two processes: it is given steps one by one, and trajectories of 100. Items are
+sampled where each learner would: ours in the table's process, while the other inserts; Reverb's in the client's.
 The tail (bench/tail.py): p99 beside p50 of what a learner's samples take, between updates of dqn, while a thread of the
 same process inserts, and while another process does: 32,000 steps/s in both. As a peer of it the p99 of a loop that
 lasts as long and does nothing, in turns with the samples: what the machine itself adds. Samples back to back, which no
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from bench import ledger
-from bench.feeding import ADD, BATCH, LENGTH, ROWS, Writer, full_table, steps
+from bench.feeding import ADD, BATCH, ROWS, Writer, full_table, steps
 from bench.peers.environments import python_of
 from bench.tail import INSERTING, Sampling
 
@@ -38,7 +39,7 @@ GOALS = {"cpprb 11.0.0": 5.0, "TorchRL 0.14.1": 15.0}
 REVERB = "Reverb 0.14.0"
 CROSSING = {  # what is counted across processes, by the name that bench/peers/replay_reverb.py gives it
     "inserts": ("steps handed over one by one to another process", "steps/s"),
-    "trajectory_steps": ("steps handed over as trajectories of 100", "steps/s"),
+    "trajectory_steps": ("steps handed over in blocks of 16 ticks of 8 games", "steps/s"),
     "samples": ("items sampled while another process inserts", "items/s"),
 }
 NOTHING = "a loop that does nothing"
@@ -66,21 +67,21 @@ def theirs(peer: str, loops: int) -> list[float]:
 
 def crossing(table: Table, how: str, count: int) -> float:
     """Steps/s from the other process into the table."""
-    with Writer(how, count) as inlet:
+    with Writer(how, count) as writer:
         begun, taken = time.perf_counter(), 0
         while taken < count:
-            taken += (fresh := inlet.drain(table))
-            if fresh < LENGTH:
-                time.sleep(0.0002)  # leave the core to whoever writes
+            taken += (fresh := writer.drain(table))
+            if not fresh:
+                time.sleep(0.0002)  # leave the core to the writer
         return taken / (time.perf_counter() - begun)
 
 
 def beside_a_process(table: Table, samples: int, rng: np.random.Generator) -> float:
     """Items sampled per second, draining included, while another process inserts."""
-    with Writer("paced", 0) as inlet:
+    with Writer("paced", 0) as writer:
         begun = time.perf_counter()
         for _ in range(samples):
-            inlet.drain(table)
+            writer.drain(table)
             table.sample(BATCH, rng, n_steps=1, discount=0.99)
         return samples * BATCH / (time.perf_counter() - begun)
 
@@ -115,7 +116,7 @@ def one_round(table: Table, sampling: Sampling, loops: int, rng: np.random.Gener
     for peer, name in PEERS.items():
         rounds.add(name, "loop", 1.0 / statistics.median(theirs(peer, loops)))
     rounds.add("ours", "inserts", crossing(table, "one by one", 50 * loops))
-    rounds.add("ours", "trajectory_steps", crossing(table, "trajectories", 500 * loops))
+    rounds.add("ours", "trajectory_steps", crossing(table, "blocks", 512 * loops))
     rounds.add("ours", "samples", beside_a_process(table, loops, rng))
     for name, value in reverb().items():
         rounds.add(REVERB, name, value)

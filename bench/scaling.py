@@ -71,14 +71,14 @@ def costs(game: str, algorithm: str, repeats: int) -> dict[str, float]:
     from sparring.config import Config
     from sparring.games.catalogue import open_game
     from sparring.learn.plan import TrainRequest, plan
-    from sparring.nets.forward import forward_without_torch
+    from sparring.nets.onnx_forward import without_torch
 
     torch.set_num_threads(1)
     agreed = plan(TrainRequest(game, algorithm, topology="single"), Config())
     learner = agreed.algorithm.begin(agreed.spec, agreed.settings, 0)
     rng, games = np.random.default_rng(0), open_game(game, agreed.envs)
-    ticks, partners = agreed.settings.rollout_ticks, Opponents(learner.network, 0, 0.0)
-    actor = Actor(games, forward_without_torch(learner.network, learner.weights()), agreed.policy, rng, partners)
+    ticks, opponents = agreed.settings.rollout_ticks, Opponents(learner.network, 0.0)
+    actor = Actor(games, without_torch(learner.network, learner.weights()), agreed.policy, rng, opponents)
     batch = actor.rollout(ticks)
     steps = batch.reward.size
     playing = _cpu_us(lambda: actor.rollout(ticks), repeats) / steps
@@ -102,8 +102,8 @@ def costs(game: str, algorithm: str, repeats: int) -> dict[str, float]:
     }
 
 
-def gated(game: str, repeats: int) -> dict[str, float]:
-    """How many samples a second DQN learns on one thread, and so how many steps the gate lets in."""
+def rate_limited(game: str, repeats: int) -> dict[str, float]:
+    """How many samples a second DQN learns on one thread, and so how many steps the rate limiter lets in."""
     import torch
 
     from sparring.config import Config
@@ -161,8 +161,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             )
         )
         _say(name, cost, paper[name]["rows"])
-    gates = {game: _apart(["gated", game, str(repeats)]) for game in ("cartpole",)}
-    return ledger.result("scaling", cases, memory_bytes_per_s=memory, gates=gates)
+    limits = {game: _apart(["rate_limited", game, str(repeats)]) for game in ("cartpole",)}
+    return ledger.result("scaling", cases, memory_bytes_per_s=memory, rate_limits=limits)
 
 
 def _say(name: str, cost: dict[str, float], rows: list[dict[str, Any]]) -> None:
@@ -215,7 +215,7 @@ def _main(what: str, *words: str) -> dict[str, float]:
         return learn(game, algorithm, topology, int(actors), float(seconds))
     if what == "costs":
         return costs(words[0], words[1], int(words[2]))
-    return gated(words[0], int(words[1])) if what == "gated" else _memory()
+    return rate_limited(words[0], int(words[1])) if what == "rate_limited" else _memory()
 
 
 if __name__ == "__main__":

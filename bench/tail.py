@@ -49,8 +49,8 @@ def thread(table: Table, rng: np.random.Generator) -> Iterator[Callable[[], obje
 @contextmanager
 def process(table: Table, rng: np.random.Generator) -> Iterator[Callable[[], object]]:
     """Another process hands over ADD steps at a time, 32,000/s; the learner drains them before it samples."""
-    with Writer("paced", 0) as inlet:
-        yield lambda: inlet.drain(table)
+    with Writer("paced", 0) as writer:
+        yield lambda: writer.drain(table)
 
 
 INSERTING = {"thread": thread, "process": process}

@@ -105,7 +105,7 @@ class TrainConfig:
 
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # processes that play, in topologies that have any beside the learner
-    learners: int = 1  # that share the work and average their gradients (ppo, impala: topology ring)
+    learners: int = 1  # that share the work and average their gradients (ppo, impala: topology allreduce)
     on: str = "local://"  # where actors run: local://, ray://auto or ray://HOST:PORT
     cpus_per_actor: float = 0.5  # that a cluster sets aside for each actor and each shard of replay
     reward_clip: float = 0.0  # rewards beyond ± this are learned as this; returns are told as earned; 0: no limit

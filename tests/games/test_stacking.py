@@ -77,7 +77,7 @@ def frames(*values: int) -> Columns:
 def actor() -> Actor:
     network = default_network(SEAT, hidden=(8,), frame_stack=STACK)
     forward = NumpyForward(network, Network(network, 0).weights())
-    return Actor(Clocks(), forward, "categorical", np.random.default_rng(0), Opponents(network, 0, 0.0))
+    return Actor(Clocks(), forward, "categorical", np.random.default_rng(0), Opponents(network, 0.0))
 
 
 def test_stacks_have_the_shape_that_the_leaf_says_and_begin_with_their_first_frame() -> None:

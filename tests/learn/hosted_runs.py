@@ -34,7 +34,7 @@ def wired(*args, **keys):
         topology.close()
 
 
-def learn(topology, updates, deadline_s=100.0):
+def learn(topology, updates, deadline_s=240.0):
     """So many updates more; the turns of them."""
     goal, until, turns = topology.learner.updates + updates, time.monotonic() + deadline_s, []
     while topology.learner.updates < goal:
@@ -45,7 +45,7 @@ def learn(topology, updates, deadline_s=100.0):
     return turns
 
 
-def turn_until(topology, there, deadline_s=60.0):
+def turn_until(topology, there, deadline_s=180.0):
     """Turn by turn, until something is there."""
     until = time.monotonic() + deadline_s
     while not there():

@@ -38,7 +38,7 @@ def actor_of(game, policy, memory=None, seed=0, partners=None, **settings):
     network = default_network(game.spec.seats[0], hidden=(16,), memory=memory, separate_value=True)
     net = stirred(network)
     forward = NumpyForward(network, net.weights())
-    partners = partners or Opponents(network, 0, 0.0)
+    partners = partners or Opponents(network, 0.0)
     return Actor(game, forward, policy, np.random.default_rng(seed), partners, **settings), net
 
 
@@ -141,10 +141,10 @@ def test_each_seat_remembers_for_itself_whoever_sits_in_the_others(game, met):
     games = open_game(game, 6)
     network = default_network(games.spec.seats[0], hidden=(16,), memory=Gru(6), separate_value=True)
     scripts = [script(game, scripts_for(game)[-1])] if met == "others" else []
-    partners = Opponents(network, 2, 0.4, scripts, 0.4 if scripts else 0.0)
+    partners = Opponents(network, 0.4, scripts, 0.4 if scripts else 0.0)
     if met == "others":
-        for seed in (1, 2):
-            partners.add(stirred(network, seed).weights(), np.random.default_rng(0))
+        for place, seed in enumerate((1, 2)):
+            partners.put(place, stirred(network, seed).weights())
     actor, net = actor_of(games, "categorical", Gru(6), partners=partners)
     for _ in range(4):
         batch = actor.rollout(60)
@@ -172,8 +172,8 @@ class Told:
 def test_a_past_self_is_given_back_its_own_memory_and_an_empty_one_in_a_new_game():
     game = open_game("connect-four", 1)
     network = default_network(game.spec.seats[0], hidden=(16,), memory=Gru(6))
-    partners = Opponents(network, 1, 1.0)
-    partners.add(stirred(network, 3).weights(), np.random.default_rng(0))
+    partners = Opponents(network, 1.0)
+    partners.put(0, stirred(network, 3).weights())
     told = partners.forwards[0] = Told(partners.forwards[0])
     network = default_network(game.spec.seats[0], hidden=(16,), memory=Gru(6))
     forward = NumpyForward(network, stirred(network).weights())
@@ -215,9 +215,9 @@ def test_an_actor_that_remembers_goes_into_bytes_in_mid_episode(game, policy):
     def made(seed):
         games = Aim(5) if game == "aim" else open_game(game, 5)
         network = default_network(games.spec.seats[0], hidden=(16,), memory=Lstm(5), separate_value=True)
-        partners = Opponents(network, 1, 0.5)
+        partners = Opponents(network, 0.5)
         if game == "duel":
-            partners.add(stirred(network, 4).weights(), np.random.default_rng(0))
+            partners.put(0, stirred(network, 4).weights())
         return actor_of(games, policy, Lstm(5), seed, partners, reward_clip=0.5)[0]
 
     first, second = made(0), made(9)

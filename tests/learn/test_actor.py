@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparring.acting.actor import Actor
-from sparring.acting.opponents import SELF, Opponents
+from sparring.acting.opponents import SELF, Opponents, PastSelves
 from sparring.games import cartpole
 from sparring.games.catalogue import open_game
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
@@ -20,9 +20,9 @@ from sparring.wire.tree import pack, unpack
 def actor_for(game_id, n=8, algo="ppo", seed=0, past=0, share=0.5):
     algorithm, game = open_algorithm(algo), open_game(game_id, n)
     learner = algorithm.begin(game.spec, settings_of(algorithm, {"image_layers": ["flat"], "hidden_units": [16]}), seed)
-    selves = Opponents(learner.network, max(past, 1), share)
-    for _ in range(past):
-        selves.add(learner.weights(), np.random.default_rng(0))
+    selves = Opponents(learner.network, share)
+    for place in range(past):
+        selves.put(place, learner.weights())
     forward = NumpyForward(learner.network, learner.weights())
     return Actor(game, forward, algorithm.policy, np.random.default_rng(seed), selves)
 
@@ -137,6 +137,7 @@ def test_an_actor_goes_into_bytes_and_plays_on_as_if_nothing_had_happened(game):
     state = unpack(pack(first.save()))
     second = actor_for(game, n=4, seed=5, past=past)
     second.use(first._forward)
+    second._opponents.forwards[:] = first._opponents.forwards  # the learner has those
     second.load(state)
     one, two = first.rollout(50), second.rollout(50)
     for name in ("action", "reward", "ending", "behaviour_logp", "value", "mask"):
@@ -146,14 +147,14 @@ def test_an_actor_goes_into_bytes_and_plays_on_as_if_nothing_had_happened(game):
 
 def test_past_selves_are_kept_up_to_their_number():
     actor = actor_for("duel", n=2)
-    selves = Opponents(actor._forward.spec, 3, 1.0)
+    selves, past = Opponents(actor._forward.spec, 1.0), PastSelves(3, np.random.default_rng(0))
     rng = np.random.default_rng(0)
     weights = actor_weights(actor)
     for _ in range(5):
-        selves.add(weights, rng)
+        selves.put(past.add(weights), weights)
     assert len(selves.forwards) == 3
     assert set(selves.draw(100, rng).tolist()) == {0, 1, 2}
-    assert (Opponents(actor._forward.spec, 0, 1.0).draw(5, rng) == SELF).all()
+    assert (Opponents(actor._forward.spec, 1.0).draw(5, rng) == SELF).all()
 
 
 def actor_weights(actor):
@@ -167,7 +168,7 @@ def test_a_share_of_games_is_met_by_the_games_scripts():
     from sparring.games.scripts import script
 
     first, game = actor_for("connect-four"), open_game("connect-four", 64)
-    partners = Opponents(first._forward.spec, 0, 0.0, [script("connect-four", "tactical")], 0.5)
+    partners = Opponents(first._forward.spec, 0.0, [script("connect-four", "tactical")], 0.5)
     actor = Actor(game, first._forward, "categorical", np.random.default_rng(0), partners)
     for _ in range(200):
         steps = actor.step()

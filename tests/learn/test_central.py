@@ -14,12 +14,13 @@ from sparring.errors import Unreachable
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.learn.actors import step_blocks as blocks
+from sparring.learn.actors.actor_spec import actor_spec
 from sparring.learn.actors.env_service import EnvService
-from sparring.learn.actors.inference_service import ACT, ANEW, HOLD, InferenceService
+from sparring.learn.actors.inference_service import ACT, HOLD, RESET, InferenceService
 from sparring.learn.actors.rollout_slots import played
-from sparring.learn.actors.weight_publisher import rollout_spec
+from sparring.learn.actors.weights import WeightsSnapshot
 from sparring.learn.plan import TrainRequest, plan
-from sparring.learn.replay.local import table_for
+from sparring.learn.replay.local import open_replay_table
 from sparring.learn.topologies.apex import block_spec
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import log_softmax
@@ -43,7 +44,8 @@ class Beside:
     def __init__(self, agreed, slots=8, part=None):
         self.learner = agreed.algorithm.begin(agreed.spec, agreed.settings, agreed.seed)
         if part is None:
-            self.part = rollout_spec(agreed, self.learner, slots=slots, lanes=1, in_step=False)
+            ticks = agreed.settings.rollout_ticks
+            self.part = actor_spec(agreed, self.learner.network, feeds="rollouts", ticks=ticks, slots=slots)
         else:
             self.part = replace(part(agreed, self.learner), n_steps=0)
         self.workers = agreed.actors
@@ -54,16 +56,22 @@ class Beside:
     def begin(self):
         """A service without weights, as one that takes a dead one's place."""
         whole = replace(self.part, envs=self.workers * self.part.envs)
-        self.inference = InferenceService(whole.told(), self.workers)
+        self.inference = InferenceService(whole.encode(), self.workers, weights=self)
 
     def environments(self, worker, generation=0):
-        return EnvService(self.part.told(), worker, generation, solver=self)
+        return EnvService(self.part.encode(), worker, generation, solver=self)
 
     def use(self, version, shift=0.0):
         weights = {name: one + np.float32(shift) for name, one in self.learner.weights().items()}
         self.weights[version] = weights
         self.version = version
-        assert self.inference.use({"version": version, "epsilon": 0.0, "weights": weights}, []) == version
+        assert self.inference.use(version) == version
+
+    def at_least(self, version):
+        return WeightsSnapshot(version, self.weights[version], 0.0)
+
+    def new_past_selves(self, snapshot):
+        return {}
 
     def retrieve(self, service, verb, /, *args):
         assert (service, verb) == ("inference", "act")
@@ -76,12 +84,14 @@ class Beside:
     def taken(self):
         """Every rollout that is whole."""
         found = []
-        while (columns := self.inference.kept()["columns"]) is not None:
+        while (columns := self.inference.take()["columns"]) is not None:
             found.append(played(columns, self.seat))
         return found
 
     def close(self):
-        self.inference.close()
+        inference, self.inference = self.inference, None
+        if inference is not None:
+            inference.close()
 
 
 @contextmanager
@@ -195,7 +205,7 @@ def test_a_service_that_took_a_dead_ones_place_has_all_begin_anew(config):
         assert made.told[-2:] == [HOLD, HOLD]  # it has no weights yet
         made.use(7)
         assert ticks(crew) == 0
-        assert made.told[-2:] == [ANEW, ANEW]
+        assert made.told[-2:] == [RESET, RESET]
         for _ in range(40):
             assert ticks(crew) == 2
         rollouts = made.taken()
@@ -282,20 +292,20 @@ def test_what_replay_takes_in_is_what_happened_too(config):
     made = Beside(agreed, part=block_spec)
     made.use(0)
     whole = replace(made.part, envs=2 * made.part.envs)
-    table = table_for(dataclasses.replace(agreed, actors=1), whole, 5000)
+    table = open_replay_table(agreed, made.learner.network, 5000, whole.streams + 1)
     crew, rng, breaks = [made.environments(worker) for worker in range(2)], np.random.default_rng(2), 0
     kept = 0
     for tick in range(600):
         if tick in (200, 333):
             crew[0] = made.environments(0, generation=tick)
         crew[rng.integers(2)].tick()
-        said = made.inference.kept()
+        said = made.inference.take()
         if said["columns"] is not None:
             if said["broken"]:
                 breaks += 1
                 for stream in range(8):
                     table.break_off(stream)
-            (steps,) = blocks.joined(said["columns"], made.seat).steps
+            steps = blocks.joined(said["columns"], made.seat).steps
             table.insert(steps)
             kept += len(steps)
     made.close()

@@ -8,6 +8,7 @@ from sparring.errors import ConfigError, SparringError
 from sparring.learn.topologies import build
 
 
+@pytest.mark.slow
 def test_it_learns_and_outlives_its_environments_and_its_inference(config):
     settings = ("rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128", "epochs=4", "learning_rate=0.003")
     with wired(config, "central", settings=settings, envs=8) as topology:
@@ -32,11 +33,12 @@ def test_it_learns_and_outlives_its_environments_and_its_inference(config):
 
 
 @pytest.mark.parametrize("name", ["inference", "environments"])
+@pytest.mark.slow
 def test_one_that_worked_and_that_others_keep_ending_is_begun_anew(name, config):
     """Each is ended before it can do anything, until its host gives it up."""
     with wired(config, "central") as topology:
         learn(topology, 3)
-        served, ended = topology.served, set()
+        served, ended = topology.actors, set()
 
         def whom():
             return served._inference if name == "inference" else served._workers[0]
@@ -58,6 +60,7 @@ def says(what):
     return pytest.raises(SparringError, match=what)
 
 
+@pytest.mark.slow
 def test_a_game_that_breaks_ends_the_run_with_what_it_said(config):
     with wired(config, "central", game="breaking_game:chain") as topology, says("the chain broke"):
         learn(topology, 1)
@@ -67,7 +70,7 @@ def test_who_replays_learns_from_blocks(config):
     with wired(config, "central", algo="dqn") as topology:
         learn(topology, 30)
         services()["inference"][0].kill()
-        turn_until(topology, lambda: topology.players.inference_restarts)
+        turn_until(topology, lambda: topology.actors.inference_restarts)
         turns = learn(topology, 100)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
         assert topology.env_steps > 500

@@ -20,7 +20,7 @@ from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.tree import unpack
 
 QUICK = ("learning_rate=0.01", "rollout_ticks=8", "hidden_units=[32]")
-PATIENCE_S = 90.0  # of a busy machine
+PATIENCE_S = 240.0  # of a busy machine
 
 
 def wish(game="chain_game:chain", algo="a3c", steps=20_000, settings=QUICK, workers=1):
@@ -35,17 +35,18 @@ def turns(topology, until):
         topology.iterate()
 
 
+@pytest.mark.slow
 def test_workers_learn_together_and_one_that_is_killed_comes_back(config):
     topology = build(plan(wish(workers=2), config), None)
     try:
         turns(topology, lambda: (topology._rows[:, 2] > 5).all())
-        killed, updates = topology._workers[0].process.pid, topology._rows[0, 2]
+        killed, updates = topology.pool.pid(0), topology._rows[0, 2]
         os.kill(killed, signal.SIGKILL)
         before = topology.position
         turns(topology, lambda: topology.position > before + 2000)  # the other went on
         turns(topology, lambda: topology._rows[0, 2] > updates + 5)  # and this place learns again
-        assert topology.restarts == 1
-        assert topology._workers[0].process.pid != killed
+        assert topology.pool.restarts == 1
+        assert topology.pool.pid(0) != killed
         turns(topology, lambda: topology.position >= 20_000)
         topology.save()  # nobody is in the middle of anything
         learner = topology.learner
@@ -58,6 +59,7 @@ def test_workers_learn_together_and_one_that_is_killed_comes_back(config):
         topology.close()
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_and_goes_on_where_it_was(config):
     first = train(wish(steps=2_000), TrainOptions(promote=False), config, lambda progress: None)
     more = TrainRequest("chain_game:chain", "a3c", steps=first.env_steps + 2_000)

@@ -61,7 +61,7 @@ def small(config):
     pytest.param("duel", "dqn", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(game, algo, config, tmp_path, monkeypatch):
-    monkeypatch.setattr("sparring.learn.topologies.single.PAST_EVERY_STEPS", 500)
+    monkeypatch.setattr("sparring.acting.opponents.PAST_EVERY_STEPS", 500)
     config = small(replace(config, registry=replace(config.registry, gate_episodes=2)))
     unbroken = trained(config, game, algo, steps=3000)
     broken = replace(config, data=str(tmp_path / "broken"))

@@ -18,8 +18,8 @@ from hosted_runs import learn, turn_until, wired
 
 from servers.running import ConsulAgent
 from sparring.errors import Missing, Refused
-from sparring.learn.actors import open as opening
-from sparring.learn.actors.scale import ActorScaling
+from sparring.learn import actors as opening
+from sparring.learn.actors.local import ActorScaling
 from sparring.learn.topologies import apex
 from sparring.services.keys import create_keys
 
@@ -45,7 +45,7 @@ def of_either_kind(request, monkeypatch):
 
 def scaled(topology, count):
     """Ask for so many as others do, in a thread of their own; turns go on meanwhile."""
-    players = topology.players
+    players = topology.actors
     asked = (lambda: players.host.scale("actor", count)) if hasattr(players, "host") else _of(players, count)
     asking = threading.Thread(target=asked)
     asking.start()
@@ -82,8 +82,8 @@ def test_who_comes_plays_with_new_weights_and_is_learned_from_and_who_leaves_is_
         come = set()
 
         def has_come():
-            for actor in range(2, topology.players.actors):
-                if topology.players.waiting(actor) and topology.players.version(actor) >= known:
+            for actor in range(2, topology.actors.actors):
+                if topology.actors.waiting(actor) and topology.actors.version(actor) >= known:
                     come.add(actor)
             return come == {2, 3}
 
@@ -96,6 +96,7 @@ def test_who_comes_plays_with_new_weights_and_is_learned_from_and_who_leaves_is_
         learn(topology, 20)
 
 
+@pytest.mark.slow
 def test_shards_take_in_what_new_actors_play(config, of_either_kind):
     with wired(config, "apex", shards=2) as topology:
         learn(topology, 20)
@@ -109,10 +110,10 @@ def test_what_cannot_be_met_is_refused(config):
     with wired(config, "central") as topology:
         learn(topology, 1)
         with pytest.raises(Refused, match="It began with 2 and keeps them"):
-            topology.served.host.scale("environments", 3)
+            topology.actors.host.scale("environments", 3)
     with wired(config, "async") as topology:
         learn(topology, 1)
-        asked = topology.players._scaling
+        asked = topology.actors._scaling
         with pytest.raises(Refused, match=r"service actor: 0 instances\. Ask for 1 to 1000\."):
             asked.scale("actor", 0)
         with pytest.raises(Missing, match=r"no service 'replay' was started\. It runs actor\."):
@@ -185,6 +186,7 @@ def test_a_run_at_work_is_found_where_its_settings_say(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("topology", ["apex", "async", "sync"])
+@pytest.mark.slow
 def test_a_run_at_work_is_scaled_by_a_command(topology, tmp_path):
     with training(tmp_path, topology) as running:
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hosted_runs import learn, ray_actors, turn_until, wired
-from test_ring import digests, wished
+from test_allreduce import digests, wished
 
 from sparring.hosts.open import open_host
 from sparring.learn.topologies import build
@@ -32,11 +32,11 @@ def test_the_same_files_learn(topology, shards, config):
 def test_actors_that_others_ask_for_join_in_and_those_who_leave_are_not_waited_for(config):
     with wired(config, "sync", on="ray://local") as topology:
         learn(topology, 3)
-        topology.players.host.scale("actor", 3)
+        topology.actors.host.scale("actor", 3)
         turn_until(topology, lambda: topology.flow()["actors"] == 3)
         rows = [turn.batch.reward.shape[1] for turn in learn(topology, 3)]
         assert rows[-1] == 3 * 4
-        topology.players.host.scale("actor", 1)
+        topology.actors.host.scale("actor", 1)
         rows = [turn.batch.reward.shape[1] for turn in learn(topology, 3)]
         assert rows[-1] == 4
 

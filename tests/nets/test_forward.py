@@ -115,7 +115,7 @@ def test_rewards_of_atari_are_clipped_for_the_learner_and_told_as_earned() -> No
     batches = []
     for clip in (0.0, 1.0):
         game = open_game("atari:MsPacman", 2)
-        actor = Actor(game, forward, "categorical", np.random.default_rng(0), Opponents(spec, 0, 0.0), clip)
+        actor = Actor(game, forward, "categorical", np.random.default_rng(0), Opponents(spec, 0.0), clip)
         batches.append(actor.rollout(110))
     earned, clipped = (batch.reward for batch in batches)
     assert earned.max() >= 10  # a pellet

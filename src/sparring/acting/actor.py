@@ -1,11 +1,11 @@
-"""An actor: n games of one kind, played at once by the newest weights, and by partners where there are seats.
+"""An actor: n games of one kind, played at once by the newest weights, and by opponents in the other seats.
 
 A stream is one seat of one game; stream = seat · n + game. At each decision of a stream its step is opened; what its
 player earns from then on, also while others move, belongs to that step; at its next decision or its end the step is
 closed and handed on. Only what the learning policy did is handed on. There is no loop over games.
 
 Where the game's spec has a frame_stack the policy sees the last frames of its stream at each decision. Where the
-network has a memory each stream has a state, whoever plays it: zeros when its game begins, then what the last
+network has a memory each stream has a state, whichever network plays it: zeros when its game begins, then what the last
 decision left.
 """
 
@@ -18,7 +18,6 @@ from numpy.random import Generator
 
 from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
 from sparring.acting.rollout import Rollout
-from sparring.acting.streams import by_stream, copied, like, rows_of, side_by_side
 from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
@@ -54,8 +53,11 @@ class Episodes:
     against_others: Array  # bool [k]: the other seats were a past self's or a script's
 
 
+NO_EPISODES = Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
+
+
 class Actor:
-    """Plays on for ever: a game that is over starts anew."""
+    """Plays without end: a game that is over is reset."""
 
     def __init__(
         self,
@@ -63,10 +65,10 @@ class Actor:
         forward: Forward,
         policy: str | Policy,
         rng: Generator,
-        partners: Opponents,
+        opponents: Opponents,
         reward_clip: float = 0.0,
     ) -> None:
-        self._game, self._forward, self._rng, self._partners = game, forward, rng, partners
+        self._game, self._forward, self._rng, self._opponents = game, forward, rng, opponents
         self._seat, seats = game.spec.seats[0], len(game.spec.seats)
         self._policy = open_policy(policy, self._seat.action) if isinstance(policy, str) else policy
         self._reward_clip = reward_clip  # 0: rewards are handed on as they are
@@ -142,14 +144,14 @@ class Actor:
         begun, then = self._open.begun, self._open.observation
         now = self._stacks.peek(self._seen(self._view))
         # A stream that waits for others has already decided: what it saw then follows its last closed step.
-        seen = {leaf: np.where(like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now}
+        seen = {leaf: np.where(_like(begun, now[leaf]), then[leaf], now[leaf]) for leaf in now}
         if self._state is None or self._open.state is None:
             return rollout.batch(seen)
         return rollout.batch(seen, np.where(begun[:, None], self._open.state, self._state))
 
     def take(self, view: View) -> Steps:
-        """The steps that `view` closes, with what was seen in stacks; a game that is over begins anew."""
-        steps, over = self._close(view), view.over if self._seats > 1 else by_stream(view.ending) != RUNNING
+        """The steps that `view` closes, with what was seen in stacks; a game that is over is reset."""
+        steps, over = self._close(view), view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
         if np.count_nonzero(over):
             self._note(over)
             view = self._begin(over)
@@ -169,11 +171,11 @@ class Actor:
         """The games that ended since this was last asked."""
         ended, self._ended = self._ended, []
         if not ended:
-            return Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
+            return NO_EPISODES
         return Episodes(np.concatenate([one for one, _ in ended]), np.concatenate([past for _, past in ended]))
 
     def save(self) -> Tree:
-        """Everything but the weights. Games that cannot be saved start anew when this is loaded."""
+        """Everything but the weights and the opponents. Games that cannot be saved are reset when this is loaded."""
         opened, view = self._open, self._view
         return {
             "rng": rng_state(self._rng),
@@ -182,7 +184,6 @@ class Actor:
             "return": self._return,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
-            "past": self._partners.save(),
             "view": {name: getattr(view, name) for name in _VIEW},
             "open": {name: getattr(opened, name) for name in _OPEN},
             "stacks": self._stacks.save(),
@@ -193,14 +194,13 @@ class Actor:
         """Back to what `save` gave."""
         set_rng_state(self._rng, state["rng"])
         self.env_steps, self.episodes = state["env_steps"], state["episodes"]
-        self._partners.load(state["past"])
         if state["game"] is None:
             return
         self._game.restore(state["game"])
         self._who, self._return = state["who"].copy(), state["return"].copy()
         saved = state["view"]
         self._view = View(**{**saved, "observation": tuple(saved["observation"]), "legal": tuple(saved["legal"])})
-        held: Tree = {name: copied(value) for name, value in state["open"].items()}
+        held: Tree = {name: _copied(value) for name, value in state["open"].items()}
         self._open, self._lent = _Open(**held), False
         self._state = None if state["state"] is None else state["state"].copy()
         if self._stacks.frames > 1:
@@ -215,16 +215,16 @@ class Actor:
 
     def decide(self, epsilon: float | Array) -> Array:
         """Open a step for each stream that is to act; what they do, [streams, …]."""
-        acting = by_stream(self._view.to_act)
+        acting = _by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
-        if not self._partners.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
+        if not self._opponents.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
             seen, before = self._stacks.push(shown), self._state
             choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon)
             zeros = np.zeros(self.streams, np.float32)
             self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros, before)
             return choice.action
         if self._lent:
-            self._open, self._lent = _Open(**{name: copied(getattr(self._open, name)) for name in _OPEN}), False
+            self._open, self._lent = _Open(**{name: _copied(getattr(self._open, name)) for name in _OPEN}), False
         rows, opened = np.flatnonzero(acting), self._open
         opened.begun = opened.begun | acting
         opened.reward[rows] = 0.0
@@ -234,13 +234,13 @@ class Actor:
         if legal is not None and opened.legal is not None:
             opened.legal[rows] = legal[rows]
         who = self._who[rows]
-        for player in np.unique(who) if self._partners.any else (SELF,):
+        for player in np.unique(who) if self._opponents.any else (SELF,):
             places = np.flatnonzero(who == player)
             mine = rows[places]
             if player <= FIRST_SCRIPT:
                 self._follow_script(FIRST_SCRIPT - player, mine, shown, legal)
                 continue
-            forward = self._forward if player == SELF else self._partners.forwards[player]
+            forward = self._forward if player == SELF else self._opponents.forwards[player]
             part = {leaf: column[places] for leaf, column in seen.items()}
             self._choose_for(mine, forward, part, epsilon)
         return opened.action
@@ -265,7 +265,7 @@ class Actor:
             if len(mine):
                 part = {leaf: column[mine] for leaf, column in shown.items()}
                 allowed = None if legal is None else legal[mine]
-                self._open.action[mine] = self._partners.scripts[place].act(seat, part, allowed, self._rng)
+                self._open.action[mine] = self._opponents.scripts[place].act(seat, part, allowed, self._rng)
 
     def _choose(
         self, forward: Forward, seen: Columns, legal: Array | None, state: Array | None, epsilon: float | Array
@@ -276,15 +276,15 @@ class Actor:
 
     def _close(self, view: View) -> Steps:
         """The steps that `view` completes: those of streams that are to act again, or have ended."""
-        opened, earned, ending = self._open, by_stream(view.reward), by_stream(view.ending)
+        opened, earned, ending = self._open, _by_stream(view.reward), _by_stream(view.ending)
         if not math.isfinite(earned @ earned) and not np.isfinite(earned).all():
             raise self._no_number(earned)
         opened.reward = opened.reward + earned
         self._return += earned
         ended = ending != RUNNING
-        closing = opened.begun & (by_stream(view.to_act) | ended)
+        closing = opened.begun & (_by_stream(view.to_act) | ended)
         opened.begun = opened.begun & ~closing
-        if self._partners.any:
+        if self._opponents.any:
             closing &= self._who == SELF
         if np.count_nonzero(closing) == self.streams:
             self._lent = True
@@ -298,7 +298,7 @@ class Actor:
         if len(final):
             streams = rows[final]
             last = {leaf: column[streams] for leaf, column in self._seen(view).items()}
-            legal, state = (rows_of(column, streams) for column in (self._legal(view), self._state))
+            legal, state = (_rows_of(column, streams) for column in (self._legal(view), self._state))
         reward = opened.reward[picked]
         if self._reward_clip > 0:
             reward = np.clip(reward, -self._reward_clip, self._reward_clip)
@@ -308,14 +308,14 @@ class Actor:
             action=opened.action[picked],
             reward=reward,
             ending=ending,
-            legal=rows_of(opened.legal, picked),
+            legal=_rows_of(opened.legal, picked),
             behaviour_logp=opened.logp[picked],
-            value=rows_of(opened.value, picked),
+            value=_rows_of(opened.value, picked),
             final=final,
             final_observation=self._stacks.peek(last, rows[final]),
             final_legal=legal,
             final_state=state,
-            state=rows_of(opened.state, picked),
+            state=_rows_of(opened.state, picked),
             version=self._version,
         )
 
@@ -354,15 +354,15 @@ class Actor:
         if self._state is not None:
             self._state[streams] = 0.0
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
-        if self._seats > 1 and self._partners.any:
-            rival = self._partners.draw(n, self._rng)
+        if self._seats > 1 and self._opponents.any:
+            rival = self._opponents.draw(n, self._rng)
             own_seat = self._rng.integers(0, self._seats, n)
             drawn = np.where(np.arange(self._seats)[:, None] == own_seat, SELF, rival).reshape(-1)
             self._who = np.where(streams, drawn, self._who)
         return self._game.reset(seeds, which)
 
     def _seen(self, view: View) -> Columns:
-        return view.observation[0] if self._seats == 1 else side_by_side(view.observation)
+        return view.observation[0] if self._seats == 1 else _side_by_side(view.observation)
 
     def _legal(self, view: View) -> Array | None:
         if self._seats == 1:
@@ -380,3 +380,33 @@ _VIEW = ("to_act", "observation", "legal", "reward", "ending", "outcome", "tick"
 
 def _values(forward: Forward) -> bool:
     return any(head.name == "value" for head in forward.spec.heads)
+
+
+# Columns of games and seats as columns of streams.
+
+
+def _by_stream(column: Array) -> Array:
+    """[n, seats] as [streams]."""
+    return column.T.reshape(-1)
+
+
+def _side_by_side(by_seat: tuple[Columns, ...]) -> Columns:
+    """What every seat sees, as streams."""
+    return {leaf: np.concatenate([columns[leaf] for columns in by_seat]) for leaf in by_seat[0]}
+
+
+def _like(mask: Array, column: Array) -> Array:
+    """A mask [streams] that spreads over the column [streams, …]."""
+    return mask.reshape(-1, *(1,) * (column.ndim - 1))
+
+
+def _rows_of(column: Array | None, rows: Array | slice) -> Array | None:
+    """Those rows, where there is a column."""
+    return None if column is None else column[rows]
+
+
+def _copied(value: Tree) -> Tree:
+    """A column, columns by name, or nothing."""
+    if value is None:
+        return None
+    return {name: column.copy() for name, column in value.items()} if isinstance(value, dict) else value.copy()

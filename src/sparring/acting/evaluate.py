@@ -34,7 +34,7 @@ class Evaluation:
     """What one player earned. Wins, draws and losses compare its score with the best of the others'."""
 
     returns: Array  # float32 [episodes]
-    wins: int | None = None  # None: nobody else plays
+    wins: int | None = None  # None: a game of one seat
     draws: int | None = None
     losses: int | None = None
 
@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def score(self) -> float | None:
-        """Share of games won, a draw being half; None where nobody else plays."""
+        """Share of games won, a draw being half; None in a game of one seat."""
         if self.wins is None or self.draws is None:
             return None
         return (self.wins + self.draws / 2) / len(self.returns)

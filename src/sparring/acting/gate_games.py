@@ -1,4 +1,4 @@
-"""A trial: the games that a model plays before it may reign, as evidence for the gate."""
+"""The games that a model plays before it may become champion, as evidence for the promotion gate."""
 
 from dataclasses import dataclass
 
@@ -12,26 +12,26 @@ from sparring.games.spec import GameSpec
 from sparring.registry.protocol import Evidence
 from sparring.wire.model import Model
 
-GATE_TICKS = 500_000  # that one model may play before it may reign, if all its games last as long as they can
+GATE_TICKS = 500_000  # that one model may play in the gate, if all its games last as long as they can
 FEWEST = 10  # games that say anything
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """How the model played on its own account, and what the gate makes of it beside the incumbent."""
+class GateGames:
+    """How the model played, and the evidence for the gate, which compares it with the incumbent."""
 
     alone: Evaluation
     evidence: Evidence
 
 
-def games_of_the_gate(spec: GameSpec, config: RegistryConfig) -> int:
-    """`registry.gate_episodes`; unless somebody set it, fewer of games that are long: 200 of Atari's take an hour."""
+def gate_episodes(spec: GameSpec, config: RegistryConfig) -> int:
+    """`registry.gate_episodes`; unless it was set, fewer of long games: 200 of Atari's take an hour."""
     if config.gate_episodes != RegistryConfig().gate_episodes:
         return config.gate_episodes
     return min(config.gate_episodes, max(FEWEST, GATE_TICKS // spec.max_ticks))
 
 
-def trial(model: Model, incumbent: Model | None, *, episodes: int, seed: int) -> Tried:
+def play_gate_games(model: Model, incumbent: Model | None, *, episodes: int, seed: int) -> GateGames:
     """`episodes` games on `seed`: the incumbent plays the same ones, or, where there are opponents, against it."""
     game = model.card.game
     rival = strongest(game)
@@ -39,14 +39,14 @@ def trial(model: Model, incumbent: Model | None, *, episodes: int, seed: int) ->
     against = None if rival is None else f"script:{rival}"
     said = Evidence(episodes=episodes, mean=alone.mean, sd=alone.sd, against=against)
     if incumbent is None:
-        return Tried(alone, said)
+        return GateGames(alone, said)
     if rival is None:
         theirs = evaluate(game, incumbent, episodes=episodes, seed=seed)
         beside = replace(said, incumbent=incumbent.id, incumbent_mean=theirs.mean, incumbent_sd=theirs.sd)
     else:
         met = evaluate(game, model, episodes=episodes, seed=seed, against=incumbent)
         beside = replace(said, incumbent=incumbent.id, wins=met.wins, draws=met.draws, losses=met.losses)
-    return Tried(alone, beside)
+    return GateGames(alone, beside)
 
 
 def strongest(game: str) -> str | None:

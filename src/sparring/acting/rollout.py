@@ -18,7 +18,7 @@ STATES = ("state", "next_state")  # columns with one row for each stream, where 
 def rollout_layout(
     seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1, memory: int = 0
 ) -> Layout:
-    """The columns of a rollout, for whoever lays them out elsewhere (in shared memory, say).
+    """The columns of a rollout, for those who allocate them (in shared memory).
 
     `memory` is how many numbers a recurrent network's state has (layout.state_width): with it come STATES.
     """

@@ -237,16 +237,16 @@ def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> di
 
 def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, output: Output) -> "tuple[Evidence, str]":
     """The gate's games and its answer; Refused where the model is worse."""
-    from sparring.acting.gate_games import games_of_the_gate, trial
+    from sparring.acting.gate_games import gate_episodes, play_gate_games
     from sparring.games.catalogue import spec_of
     from sparring.registry.champions.gate import passes
     from sparring.wire.champion import verify
 
     signed = registry.champion(model.card.game, model.card.version)
     incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
-    episodes = args.episodes or games_of_the_gate(spec_of(model.card.game), args.config.registry)
+    episodes = args.episodes or gate_episodes(spec_of(model.card.game), args.config.registry)
     output.progress(f"the gate: {episodes} episodes of {model.card.game}")
-    evidence = trial(model, incumbent, episodes=episodes, seed=args.seed).evidence
+    evidence = play_gate_games(model, incumbent, episodes=episodes, seed=args.seed).evidence
     verdict = passes(evidence)
     if math.isfinite(evidence.mean):
         registry.save_evidence(model.id, evidence)  # also of one that does not pass: the next list shows it

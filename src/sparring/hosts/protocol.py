@@ -90,6 +90,7 @@ class Host(Protocol):
     """Closing it, or the end of its process, however it comes, ends all that it started."""
 
     url: str
+    discovery: str  # the URL by which its services find each other
 
     def start(
         self,

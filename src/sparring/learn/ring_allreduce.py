@@ -2,12 +2,12 @@
 
 Each learner plays and learns its own share. Before every step of the optimiser the gradients are averaged (gloo, NCCL
 where they lie on a GPU), so all take the same step and have the same weights, bit for bit. One number more travels with
-them: how many took part. Whoever has no minibatch left goes on taking part with nothing, and takes the others' steps,
-until nobody has any: shares may differ in size, and an update may end early anywhere.
+them: how many took part. A learner without minibatches left goes on with zeros, and takes the others' steps, until no
+learner has any: shares may differ in size, and an update may end early anywhere.
 
-An update is completed where all have said so. A learner that dies closes its connections; whoever waits for it is
-freed by that, closes its own, and so frees the next. A frozen one is given `deadline_s`. The rest then meet again under
-the next generation's number (topologies/ring.py).
+An update is complete when all have said so. A learner that dies closes its connections; the one that waits for it gets
+an error, closes its own, and so on round the ring. A frozen one is given `deadline_s`. The rest then form the ring of
+the next generation (topologies/allreduce.py).
 """
 
 import importlib
@@ -34,9 +34,9 @@ Found = TypeVar("Found")
 
 
 class RingBroken(TrainingStopped):
-    """Somebody left in the middle of an update; the rest can meet again."""
+    """A learner left in the middle of an update; the rest can form a new ring."""
 
-    waited_s = 0.0  # for whoever was to answer last
+    waited_s = 0.0  # for the learner that did not answer
 
 
 class Meeting:
@@ -63,7 +63,7 @@ def visit(host: str, port: int, deadline_s: float = DEADLINE_S) -> Store:
 
 
 class RingAllReduce:
-    """One generation of learners that average their gradients. `rank` counts from 0, the leader."""
+    """One generation of learners that average their gradients. `rank` 0 is the run's own process."""
 
     def __init__(self, store: Store, host: str, generation: int, seat: tuple[int, int], deadline_s: float) -> None:
         self.rank, self.world = seat
@@ -81,7 +81,7 @@ class RingAllReduce:
         torch.div(self._buffer[:-1], self._buffer[-1], out=gradient)
 
     def settle(self, optimiser: Adam, max_norm: float) -> None:
-        """Take the steps of those who still learn, until nobody does."""
+        """Take the steps of those that still learn, until none does."""
         gradient = optimiser.gradient
         self._fit(gradient)
         while True:
@@ -95,7 +95,7 @@ class RingAllReduce:
     def agree(self, optimiser: Adam, number: int) -> int:
         """The sum of everybody's number. Having it, one knows that all have settled, with the same weights.
 
-        Sums may round otherwise on another kind of processor or with other threads; the leader's weights then hold.
+        Sums may round otherwise on another kind of processor or with other threads; the weights of rank 0 then hold.
         """
         everything = optimiser.everything()
         seen = torch.zeros(1 + self.world, dtype=torch.int64, device=everything[0].device)
@@ -109,7 +109,7 @@ class RingAllReduce:
         return int(seen[0])
 
     def close(self) -> None:
-        """Leave. Whoever waits for this one is freed, and leaves, too."""
+        """Leave. Learners that wait for this one get an error, and leave, too."""
         self._group = None
 
     def _fit(self, gradient: Tensor) -> None:
@@ -206,7 +206,7 @@ class RingAlgorithm:
         self.ring = None
 
     def _together(self, ring: RingAllReduce, learner: Any, batch: Batch) -> Update:
-        steps: int = learner.steps  # by which rates are annealed: everybody's, or the weights would part
+        steps: int = learner.steps  # by which rates are annealed: those of all, or the weights would differ
         learner.optimiser.average = ring.average
         try:
             update = self._own.update(learner, batch)

@@ -1,9 +1,9 @@
-"""An actor's process: `python -m sparring.learn.actors.actor_process`, its part as a line of JSON on standard input.
+"""An actor's process: `python -m sparring.learn.actors.actor_process`, its ActorSpec as a line of JSON on stdin.
 
-It plays with the newest weights of the board, puts what it played into its ring, and waits where that is full. The
-end of standard input says that the learner is gone or wants it to stop: it ends at once, whatever it is doing. A
-version on a line of it asks for the actor as it was before it played that version; the answer goes to standard output.
-No torch here: it starts in a fraction of a second and stays small.
+It plays with the newest weights in shared memory, writes what it played into its ring buffer, and waits where that is
+full. The end of standard input says that the learner is gone or wants it to stop: the process ends at once, whatever it
+is doing. A version on a line of standard input asks for the actor as it was before it played that version; the answer
+goes to standard output. No torch here: the process starts in a fraction of a second and stays small.
 """
 
 import os
@@ -11,29 +11,25 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
-from sparring.acting.actor import Actor
-from sparring.acting.opponents import Opponents
+from sparring.learn.actors.actor_runner import ActorRunner
 from sparring.learn.actors.actor_spec import ActorSpec, read_actor_spec
-from sparring.learn.actors.block_player import BlockPlayer
-from sparring.learn.actors.cpu_yield import wait_for_a_turn
-from sparring.learn.actors.shared_weights import NONE, SharedWeights, WeightsSnapshot
 from sparring.learn.actors.wakeup import Wakeup
-from sparring.nets.forward import forward_without_torch
-from sparring.wire.tree import pack, unpack
+from sparring.learn.actors.weights import NONE
 
-PATIENCE_S = 3600.0  # of one sleep; the bell and the tether end it, not the clock
+SLEEP_S = 3600.0  # of one sleep, which a wakeup or the end of standard input ends, not the clock
 ANSWER = struct.Struct("<qq")  # before a saved actor: its version and length
 
 
 class SavedState:
-    """The actor as it was before the rollout under way: the main thread keeps it, the tether's thread hands it out."""
+    """The actor as it was before the current rollout: the main thread writes it, the thread of `read_spec` reads it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._version, self._state = NONE, b""
 
-    def keep(self, version: int, state: bytes) -> None:
+    def put(self, version: int, state: bytes) -> None:
         with self._changed:
             self._version, self._state = version, state
             self._changed.notify_all()
@@ -45,103 +41,62 @@ class SavedState:
             return self._version, self._state
 
 
-class ActorRunner:
-    """An actor that follows the board."""
-
-    def __init__(self, part: ActorSpec, board: SharedWeights, bell: Wakeup) -> None:
-        self.part, self.board, self.bell = part, board, bell
-        self.actor: Actor | None = None
-        self._partners: Opponents | None = None
-        self._known: dict[int, int] = {}  # past selves: place → stamp
-        self.version = NONE
-        self.epsilon = 0.0
-        self.estimates = part.open_estimates()
-
-    def follow(self) -> Actor:
-        """The actor with the newest weights; the first are waited for."""
-        while (self.actor is None or self.board.version > self.version) and (found := self._newest()) is not None:
-            self._take(found)
-        assert self.actor is not None
-        return self.actor
-
-    def _newest(self) -> WeightsSnapshot | None:
-        self.board.wait_for(0, self.bell, PATIENCE_S)
-        return self.board.newest()
-
-    def _take(self, edition: WeightsSnapshot) -> None:
-        if self.actor is None:
-            self.actor, self._partners = self.part.open_actor(edition.weights, self.estimates)
-            if self.part.state:
-                self.actor.load(unpack(self.part.state) | {"past": []})
-        self.actor.use(forward_without_torch(self.part.network, edition.weights), edition.version)
-        self.version = edition.version
-        self.epsilon = edition.epsilon if self.part.epsilon is None else self.part.epsilon
-        assert self._partners is not None
-        for place, weights in self.board.news(self._known).items():
-            self._partners.put(place, weights)
-
-
-def tethered(kept: SavedState) -> ActorSpec:
-    """The part from standard input, whose end ends this process from now on."""
-    lines = _lines(sys.stdin.fileno())
-    told = next(lines, None)
-    if told is None:
-        os._exit(0)  # whoever started this is gone before it said what to do
+def read_spec(saved: SavedState) -> ActorSpec:
+    """The spec from standard input; from now on the end of standard input ends this process."""
+    lines = lines_of(sys.stdin.fileno())
+    spec = next(lines, None)
+    if spec is None:
+        os._exit(0)  # the learner was gone before it said what to do
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a game prints is no answer
-    threading.Thread(target=_end_with_input, args=(lines, kept, answers), name="tether", daemon=True).start()
-    return read_actor_spec(told)
+    threading.Thread(target=_end_with_input, args=(lines, saved, answers), name="stdin", daemon=True).start()
+    return read_actor_spec(spec)
 
 
-def play_rollouts(part: ActorSpec, player: ActorRunner, kept: SavedState) -> None:
-    """One rollout after another, each with the newest weights; in step: one for each version."""
-    out = part.open_rollouts(part.ring)
-    while not player.bell.gone:
-        if not out.ring.wait_for_room(player.bell, PATIENCE_S, part.lane):
-            continue
-        if part.in_step and not player.board.wait_for(player.version + 1, player.bell, PATIENCE_S):
-            continue
-        actor = player.follow()
-        if part.in_step:
-            kept.keep(player.version, pack(actor.save() | {"past": []}))  # the board has the past selves
-        out.play(actor, player.version, part.lane)
-        player.bell.ring()
+def yield_cpu() -> None:
+    """From now on this thread, when it wakes, waits until a core is free or it is scheduled in turn.
 
-
-def play_steps(part: ActorSpec, player: ActorRunner) -> None:
-    """One block of steps after another, each with the newest weights; the learner does not wait for any of them."""
-    wait_for_a_turn()
-    out, playing = part.open_blocks(part.ring), BlockPlayer(part, player.estimates)
-    while not player.bell.gone:
-        if not out.ring.wait_for_room(player.bell, PATIENCE_S):
-            continue
-        actor = player.follow()
-        playing.play(actor, out, player.epsilon, player.version)
-        player.bell.ring()
+    Otherwise the system preempts a running process for one that slept: a learner that is handed blocks a thousand times
+    a second was stopped 400 times, in the middle of a sample or an update. Its share of the cores stays the same.
+    Systems without SCHED_BATCH change nothing.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def main() -> None:
-    """Play until the end of standard input."""
-    kept = SavedState()
-    part = tethered(kept)
-    player = ActorRunner(part, part.open_board(part.board), Wakeup.inherited(part.bell))
-    if part.feeds == "rollouts":
-        play_rollouts(part, player, kept)
-    else:
-        play_steps(part, player)
+    """Play until the end of standard input: one rollout or block after another, each with the newest weights."""
+    saved = SavedState()
+    spec = read_spec(saved)
+    weights, wakeup = spec.open_weights(spec.weights_descriptor), Wakeup.inherited(spec.wakeup_descriptor)
+    out, runner = spec.open_ring(spec.ring_descriptor), ActorRunner(spec)
+    if spec.feeds == "steps":
+        yield_cpu()  # the learner waits for no single block
+    while not wakeup.gone:
+        if not out.ring.wait_for_room(wakeup, SLEEP_S, spec.writer):
+            continue
+        if not weights.wait_for(runner.version + 1 if spec.synchronous else 0, wakeup, SLEEP_S):
+            continue
+        if weights.version > runner.version and (snapshot := weights.newest()) is not None:
+            runner.use(snapshot, weights)
+        if spec.synchronous:
+            saved.put(runner.version, runner.save())
+        runner.play(out)
+        wakeup.ring()
 
 
-def _lines(descriptor: int) -> Iterator[bytes]:
+def lines_of(descriptor: int) -> Iterator[bytes]:
     """Unbuffered: a thread that sleeps in a buffered read would hold its lock when the process wants to end."""
     rest = b""
-    while part := os.read(descriptor, 65536):
-        *lines, rest = (rest + part).split(b"\n")
+    while data := os.read(descriptor, 65536):
+        *lines, rest = (rest + data).split(b"\n")
         yield from lines
 
 
-def _end_with_input(lines: Iterator[bytes], kept: SavedState, answers: int) -> None:
+def _end_with_input(lines: Iterator[bytes], saved: SavedState, answers: int) -> None:
     for line in lines:
-        version, state = kept.before(int(line))
+        version, state = saved.before(int(line))
         with open(answers, "wb", closefd=False) as out:
             out.write(ANSWER.pack(version, len(state)) + state)
     os._exit(0)

@@ -1,9 +1,9 @@
-"""Environments as a service: games and nothing else. What they do is decided by the inference service.
+"""Environments as a service: games and nothing else. The inference service decides what they do.
 
     games ─ what they show ─► inference ─ actions ─► games ─ …      one call for each tick of all its games
 
-Where a call is lost, or inference does not know these games (it began anew), all begin new episodes: nothing that
-was half seen goes on.
+Where a call is lost, or inference does not know these games (it was restarted), all games begin new episodes: none that
+inference saw half of goes on.
 """
 
 import time
@@ -13,21 +13,22 @@ import numpy as np
 
 from sparring.errors import Unreachable
 from sparring.games.catalogue import open_game
-from sparring.games.protocol import View
+from sparring.games.protocol import Columns, View
 from sparring.learn.actors.actor_spec import read_actor_spec
-from sparring.learn.actors.inference_service import ACT, ANEW, SERVICE
-from sparring.learn.actors.remote_games import shown_by
+from sparring.learn.actors.inference_service import ACT, RESET, SERVICE
 from sparring.services.register import register
 from sparring.services.solver import Solver, Terms
+from sparring.wire.chunk import Array
+from sparring.wire.tree import pack
 
-SEEDING = 5  # of the streams of chance that a seed has
+SEEDING = 5  # of the random streams that a seed has
 DEADLINE_S = 5.0  # of one decision
-SPELL_S = 0.25  # that one call plays
-HELD_S = 0.002  # before asking again
-AGAIN_S = 0.1  # the same, where nobody answered
+CALL_S = 0.25  # that one call plays
+HOLD_S = 0.002  # before asking again
+RETRY_S = 0.1  # the same, where a call was lost
 
 
-class Asks(Protocol):
+class Caller(Protocol):
     """What is needed of a Solver."""
 
     def retrieve(self, service: object, verb: str, /, *args: Any, **named: Any) -> Any: ...
@@ -35,22 +36,22 @@ class Asks(Protocol):
 
 
 class EnvService:
-    """`part` is a Part as JSON; `worker` says which of all it is. A successor draws other seeds."""
+    """`actor_spec` is an ActorSpec as JSON; `worker` is its number. A successor draws other seeds."""
 
-    def __init__(self, part: bytes, worker: int, generation: int = 0, solver: Asks | None = None) -> None:
-        told = read_actor_spec(part)
+    def __init__(self, actor_spec: bytes, worker: int, generation: int = 0, solver: Caller | None = None) -> None:
+        spec = read_actor_spec(actor_spec)
         self._worker = worker
-        self._game = open_game(told.game, told.envs)
-        self._rng = np.random.default_rng([told.seed, SEEDING, worker, told.generation + generation])
-        self._solver: Asks = Solver(terms=Terms(DEADLINE_S)) if solver is None else solver
-        self._life, self._tick = 0, 0
+        self._game = open_game(spec.game, spec.envs)
+        self._rng = np.random.default_rng([spec.seed, SEEDING, worker, spec.generation + generation])
+        self._solver: Caller = Solver(terms=Terms(DEADLINE_S)) if solver is None else solver
+        self._session, self._tick = 0, 0
         self._shown: dict[str, Any] = {}
         self._begin()
 
     @register(queue=16)
     def play(self) -> int:
-        """Play for a little while; how many ticks that were."""
-        ticks, until = 0, time.monotonic() + SPELL_S
+        """Play for a little while; the number of ticks."""
+        ticks, until = 0, time.monotonic() + CALL_S
         while time.monotonic() < until:
             ticks += self.tick()
         return ticks
@@ -58,9 +59,9 @@ class EnvService:
     def tick(self) -> bool:
         """All games go on by one decision, where there is one."""
         try:
-            answer = self._solver.retrieve(SERVICE, "act", self._worker, self._life, self._tick, self._shown)
+            answer = self._solver.retrieve(SERVICE, "act", self._worker, self._session, self._tick, self._shown)
         except Unreachable:
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
             self._begin()
             return False
         status = int(answer["status"])
@@ -68,10 +69,10 @@ class EnvService:
             self._tick += 1
             self._step(answer["action"])
             return True
-        if status == ANEW:
+        if status == RESET:
             self._begin()
         else:
-            time.sleep(HELD_S)
+            time.sleep(HOLD_S)
         return False
 
     def close(self) -> None:
@@ -79,8 +80,8 @@ class EnvService:
         self._solver.close()
 
     def _begin(self) -> None:
-        """New games, and a new life of theirs."""
-        self._life, self._tick = int(self._rng.integers(2**62)), 0
+        """New games, and a new session number."""
+        self._session, self._tick = int(self._rng.integers(2**62)), 0
         view = self._reset(np.ones(self._game.n, bool))
         self._shown = shown_by(view, view)
 
@@ -92,3 +93,23 @@ class EnvService:
 
     def _reset(self, which: Any) -> View:
         return self._game.reset(self._rng.integers(0, 2**64, self._game.n, dtype=np.uint64), which)
+
+
+def shown_by(stepped: View, now: View) -> dict[str, Any]:
+    """One worker's tick as plain data of one shape: after the step, and after games that ended were reset."""
+    over, finals = np.flatnonzero(stepped.over), b""
+    if len(over):
+        finals = pack({"rows": over, "seen": [_rows(seen, over) for seen in stepped.observation]})
+    return {
+        "to_act": now.to_act,
+        "seen": list(now.observation),
+        "legal": [] if any(one is None for one in now.legal) else list(now.legal),
+        "reward": stepped.reward,
+        "ending": stepped.ending,
+        "tick": stepped.tick,
+        "finals": finals,
+    }
+
+
+def _rows(seen: Columns, rows: Array) -> Columns:
+    return {leaf: column[rows] for leaf, column in seen.items()}

@@ -1,48 +1,22 @@
-"""What inference keeps of the steps that its streams close, until the learner takes it: rollouts, or blocks of steps.
+"""The steps that inference has closed, until the learner takes them: rollouts, or blocks of steps.
 
-A rollout is whole as soon as some worker has made all its ticks; who was slow has padding, and a stream that broke off
-is cut short where it did. A block is whole after so many ticks of anybody; where streams broke off it ends early, and
-the next says that it follows nothing.
+A rollout is whole as soon as one worker has made all its ticks; slower ones have padding, and a stream that broke off
+is truncated there. A block is whole after so many ticks of any worker; where streams broke off it ends early, and the
+next one says that it follows nothing.
 """
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from sparring.acting.actor import Actor
 from sparring.acting.rollout import Rollout
 from sparring.learn.actors.actor_spec import ActorSpec
-from sparring.learn.actors.rollout_slots import RolloutSlot
+from sparring.learn.actors.rollout_slots import RolloutRing, RolloutSlot
+from sparring.learn.actors.step_blocks import StepBlockRing
 from sparring.replay.steps import Steps
 from sparring.wire.chunk import Array
-
-
-class InferenceBuffer(Protocol):
-    """At each tick: has_room, keep, cut where somebody broke off, settle."""
-
-    def has_room(self, actor: Actor, version: int) -> bool:
-        """Whether one more tick can be kept; not where too many whole ones wait."""
-        ...
-
-    def keep(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
-        """What a tick of those workers closed, decided with that version or a later one."""
-        ...
-
-    def cut(self, streams: Array, value: Array) -> None:
-        """What those streams do next follows nothing; `value` is what they thought of what is lost."""
-        ...
-
-    def settle(self, actor: Actor) -> None:
-        """Let what is whole wait to be taken."""
-        ...
-
-    def oldest(self) -> tuple[dict[str, Array] | None, bool]:
-        """The columns of what waits longest, and whether they follow nothing."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -56,36 +30,43 @@ class _Writing:
 
 
 class RolloutBuffer:
-    """For who is fed with trajectories."""
+    """For algorithms fed with trajectories. At each tick: has_room, add, cut where streams broke off, finish."""
 
-    def __init__(self, part: ActorSpec, workers: int) -> None:
-        self._part, self._workers = part, workers
-        self._rollouts = part.open_rollouts()
+    def __init__(self, spec: ActorSpec, workers: int) -> None:
+        self._spec, self._workers = spec, workers
+        ring = spec.open_ring()
+        assert isinstance(ring, RolloutRing)
+        self._rollouts = ring
         self._writing: _Writing | None = None
 
     def has_room(self, actor: Actor, version: int) -> bool:
+        """Whether one more tick fits; not where too many whole rollouts wait."""
         if self._writing is None and self._rollouts.ring.room():
             slot = self._rollouts.open_slot(actor)
-            rollout = actor.open_rollout(self._part.ticks, slot.places)
+            rollout = actor.open_rollout(self._spec.ticks, slot.places)
             self._writing = _Writing(slot, rollout, version, np.zeros(self._workers, np.int64))
         return self._writing is not None
 
-    def keep(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
+    def add(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
+        """The steps that a tick of those workers closed, decided with version `oldest` or a later one."""
         writing = self._open
         writing.oldest = min(writing.oldest, oldest)
         writing.ticks[workers] += 1
         actor.write(writing.rollout, steps)
 
     def cut(self, streams: Array, value: Array) -> None:
+        """What those streams do next follows nothing; `value` is their estimate of what is lost."""
         self._open.rollout.cut(streams, value)
 
-    def settle(self, actor: Actor) -> None:
+    def finish(self, actor: Actor) -> None:
+        """Let what is whole wait to be taken."""
         writing = self._open
-        if writing.ticks.max() >= self._part.ticks:
+        if writing.ticks.max() >= self._spec.ticks:
             writing.slot.commit(actor.close_rollout(writing.rollout), writing.oldest)
             self._writing = None
 
     def oldest(self) -> tuple[dict[str, Array] | None, bool]:
+        """The columns of what waits longest, and whether they follow nothing."""
         if not self._rollouts.ring.ready():
             return None, False
         columns = self._rollouts.take_columns()
@@ -103,11 +84,13 @@ class RolloutBuffer:
 
 
 class StepBlockBuffer:
-    """For who replays."""
+    """For algorithms with replay."""
 
-    def __init__(self, part: ActorSpec, workers: int) -> None:
-        self._part = part
-        self._blocks = part.open_blocks()
+    def __init__(self, spec: ActorSpec, workers: int) -> None:
+        self._spec = spec
+        ring = spec.open_ring()
+        assert isinstance(ring, StepBlockRing)
+        self._blocks = ring
         self._held: list[Steps] = []
         self._version = 0
         self._counted = (0, 0)  # ticks of games and games that were handed over
@@ -118,15 +101,15 @@ class StepBlockBuffer:
     def has_room(self, actor: Actor, version: int) -> bool:
         return self._blocks.ring.room()
 
-    def keep(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
+    def add(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
         self._version = min(self._version, oldest) if self._held else oldest
         self._held.append(actor.in_frames(steps))
 
     def cut(self, streams: Array, value: Array) -> None:
         self._cut = True
 
-    def settle(self, actor: Actor) -> None:
-        if len(self._held) < self._part.ticks and not self._cut:
+    def finish(self, actor: Actor) -> None:
+        if len(self._held) < self._spec.ticks and not self._cut:
             return
         if any(map(len, self._held)):
             self._hand_over(actor)
@@ -155,3 +138,6 @@ class StepBlockBuffer:
         )
         self._broken.append(not self._follows)
         self._counted = (actor.env_steps, actor.episodes)
+
+
+InferenceBuffer = RolloutBuffer | StepBlockBuffer

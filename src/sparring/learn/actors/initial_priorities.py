@@ -1,6 +1,6 @@
-"""What an actor thinks its steps will teach: n-step errors of the values that it chose by (Horgan et al. 2018, §3).
+"""First priorities of an actor's steps: n-step errors of the values that it chose by (Horgan et al. 2018, §3).
 
-Only of games whose streams all decide at every tick; of others nothing is estimated, and the table begins as it does.
+Only for games whose streams all decide at every tick; steps of other games get the table's default priority.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def with_priorities(ticks: Sequence[Steps], said: Sequence[Said], n_steps: int, 
 
     p = |Σ_{k<m} γ^k r_{t+k} + γ^m max_a Q(s_{t+m}, a) − Q(s_t, a_t)|, m = n_steps or what is left of the block or the
     episode. After a true end nothing follows; where an episode was cut, the value of its last decision stands for
-    that of the view behind it, which nobody asked the network about.
+    that of the observation after it, which the network was not asked about.
     """
     streams = len(ticks[0]) if ticks else 0
     if any(one is None for one in said) or any(len(steps) != streams for steps in ticks):

@@ -1,11 +1,11 @@
-"""Actors as services of a host: each plays a rollout or block for each call, and a few calls are under way.
+"""Actors as services of a host: each call plays one rollout or block, and a few calls are pending for each actor.
 
-    learner ─ share(edition) ─► once for each machine
-            ─ play(edition) ──► actor i, AHEAD calls each ─► its answer, in order
+    learner ─ publish ─────► topic "weights/main" ─► every actor
+            ─ play(version) ► actor i, AHEAD calls each ─► its answers, in order
 
-So many calls under way are the back-pressure: whoever is not taken from has nothing left to do. When an actor dies its
-calls are lost; its successor is asked anew, and what it then plays follows nothing. Others may scale the service
-"actor" meanwhile: who came is asked from the next look on, and who left is waited for no more.
+The number of pending calls is the back-pressure: an actor whose answers are not taken has nothing left to do. When an
+actor dies its calls are lost; the learner calls its successor, and what that plays follows nothing. `spar services
+scale actor=6` may change their number meanwhile: `tend` calls those that came, and forgets those that left.
 """
 
 import time
@@ -18,214 +18,198 @@ from msgspec.structs import replace
 
 from sparring.errors import TrainingStopped, Unreachable
 from sparring.hosts.open import open_host
-from sparring.hosts.protocol import Handle, Host, Pending, Resources, Shared
+from sparring.hosts.protocol import Event, Handle, Pending, Resources
 from sparring.learn.actors.actor_service import ActorService
 from sparring.learn.actors.actor_spec import ActorSpec
 from sparring.learn.actors.rollout_slots import PlayedRollout, played, side_by_side
-from sparring.learn.actors.shared_weights import NONE
 from sparring.learn.actors.step_blocks import StepBlock
-from sparring.learn.actors.weight_publisher import WeightPublisher
+from sparring.learn.actors.weights import NONE, TopicWeights, WeightPublisher
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Learner
-from sparring.wire.network import Weights
 from sparring.wire.tree import Tree
 
 SERVICE = "actor"
-AHEAD = 2  # calls under way for each actor
-SHOW_EVERY_S = 0.1  # between two editions, where updates are many for each block
-AGAIN_S = 0.25  # before a lost call is made again
+AHEAD = 2  # pending calls of each actor
+PUBLISH_EVERY_S = 0.1  # at most, where actors play blocks: updates are many for each
+RETRY_S = 0.25  # before a lost call is made again
 ANSWER_S = 30.0
 
-What = TypeVar("What", PlayedRollout, StepBlock)
+Played = TypeVar("Played", PlayedRollout, StepBlock)
 
 
-class RemoteWeights:
-    """The newest weights, and past selves, each put once."""
+class HostedActors:
+    """A host with services that play, and the weights that they subscribe to."""
 
-    def __init__(self, host: Host, past: int, every_s: float) -> None:
-        self._host, self.past, self._every_s = host, past, every_s
-        self.version = NONE
-        self._newest: Shared | None = None
-        self._shown_s = 0.0
-        self._past: dict[int, tuple[int, Shared]] = {}
-        self._stamps = 0
+    def __init__(self, plan: Plan, spec: ActorSpec) -> None:
+        self.host = open_host(plan.on, seen=plan.discovery)
+        self._plan, self._spec = plan, spec
+        every_s = PUBLISH_EVERY_S if spec.feeds == "steps" else 0.0
+        self._weights = TopicWeights(self.host.discovery, spec.past, every_s)
+        self._publisher = WeightPublisher(plan.algorithm, plan.seed, spec.past, self._weights)
+        self._first_generation = 0
+        self.restarts = 0
 
-    def wants(self, version: int) -> bool:
-        if self.version == NONE:
-            return True
-        return version != self.version and time.monotonic() - self._shown_s >= self._every_s
+    @property
+    def generation(self) -> int:
+        return self._first_generation + 1 + max((handle.generation for handle in self._running()), default=-1)
 
-    def publish(self, weights: Weights, version: int, epsilon: float = 0.0) -> None:
-        self._newest = self._host.share({"version": version, "epsilon": epsilon, "weights": weights})
-        self.version, self._shown_s = version, time.monotonic()
+    def save(self) -> Tree:
+        return {"past": self._publisher.save(), "generation": self.generation}
 
-    def remember(self, place: int, weights: Weights, version: int) -> None:
-        self._stamps += 1
-        self._past[place] = (self._stamps, self._host.share(weights))
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Of a call to play: the edition, the stamps of past selves, and those."""
-        kept = [self._past[place] for place in range(len(self._past))]
-        return (self._newest, [stamp for stamp, _ in kept], *(value for _, value in kept))
+    def load(self, state: Tree) -> None:
+        self._publisher.load(state["past"])
+        self._first_generation = state["generation"]
 
     def close(self) -> None:
-        self._newest = None
-        self._past = {}
+        self._weights.close()
+        self.host.close()
+
+    def _running(self) -> list[Handle]:
+        return []
+
+
+def keeps_ending(event: Event) -> TrainingStopped:
+    """The error for a service that its host gave up."""
+    return TrainingStopped(
+        f"it keeps ending: {event.why}",
+        where=f"{event.service} {event.index}",
+        do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
+    )
 
 
 @dataclass(slots=True)
-class _Seat:
-    """One actor, the calls that are under way for it, and what came back of them."""
+class _ActorCalls:
+    """One actor, its pending calls, and their answers."""
 
     handle: Handle
     calls: deque[Pending] = field(default_factory=deque)
     answers: deque[dict[str, Any]] = field(default_factory=deque)  # read, not yet taken
     not_before_s: float = 0.0
-    served: bool = False  # whether anything came of it since it was started last
+    answered: bool = False  # since it was started last
 
 
-class _Hosted:
-    """The seats of those who play now."""
-
-    def __init__(self, plan: Plan, part: ActorSpec, every_s: float, ahead: int, *, reads: bool = True) -> None:
-        """`reads`: what they play is read here, and not handed on."""
-        self.host = open_host(plan.on, seen=plan.discovery)
-        self._plan, self._part, self._ahead, self._reads = plan, part, ahead, reads
-        self._editions = RemoteWeights(self.host, part.past, every_s)
-        self._leader = WeightPublisher(plan, self._editions)
+class _RemoteActors(HostedActors):
+    def __init__(self, plan: Plan, spec: ActorSpec, ahead: int, *, reads: bool = True) -> None:
+        """`reads`: answers are read here, and not forwarded."""
+        super().__init__(plan, spec)
+        self._ahead, self._reads = ahead, reads
         self._handles: list[Handle] = []  # of the service, as last looked at
-        self._seats: list[_Seat] = []
-        self._first_generation, self._states = 0, list[bytes]()
+        self._actors: list[_ActorCalls] = []
+        self._states = list[bytes]()
         self._most = 0  # actors there ever were
         self._broken_off: list[int] = []
-        self.restarts = 0
 
     @property
     def actors(self) -> int:
-        return len(self._seats) if self._handles else self._plan.actors
-
-    @property
-    def generation(self) -> int:
-        return self._first_generation + 1 + max((seat.handle.generation for seat in self._seats), default=-1)
+        return len(self._actors) if self._handles else self._plan.actors
 
     def publish(self, learner: Learner, env_steps: int) -> None:
-        self._leader.publish(learner, env_steps)
+        self._publisher.publish(learner, env_steps)
         if not self._handles:
             needs = Resources(cpus=self._plan.cpus_per_actor, place="spread", least=1)
             self.host.start(ActorService, SERVICE, self._plan.actors, needs, self._given)
-            self._look_round()
+            self._match_service()
             self._states = []
 
     def tend(self) -> None:
         for event in self.host.watch():
             actor = event.index if event.service == SERVICE else None
-            if actor is not None and actor >= len(self._seats):
+            if actor is not None and actor >= len(self._actors):
                 continue  # it has left
-            if event.kind == "gave up" and (actor is None or not self._seats[actor].served):
-                raise TrainingStopped(
-                    f"it keeps ending: {event.why}",
-                    where=f"{event.service} {event.index}",
-                    do="Mend the game, or look at it with --topology single; --resume goes on from the last checkpoint",
-                )
+            if event.kind == "gave up" and (actor is None or not self._actors[actor].answered):
+                raise keeps_ending(event)
             if actor is not None and event.kind == "gave up":  # though it played: it was killed, and did not fail
                 self.replace(actor)
             if actor is not None and event.kind == "restarted":
                 self.restarts += 1
         if self._handles:
-            self._look_round()
-        for seat in self._seats:
-            self._tend_one(seat)
+            self._match_service()
+        for actor_calls in self._actors:
+            self._call(actor_calls)
 
     def wait(self, timeout_s: float) -> None:
-        pending = [one for seat in self._seats for one in seat.calls if not one.done()]
+        pending = [call for actor in self._actors for call in actor.calls if not call.done()]
         if pending:
             self.host.wait(pending, timeout_s)
         else:
-            time.sleep(min(timeout_s, AGAIN_S))
+            time.sleep(min(timeout_s, RETRY_S))
 
     def replace(self, actor: int) -> None:
         self.restarts += 1
         self.host.renew(SERVICE, actor)
 
-    def save(self) -> Tree:
-        return {"leader": self._leader.save(), "generation": self.generation}
-
-    def load(self, state: Tree) -> None:
-        self._leader.load(state["leader"])
-        self._first_generation = state["generation"]
-
     def close(self) -> None:
-        self._seats = []
-        self._leader.close()
-        self.host.close()
+        self._actors = []
+        super().close()
 
-    def _look_round(self) -> None:
-        """Seat those who came, and let go of those who left, since others may scale the service."""
+    def _running(self) -> list[Handle]:
+        return [actor.handle for actor in self._actors]
+
+    def _match_service(self) -> None:
+        """Take in actors that came and drop those that left: others may scale the service."""
         there = self.host.handles(SERVICE)
-        for actor in range(len(there), len(self._seats)):
-            self._broken_off.append(actor)
-        del self._seats[len(there) :]
+        self._broken_off.extend(range(len(there), len(self._actors)))
+        del self._actors[len(there) :]
         for actor, handle in enumerate(there):
-            if actor >= len(self._seats):
-                self._seats.append(_Seat(handle))
+            if actor >= len(self._actors):
+                self._actors.append(_ActorCalls(handle))
             elif handle is not self._handles[actor]:
                 self._broken_off.append(actor)
-                self._seats[actor] = _Seat(handle)
+                self._actors[actor] = _ActorCalls(handle)
         self._handles = there
 
-    def _tend_one(self, seat: _Seat) -> None:
+    def _call(self, actor: _ActorCalls) -> None:
         """Make the calls that are due."""
         now = time.monotonic()
-        while len(seat.calls) < self._due(seat) and now >= seat.not_before_s:
-            call = seat.handle.ask("play", *self._editions.arguments())
+        while len(actor.calls) < self._due(actor) and now >= actor.not_before_s:
+            call = actor.handle.ask("play", self._weights.version)
             call.here = self._reads
-            seat.calls.append(call)
+            actor.calls.append(call)
 
-    def _due(self, seat: _Seat) -> int:
+    def _due(self, actor: _ActorCalls) -> int:
         return self._ahead
 
-    def _result(self, actor: int) -> dict[str, Any] | None:
-        """The answer of its oldest call; None where that was lost. Those after it speak for themselves: they may have
-        reached the successor."""
-        seat = self._seats[actor]
+    def _answer(self, actor: int) -> dict[str, Any] | None:
+        """Of its oldest call; None where that was lost. Later calls may have reached the successor."""
+        calls = self._actors[actor]
         try:
-            answer: dict[str, Any] = seat.calls[0].result(ANSWER_S)
+            answer: dict[str, Any] = calls.calls[0].result(ANSWER_S)
         except Unreachable:
-            seat.calls.popleft()
-            seat.not_before_s = time.monotonic() + AGAIN_S
+            calls.calls.popleft()
+            calls.not_before_s = time.monotonic() + RETRY_S
             self._broken_off.append(actor)
             return None
-        seat.served = True
+        calls.answered = True
         return answer
 
     def _given(self, actor: int, actors: int) -> dict[str, Any]:
-        """What the host gives one that it starts, also when others scale, in their thread."""
+        """What the host passes to an actor that it starts, also when others scale, in their thread."""
         if actor < self._most:
-            self._first_generation = self.generation  # there was one of that number: it has played by its chance
+            self._first_generation = self.generation  # another had this number, and its random numbers
         self._most = max(self._most, actor + 1)
-        return {"part": self._told(actor, actors)}
+        return {"actor_spec": self._spec_of(actor, actors).encode()}
 
-    def _told(self, actor: int, actors: int) -> bytes:
+    def _spec_of(self, actor: int, actors: int) -> ActorSpec:
         state = self._states[actor] if actor < len(self._states) else b""
-        return replace(self._part, actor=actor, generation=self._first_generation, state=state).told()
+        return replace(self._spec, actor=actor, generation=self._first_generation, state=state)
 
 
-class RemoteAsyncActors(_Hosted, Generic[What]):
-    """Players who are asked for the next rollout or block before the last was taken.
+class RemoteAsyncActors(_RemoteActors, Generic[Played]):
+    """Actors that are asked for the next rollout or block before the last was taken.
 
-    With `passing` what they play is handed over to others, and never read here.
+    With `forward` what they play goes on to replay shards, and is never read here.
     """
 
     def __init__(
-        self, plan: Plan, part: ActorSpec, boldness: Callable[[int, int], float] | None = None, *, passing: bool = False
+        self, plan: Plan, spec: ActorSpec, epsilon: Callable[[int, int], float] | None = None, *, forward: bool = False
     ) -> None:
-        super().__init__(plan, part, SHOW_EVERY_S if part.feeds == "steps" else 0.0, AHEAD, reads=not passing)
-        self._boldness = boldness
+        super().__init__(plan, spec, AHEAD, reads=not forward)
+        self._epsilon = epsilon
 
     def waiting(self, actor: int) -> int:
-        if actor >= len(self._seats):
+        if actor >= len(self._actors):
             return 0
-        calls = self._seats[actor].calls
+        calls = self._actors[actor].calls
         if calls and calls[0].done() and self._reads and self._read(actor) is None:
             return 0
         there = 0
@@ -237,99 +221,97 @@ class RemoteAsyncActors(_Hosted, Generic[What]):
         answer = self._read(actor)
         return NONE if answer is None else int(answer["columns"]["head"].reshape(-1)[0])
 
-    def take(self, actor: int) -> What:
+    def take(self, actor: int) -> Played:
         answer = self._read(actor)
         assert answer is not None
-        return cast(What, self._part.taken(answer["columns"]))
+        return cast(Played, self._spec.read(answer["columns"]))
 
     def hand_over(self, actor: int) -> Pending:
-        seat = self._seats[actor]
-        pending = seat.calls.popleft()
-        self._tend_one(seat)
+        calls = self._actors[actor]
+        pending = calls.calls.popleft()
+        self._call(calls)
         return pending
 
     def lost(self, actor: int) -> None:
-        """What was handed over never came: the actor died, or who was to take it in."""
-        if actor < len(self._seats):
-            self._seats[actor].not_before_s = time.monotonic() + AGAIN_S
+        """The actor died, or the shard."""
+        if actor < len(self._actors):
+            self._actors[actor].not_before_s = time.monotonic() + RETRY_S
 
     def release(self, actor: int) -> None:
-        if actor >= len(self._seats):
+        if actor >= len(self._actors):
             return  # it has left
-        seat = self._seats[actor]
-        seat.served = True
-        if seat.answers:
-            seat.answers.popleft()
-            seat.calls.popleft()
-        self._tend_one(seat)
+        calls = self._actors[actor]
+        calls.answered = True
+        if calls.answers:
+            calls.answers.popleft()
+            calls.calls.popleft()
+        self._call(calls)
 
     def broken_off(self) -> list[int]:
         found, self._broken_off = self._broken_off, []
         return found
 
     def _read(self, actor: int) -> dict[str, Any] | None:
-        seat = self._seats[actor]
-        if not seat.answers:
-            answer = self._result(actor)
+        calls = self._actors[actor]
+        if not calls.answers:
+            answer = self._answer(actor)
             if answer is None:
                 return None
-            seat.answers.append(answer)
-        return seat.answers[0]
+            calls.answers.append(answer)
+        return calls.answers[0]
 
-    def _told(self, actor: int, actors: int) -> bytes:
-        part = replace(self._part, actor=actor, generation=self._first_generation)
-        if self._boldness is not None:
-            part = replace(part, epsilon=self._boldness(actor, actors))
-        return part.told()
+    def _spec_of(self, actor: int, actors: int) -> ActorSpec:
+        epsilon = None if self._epsilon is None else self._epsilon(actor, actors)
+        return replace(super()._spec_of(actor, actors), epsilon=epsilon)
 
 
-class RemoteSyncActors(_Hosted):
-    """Players in step: each is asked once for each version."""
+class RemoteSyncActors(_RemoteActors):
+    """Each actor is called once for each version."""
 
-    def __init__(self, plan: Plan, part: ActorSpec) -> None:
-        super().__init__(plan, replace(part, lanes=1), 0.0, 1)
+    def __init__(self, plan: Plan, spec: ActorSpec) -> None:
+        super().__init__(plan, replace(spec, writers=1), 1)
 
     def tend(self) -> None:
         super().tend()
-        for actor, seat in enumerate(self._seats):
-            if seat.calls and seat.calls[0].done() and (answer := self._result(actor)) is not None:
-                seat.answers.append(answer)
-                seat.calls.popleft()
+        for actor, calls in enumerate(self._actors):
+            if calls.calls and calls.calls[0].done() and (answer := self._answer(actor)) is not None:
+                calls.answers.append(answer)
+                calls.calls.popleft()
 
     def missing(self) -> list[int]:
-        return [actor for actor, seat in enumerate(self._seats) if not seat.answers]
+        return [actor for actor, calls in enumerate(self._actors) if not calls.answers]
 
     def take_all(self) -> PlayedRollout:
-        whole = side_by_side([seat.answers[0]["columns"] for seat in self._seats])
-        return played(whole, self._part.spec.seats[0])
+        whole = side_by_side([calls.answers[0]["columns"] for calls in self._actors])
+        return played(whole, self._spec.spec.seats[0])
 
     def release_all(self) -> None:
-        """What was taken is in arrays of its own."""
+        """What was taken has arrays of its own."""
 
     def publish(self, learner: Learner, env_steps: int) -> None:
         super().publish(learner, env_steps)
-        for seat in self._seats:
-            seat.answers.clear()
-            self._tend_one(seat)
+        for calls in self._actors:
+            calls.answers.clear()
+            self._call(calls)
 
     def save(self) -> Tree:
         states = self._states
-        if self._seats:
-            asked = [seat.handle.ask("state") for seat in self._seats]
-            states = [_state(one) for one in asked]
+        if self._actors:
+            pending = [calls.handle.ask("state") for calls in self._actors]
+            states = [_state(one) for one in pending]
         return super().save() | {"actors": states}
 
     def load(self, state: Tree) -> None:
         super().load(state)
         self._states = list(state["actors"])
 
-    def _due(self, seat: _Seat) -> int:
-        return 0 if seat.answers else 1
+    def _due(self, actor: _ActorCalls) -> int:
+        return 0 if actor.answers else 1
 
 
-def _state(asked: Pending) -> bytes:
+def _state(pending: Pending) -> bytes:
     """What an actor answers; nothing where it died."""
     try:
-        return bytes(asked.result(ANSWER_S))
+        return bytes(pending.result(ANSWER_S))
     except Unreachable:
         return b""

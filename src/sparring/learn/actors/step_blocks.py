@@ -1,16 +1,16 @@
-"""Blocks of steps in a ring's slots: what one actor's games closed in some ticks, for a replay table.
+"""Blocks of steps in the slots of a ring buffer: what one actor's games closed in some ticks, for a replay table.
 
 Each tick's steps stay together, as `Actor.step` gave them (single frames, at most one step of each stream).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from sparring.acting.actor import Episodes
 from sparring.games.spec import SeatSpec
-from sparring.learn.actors.ring_buffer import RingBuffer
+from sparring.learn.actors.shared_memory import RingBuffer
 from sparring.replay.steps import Steps
 from sparring.wire.chunk import Array
 
@@ -34,7 +34,7 @@ class BlockShape:
 class StepBlock:
     """What was taken out of a slot; it looks at shared memory, and is good until the slot is released."""
 
-    steps: list[Steps]  # of one tick each
+    steps: Steps  # of all ticks
     episodes: Episodes
     env_steps: int
     games: int  # that ended
@@ -91,18 +91,6 @@ class StepBlockRing:
 
     def take(self) -> StepBlock:
         """The oldest block that waits."""
-        columns = self.ring.to_read()
-        head = dict(zip(_HEAD, columns["head"].tolist(), strict=True))
-        rows, finals = (np.concatenate(([0], np.cumsum(counts))).tolist() for counts in columns["counts"])
-        steps = [
-            _tick(columns, self.shape.seat, head, slice(*rows[tick : tick + 2]), slice(*finals[tick : tick + 2]))
-            for tick in range(head["ticks"])
-        ]
-        ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
-        return StepBlock(steps, ended, head["env_steps"], head["games"], head["version"])
-
-    def take_joined(self) -> StepBlock:
-        """As `take`, with the steps of all ticks as one."""
         return joined(self.ring.to_read(), self.shape.seat)
 
     def take_columns(self) -> dict[str, Array]:
@@ -120,36 +108,29 @@ class StepBlockRing:
 
 
 def joined(columns: Mapping[str, Array], seat: SeatSpec) -> StepBlock:
-    """A block in a slot's columns, the steps of all ticks as one."""
+    """The block in a slot's columns, the steps of all ticks as one."""
     head = dict(zip(_HEAD, columns["head"].tolist(), strict=True))
-    rows, finals = columns["counts"][:, : head["ticks"]]
-    steps = _tick(columns, seat, head, slice(0, int(rows.sum())), slice(0, int(finals.sum())))
-    first = np.cumsum(rows) - rows  # of each tick
-    steps = replace(steps, final=steps.final + np.repeat(first, finals))
-    ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
-    return StepBlock([steps], ended, head["env_steps"], head["games"], head["version"])
-
-
-def _tick(columns: Mapping[str, Array], seat: SeatSpec, head: dict[str, int], rows: slice, finals: slice) -> Steps:
+    counts, final_counts = columns["counts"][:, : head["ticks"]]
+    rows, finals = slice(0, int(counts.sum())), slice(0, int(final_counts.sum()))
+    first = np.cumsum(counts) - counts  # of each tick
     seen = [leaf.name for leaf in seat.observation]
-
-    def optional(name: str) -> Array | None:
-        return columns[name][finals if name.startswith("final") else rows] if head[name] else None
-
-    return Steps(
+    optional = {name: columns[name][finals if name.startswith("final") else rows] for name in _OPTIONAL if head[name]}
+    steps = Steps(
         stream=columns["stream"][rows],
         observation={name: columns[name][rows] for name in seen},
         action=columns["action"][rows],
         reward=columns["reward"][rows],
         ending=columns["ending"][rows],
-        legal=optional("legal"),
-        behaviour_logp=optional("behaviour_logp"),
-        value=optional("value"),
-        final=columns["final"][finals],
+        final=columns["final"][finals] + np.repeat(first, final_counts),
         final_observation={name: columns[_FINAL + name][finals] for name in seen},
-        final_legal=optional("final_legal"),
-        final_state=optional("final_state"),
-        state=optional("state"),
-        priority=optional("priority"),
         version=head["version"],
+        legal=optional.get("legal"),
+        behaviour_logp=optional.get("behaviour_logp"),
+        value=optional.get("value"),
+        final_legal=optional.get("final_legal"),
+        final_state=optional.get("final_state"),
+        state=optional.get("state"),
+        priority=optional.get("priority"),
     )
+    ended = Episodes(columns["returns"][: head["ended"]], columns["against"][: head["ended"]])
+    return StepBlock(steps, ended, head["env_steps"], head["games"], head["version"])

@@ -1,4 +1,4 @@
-"""A bell between two processes: a byte on a socket wakes the other side, its end of file says that it is gone."""
+"""A wakeup between two processes: a byte on a socket wakes the other side; its end of file says that it is gone."""
 
 import select
 import socket
@@ -10,13 +10,13 @@ _BYTES = 4096
 
 
 class Wakeup:
-    """One side. What is meant by a ring lies in shared memory; the byte only ends a wait."""
+    """One side. The byte only ends a wait: what has changed is in shared memory."""
 
-    def __init__(self, line: socket.socket) -> None:
-        line.setblocking(False)
-        self._line = line
+    def __init__(self, one: socket.socket) -> None:
+        one.setblocking(False)
+        self._socket = one
         self.gone = False  # the other side has ended
-        self.first_heard_s: float | None = None  # when it rang for the first time
+        self.first_heard_s: float | None = None  # when its first byte came
 
     @classmethod
     def pair(cls) -> tuple["Wakeup", socket.socket]:
@@ -30,22 +30,22 @@ class Wakeup:
         return cls(socket.socket(fileno=descriptor))
 
     def ring(self) -> None:
-        """Wake the other side; one that has not heard the last rings yet needs no more of them."""
+        """Wake the other side; where it has unread bytes it needs no more of them."""
         with suppress(BlockingIOError):
             try:
-                self._line.send(b"!")
+                self._socket.send(b"!")
             except (BrokenPipeError, ConnectionError):
                 self.gone = True
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until it was rung since the last time, at most so long; False where it was not."""
+        """Sleep until a byte comes, at most so long; False where none came."""
         return bool(wait_any((self,), timeout_s))
 
     def hear(self) -> None:
-        """Take in what was rung."""
+        """Read the bytes that came."""
         with suppress(BlockingIOError):
             try:
-                while data := self._line.recv(_BYTES):
+                while data := self._socket.recv(_BYTES):
                     if self.first_heard_s is None:
                         self.first_heard_s = time.monotonic()
                     if len(data) < _BYTES:
@@ -55,22 +55,22 @@ class Wakeup:
                 self.gone = True
 
     def fileno(self) -> int:
-        return self._line.fileno()
+        return self._socket.fileno()
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
 
 
-def wait_any(bells: Sequence[Wakeup], timeout_s: float) -> list[Wakeup]:
-    """Sleep until one of the bells was rung or has nobody behind it any more; those are heard and given."""
-    there = [bell for bell in bells if not bell.gone]
+def wait_any(wakeups: Sequence[Wakeup], timeout_s: float) -> list[Wakeup]:
+    """Sleep until a byte comes on one of them or its other side is gone; those are read and returned."""
+    there = [wakeup for wakeup in wakeups if not wakeup.gone]
     if not there:
         return []
     poll = select.poll()
-    by_descriptor = {bell.fileno(): bell for bell in there}
+    by_descriptor = {wakeup.fileno(): wakeup for wakeup in there}
     for descriptor in by_descriptor:
         poll.register(descriptor, select.POLLIN)
-    rung = [by_descriptor[descriptor] for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1000)]
-    for bell in rung:
-        bell.hear()
-    return rung
+    woken = [by_descriptor[descriptor] for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1000)]
+    for wakeup in woken:
+        wakeup.hear()
+    return woken

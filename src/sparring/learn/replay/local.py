@@ -1,64 +1,137 @@
-"""Replay in the learner's own process: one table, read and written in place."""
+"""Replay as a learner uses it, and its form in the learner's own process: one table, read and written in place."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from sparring.acting.actor import Episodes
-from sparring.learn.actors.actor_spec import ActorSpec
-from sparring.learn.actors.protocol import AsyncActors, InsertedBlock
+from sparring.learn.actors.protocol import AsyncActors
 from sparring.learn.algorithms.feeds import Draw, draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
 from sparring.nets.shapes import state_width
 from sparring.replay.build import open_table
 from sparring.replay.feeder import Feeder
+from sparring.replay.steps import Steps
 from sparring.replay.table import Table
 from sparring.store.protocol import Store
 from sparring.wire.chunk import Array
+from sparring.wire.network import NetworkSpec
 from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+SAMPLING, FEEDING = 2, 3  # of the random streams that a seed has
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedBlock:
+    """A block that replay has taken in."""
+
+    episodes: Episodes
+    env_steps: int
+    games: int  # that ended
+    steps: int
+    fed: int = 0  # steps of the store that were inserted beside them
+
+
+class Replay(Protocol):
+    """What an off-policy learner samples: a table in its own process, or shards in services (sharded.py)."""
+
+    feeder: Feeder | None
+
+    def pending(self) -> int:
+        """Blocks on their way into replay."""
+        ...
+
+    def has_room(self, actor: int) -> bool:
+        """Whether one more block of that actor may be on its way."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a shard answers; False at once where none is asked."""
+        ...
+
+    def insert(self, actors: AsyncActors[Any], actor: int) -> None:
+        """Take in the oldest block of an actor."""
+        ...
+
+    def inserted(self) -> list[InsertedBlock]:
+        """What was taken in since this was last asked."""
+        ...
+
+    def break_off(self, actor: int) -> None:
+        """What it plays next does not follow what it played last."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether anything can be sampled."""
+        ...
+
+    def sample(self) -> tuple[Batch, Any] | None:
+        """A batch, and its rows for `learned`; None: it is not there yet."""
+        ...
+
+    def learned(self, rows: Any, priorities: Array | None) -> None:
+        """The priorities that the learner gave the batch."""
+        ...
+
+    def emptied(self) -> bool:
+        """Whether so much of what was taken in is lost that replay must fill again."""
+        ...
+
+    def flow(self) -> dict[str, float]: ...
+
+    def save(self) -> Tree: ...
+
+    def load(self, state: Tree) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class LocalReplay:
-    """A table, and a feeder where the store is mixed in."""
+    """A table, and a feeder where the store is mixed in. `streams` are those of one actor."""
 
-    def __init__(self, plan: Plan, part: ActorSpec, store: Store | None) -> None:
-        self._plan, self._part = plan, part
-        self.table = table_for(plan, part, plan.replay.capacity_steps)
-        streams, feeding = plan.actors * part.streams, np.random.default_rng([plan.seed, 3])
-        self.feeder = None if store is None else Feeder(store, plan.spec, self.table, streams, feeding)
+    def __init__(
+        self, plan: Plan, network: NetworkSpec, streams: int, store: Store | None, *, actors: int, masks: bool = True
+    ) -> None:
+        self._store_share, self._streams, self._actors = plan.replay.store_share, streams, actors
+        self.table = open_replay_table(plan, network, plan.replay.capacity_steps, actors * streams + 1, masks=masks)
+        feeding = np.random.default_rng([plan.seed, FEEDING])
+        self.feeder = None if store is None else Feeder(store, plan.spec, self.table, actors * streams, feeding)
         self._draw: Draw = draw_for(plan.algorithm, plan.settings)
-        self._rng = np.random.default_rng([plan.seed, 2])
-        self._arrived: list[InsertedBlock] = []
+        self._rng = np.random.default_rng([plan.seed, SAMPLING])
+        self._inserted: list[InsertedBlock] = []
 
-    def under_way(self) -> int:
+    def pending(self) -> int:
         return 0
 
     def has_room(self, actor: int) -> bool:
         return True
 
-    def rest(self, seconds: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         return False
 
-    def insert(self, players: AsyncActors[Any], actor: int) -> None:
-        block = players.take(actor)
-        (steps,) = block.steps
-        first = self._first(actor)
-        self.table.widen(first + self._part.streams)
-        self.table.insert(replace(steps, stream=steps.stream + first), lent=True)
-        fed = 0 if self.feeder is None else self.feeder.keep_pace(len(steps), self._plan.replay.store_share)
+    def insert(self, actors: AsyncActors[Any], actor: int) -> None:
+        block = actors.take(actor)
+        fed = self.insert_steps(block.steps, actor, lent=True)
         ended = Episodes(block.episodes.returns.copy(), block.episodes.against_others.copy())
-        self._arrived.append(InsertedBlock(ended, block.env_steps, block.games, len(steps), fed))
-        players.release(actor)
+        self._inserted.append(InsertedBlock(ended, block.env_steps, block.games, len(block.steps), fed))
+        actors.release(actor)
 
-    def arrived(self) -> list[InsertedBlock]:
-        arrived, self._arrived = self._arrived, []
-        return arrived
+    def insert_steps(self, steps: Steps, actor: int = 0, *, lent: bool = False) -> int:
+        """Insert an actor's steps, and the store's share beside them; how many those were."""
+        first = self._first(actor)
+        self.table.widen(first + self._streams)
+        self.table.insert(replace(steps, stream=steps.stream + first) if first else steps, lent=lent)
+        return 0 if self.feeder is None else self.feeder.keep_pace(len(steps), self._store_share)
+
+    def inserted(self) -> list[InsertedBlock]:
+        inserted, self._inserted = self._inserted, []
+        return inserted
 
     def break_off(self, actor: int) -> None:
         first = self._first(actor)
-        for stream in range(first, min(first + self._part.streams, self.table.streams)):
+        for stream in range(first, min(first + self._streams, self.table.streams)):
             self.table.break_off(stream)
 
     def ready(self) -> bool:
@@ -67,8 +140,8 @@ class LocalReplay:
     def sample(self) -> tuple[Batch, Array]:
         return self._draw.sample(self.table, self._rng)
 
-    def learned(self, which: Array, priorities: Array | None) -> None:
-        self.table.learned(which, priorities)
+    def learned(self, rows: Array, priorities: Array | None) -> None:
+        self.table.learned(rows, priorities)
 
     def emptied(self) -> bool:
         return False
@@ -77,11 +150,8 @@ class LocalReplay:
         return {}
 
     def save(self) -> Tree:
-        return {
-            "table": self.table.save(),
-            "feeder": None if self.feeder is None else self.feeder.save(),
-            "rng": rng_state(self._rng),
-        }
+        feeder = None if self.feeder is None else self.feeder.save()
+        return {"table": self.table.save(), "feeder": feeder, "rng": rng_state(self._rng)}
 
     def load(self, state: Tree) -> None:
         self.table.load(state["table"])
@@ -93,18 +163,23 @@ class LocalReplay:
         """Nothing was started."""
 
     def _first(self, actor: int) -> int:
-        """Of an actor's streams. That of the store comes after those of the actors whom the plan knows."""
-        return actor * self._part.streams + (actor >= self._plan.actors)
+        """Of an actor's streams. The store's stream comes after those of the actors that the plan has."""
+        return actor * self._streams + (actor >= self._actors)
 
 
-def table_for(plan: Plan, part: ActorSpec, capacity_steps: int) -> Table:
-    """A table that takes in what the plan's actors play, and one stream more for the store."""
+def open_replay_table(plan: Plan, network: NetworkSpec, rows: int, streams: int, *, masks: bool = True) -> Table:
+    """A table of the plan's replay settings, with so many rows; `masks`: it keeps legal actions, if there are any."""
     seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
     return open_table(
         seat,
-        replace(plan.replay, capacity_steps=capacity_steps),
-        streams=plan.actors * part.streams + 1,
-        masks=seat.action.masks > 0,
+        replace(plan.replay, capacity_steps=rows),
+        streams=streams,
+        masks=masks and seat.action.masks > 0,
         frame_stack=plan.spec.frame_stack,
-        state_numbers=state_width(part.network) if plan.algorithm.feeds == "sequences" else 0,
+        state_numbers=memory_numbers(plan, network),
     )
+
+
+def memory_numbers(plan: Plan, network: NetworkSpec) -> int:
+    """Of a recurrent state, kept with each step where sequences are learned."""
+    return state_width(network) if plan.algorithm.feeds == "sequences" else 0

@@ -1,7 +1,7 @@
-"""Batches of several shards, asked for a few at a time before they are needed, and what is said of them afterwards.
+"""Batches from several shards, requested a few at a time before they are needed, and their new priorities.
 
     counts of TOGETHER batches ─► every shard ─► batches that wait to be learned
-    priorities of as many      ◄── told at once
+    priorities of as many      ◄── in one call
 
 A call costs as much as an update where networks are small, so that one call is for several batches, unless they are
 large. What is ahead is no more than the sixteen batches of the paper (Horgan 2018).
@@ -19,7 +19,7 @@ from sparring.hosts.protocol import Handle, Pending
 from sparring.replay.batch import Batch
 from sparring.wire.chunk import Array
 
-AHEAD = 2  # calls that are under way, or whose batches are being learned from
+AHEAD = 2  # calls that are pending, or whose batches are being learned from
 TOGETHER = 8  # batches of one call, at most
 TOGETHER_BYTES = 1 << 20  # of those; of larger ones there is one a call
 _BY_TIME = ("observation", "action", "reward", "ending", "legal", "behaviour_logp", "mask")  # of windows: [time, n]
@@ -37,7 +37,7 @@ class ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Several batches under way: what each shard was asked."""
+    """Several pending batches: what each shard was asked."""
 
     shares: Array  # of the draws that go to each shard
     asked: dict[int, Pending]  # by shard
@@ -48,7 +48,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Said:
-    """What the learner said of rows of one shard, not told yet."""
+    """The learner's priorities of rows of one shard, not sent yet."""
 
     generation: int
     rows: list[Array] = field(default_factory=list)
@@ -144,10 +144,10 @@ class ShardSampler:
                 columns[name] = {leaf: np.concatenate([one[name][leaf] for one in each], axis) for leaf in first}
             else:
                 columns[name] = np.concatenate([one[name] for one in each], axis)
-        told = said[next(iter(draws))]
-        if told["prioritised"]:
+        first = said[next(iter(draws))]
+        if first["prioritised"]:
             chance = np.concatenate([share * np.asarray(draw["chance"]) for share, draw in draws.values()])
-            columns["weight"] = weights_of(chance, told["exponent"])
+            columns["weight"] = weights_of(chance, first["exponent"])
         return Batch(**columns)
 
 

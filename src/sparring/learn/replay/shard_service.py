@@ -17,7 +17,7 @@ from sparring.services.register import register
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
 
-_CHANCE = 5  # of the streams of chance that a seed has
+_RNG_STREAM = 5  # of the random streams that a seed has
 
 
 class ReplayShard:
@@ -44,23 +44,23 @@ class ReplayShard:
             frame_stack=game.frame_stack,
             state_numbers=state_numbers,
         )
-        self._rng = np.random.default_rng([seed, _CHANCE, index, generation])
+        self._rng = np.random.default_rng([seed, _RNG_STREAM, index, generation])
         self._last: dict[int, tuple[int, int]] = {}  # of each actor: its life, and which block of it
 
     @register(queue=64, full="wait")
     def insert(self, block: dict[str, Any]) -> dict[str, Any]:
         """Take a block in as an actor answered it; what it came to, without its steps."""
-        actor, now = block["actor"], (block["life"], block["number"])
+        actor, now = block["actor"], (block["generation"], block["number"])
         if (before := self._last.get(actor)) is not None and now != (before[0], before[1] + 1):
             for stream in range(actor * self._streams, (actor + 1) * self._streams):
                 self._table.break_off(stream)  # another's games, or something between was lost
         self._table.widen((actor + 1) * self._streams)
         self._last[actor] = now
         taken = joined(block["columns"], self._seat)
-        (steps,) = taken.steps
+        steps = taken.steps
         self._table.insert(replace(steps, stream=steps.stream + actor * self._streams), lent=True)
         ended = taken.episodes
-        return self._standing() | {
+        return self._status() | {
             "returns": ended.returns.copy(),
             "against": ended.against_others.copy(),
             "env_steps": taken.env_steps,
@@ -73,7 +73,7 @@ class ReplayShard:
         """A draw of each count, with the chances within this shard; None where it has nothing."""
         if not self._table.ready:
             return None
-        before = self._standing()
+        before = self._status()
         return before | {"draws": [self._drawn(count) if count else None for count in counts]}
 
     @register(response=False, queue=1024)
@@ -93,7 +93,7 @@ class ReplayShard:
         self._table.load(state["table"])
         for stream in range(self._table.streams):
             self._table.break_off(stream)
-        return self._standing()
+        return self._status()
 
     def _drawn(self, count: int) -> dict[str, Any]:
         """Steps, the rows that `learned` speaks of, and the chance of each draw."""
@@ -108,7 +108,7 @@ class ReplayShard:
         columns = {name: value for name in Batch.__slots__ if (value := getattr(batch, name)) is not None}
         return {"batch": columns, "rows": rows, "chance": self._chance(drawn)}
 
-    def _standing(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         sampler = self._table.sampler
         size = len(sampler)
         prioritised = isinstance(sampler, Prioritised)

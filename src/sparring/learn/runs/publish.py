@@ -17,7 +17,7 @@ from sparring.learn.plan import Plan
 from sparring.learn.protocol import Sources
 from sparring.nets.model_files import make_model
 from sparring.nets.policies import BUILT_IN
-from sparring.nets.user_code import open_policy
+from sparring.nets.user_policy import open_policy
 from sparring.registry.champions.gate import passes
 from sparring.registry.protocol import Registry
 from sparring.wire.champion import verify

@@ -1,13 +1,13 @@
-"""ring: k learners, each of which plays and learns its own share; their gradients are averaged before every step.
+"""allreduce: k learners, each of which plays and learns its own share; gradients are averaged before every step.
 
     learner 0 (this process) ─ games ─ gradient ─┐
     learner 1 (a service)    ─ games ─ gradient ─┼─ ring-allreduce ─► the same step everywhere
     learner k (a service)    ─ games ─ gradient ─┘
 
-This process leads: it asks the others for each turn, writes the run's folder, and says who is in the ring. When a
-learner is lost, the rest leave the broken ring, the highest update that one of them completed is taken by all, weights
-and optimiser whole, and they meet again, one fewer. Loss of this process ends the run; --resume goes on, with k again.
-A seed says all, as long as none is lost. Advantages are normalised by each learner within its own minibatch.
+This process has rank 0: it asks the others for each iteration, writes the run's folder, and says who is in the ring.
+When a learner is lost, the rest leave the broken ring; all take the highest update that one of them completed, weights
+and optimiser whole, and form a new ring, one fewer. Loss of this process ends the run; --resume goes on, with k again.
+A seed determines everything, as long as none is lost. Each learner normalises advantages within its own minibatch.
 """
 
 import logging
@@ -32,7 +32,7 @@ from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 
 SERVICE = "learner"
-APART = 1_000_003  # between the seeds of two learners, for what they play
+SEED_STEP = 1_000_003  # between the seeds of two learners, for what they play
 ARRIVE_S = 900.0  # for the first meeting: a cluster may have to start machines
 ANSWER_S = 10.0  # that an answer may take once the update is over here
 OF = "steps of "  # a source, in what is counted
@@ -46,17 +46,17 @@ def build(plan: Plan, store: Store | None) -> Topology:
         do = "Leave out --learners, or --from mix"
         raise ConfigError("several learners do not read the store", where="--learners", do=do)
     algorithm, share = share_of(plan)
-    return _Ring(plan, algorithm, share)
+    return _AllReduce(plan, algorithm, share)
 
 
-class _Ring:
-    """One turn: everybody plays a rollout and learns it, with one gradient."""
+class _AllReduce:
+    """One iteration: every learner plays a rollout and learns it, with one averaged gradient."""
 
     def __init__(self, plan: Plan, algorithm: RingAlgorithm, share: Topology) -> None:
         self._algorithm, self._share = algorithm, share
         self._host = open_host(plan.on, seen=plan.discovery)
         record = msgspec.json.encode(plan.record())
-        seeds = [plan.seed + APART * number for number in range(1, plan.learners)]
+        seeds = [plan.seed + SEED_STEP * number for number in range(1, plan.learners)]
         given = [{"game": plan.game, "seed": seed, "record": record} for seed in seeds]
         # A lost one leaves: it is not started again, and the plan says all who begin.
         needs = Resources(restarts=0, least=len(given), most=len(given))
@@ -85,27 +85,27 @@ class _Ring:
 
     def iterate(self) -> Iteration:
         if not self._generation:
-            self._heard({number: member.ask("digest") for number, member in self.members.items()}, ARRIVE_S)
+            self._answers({number: member.ask("digest") for number, member in self.members.items()}, ARRIVE_S)
             self._meet(self.learner.save())
         before = self.learner.save()
         asked = {number: member.ask("iterate") for number, member in self.members.items()}
-        turn: Iteration | None = None
+        iteration: Iteration | None = None
         patience_s = ANSWER_S
         try:
-            turn = self._share.iterate()
-        except RingBroken as broken:  # the slowest may still play; whoever has waited long enough waits no more
+            iteration = self._share.iterate()
+        except RingBroken as broken:  # the slowest may still play; the time already waited counts
             patience_s += max(0.0, DEADLINE_S - broken.waited_s)
         finally:
-            if turn is None:
-                self._algorithm.leave()  # so that nobody waits for this one
-        answers = self._heard(asked, patience_s)
+            if iteration is None:
+                self._algorithm.leave()  # so that no learner waits for this one
+        answers = self._answers(asked, patience_s)
         self._counts |= {number: _tally(answer) for number, answer in answers.items()}
-        if turn is None or len(answers) < len(asked) or not all(answer["whole"] for answer in answers.values()):
-            self._mend(before if turn is None else self.learner.save(), answers)
+        if iteration is None or len(answers) < len(asked) or not all(answer["whole"] for answer in answers.values()):
+            self._recover(before if iteration is None else self.learner.save(), answers)
         flow = {"learners": 1.0 + len(self.members)}
-        if turn is None:
+        if iteration is None:
             return Iteration(None, None, None, flow)
-        return replace(turn, episodes=_joined(turn.episodes, answers), metrics={**turn.metrics, **flow})
+        return replace(iteration, episodes=_joined(iteration.episodes, answers), metrics={**iteration.metrics, **flow})
 
     def sources(self) -> Sources:
         own = self._share.sources()
@@ -119,7 +119,7 @@ class _Ring:
         self._share.close()
 
     def save(self) -> Tree:
-        states = self._heard({number: member.ask("save") for number, member in self.members.items()}, DEADLINE_S)
+        states = self._answers({number: member.ask("save") for number, member in self.members.items()}, DEADLINE_S)
         kept = {number: self._counts.get(number, Counter()) for number in states}
         gone = self._gone + sum((tally for number, tally in self._counts.items() if number not in kept), Counter())
         return {
@@ -130,13 +130,13 @@ class _Ring:
         }
 
     def load(self, state: Tree) -> None:
-        """A learner that was lost before begins anew; what it had played counts."""
+        """A learner that was lost before starts afresh; what it had played counts."""
         self._share.load(state["share"])
         self._algorithm.completed = self.learner.updates
         self._gone = Counter(state["gone"])
         there = {number: member for number, member in self.members.items() if str(number) in state["others"]}
         self._counts = {number: Counter(state["counts"][str(number)]) for number in there}
-        self._heard({n: member.ask("load", state["others"][str(n)]) for n, member in there.items()}, DEADLINE_S)
+        self._answers({n: member.ask("load", state["others"][str(n)]) for n, member in there.items()}, DEADLINE_S)
         self._generation = 0
 
     def _meet(self, state: bytes) -> None:
@@ -154,23 +154,23 @@ class _Ring:
                 self._algorithm.ring = RingAllReduce(
                     meeting.store, meeting.host, self._generation, (0, world), DEADLINE_S
                 )
-            heard = self._heard(asked, ANSWER_S)
+            heard = self._answers(asked, ANSWER_S)
             if self._algorithm.ring is not None and len(heard) == len(asked) and all(heard.values()):
                 return
-            self._algorithm.leave()  # somebody was lost on the way; the rest try again
+            self._algorithm.leave()  # a learner was lost on the way; the rest try again
         self._generation = max(1, self._generation)  # alone is a ring, too
 
-    def _mend(self, state: bytes, answers: dict[int, dict[str, Any]]) -> None:
+    def _recover(self, state: bytes, answers: dict[int, dict[str, Any]]) -> None:
         """Take the highest update that one of us completed, by default this one's `state`, and meet again."""
         self._algorithm.leave()
         for number, answer in answers.items():
             if answer["completed"] > self._algorithm.completed:
-                heard = self._heard({number: self.members[number].ask("state")}, ANSWER_S)
+                heard = self._answers({number: self.members[number].ask("state")}, ANSWER_S)
                 state = heard.get(number, state)
         self._algorithm.take(self.learner, state)
         self._meet(state)
 
-    def _heard(self, asked: dict[int, Pending], seconds: float) -> dict[int, Any]:
+    def _answers(self, asked: dict[int, Pending], seconds: float) -> dict[int, Any]:
         """The answers of those who gave one within that time; the others leave the ring."""
         found: dict[int, Any] = {}
         until = time.monotonic() + seconds

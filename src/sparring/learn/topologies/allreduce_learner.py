@@ -62,7 +62,7 @@ class RingLearner:
                 whole = True
         finally:
             if not whole:
-                self._algorithm.leave()  # whatever it was, nobody may wait for this one
+                self._algorithm.leave()  # whatever failed, no learner may wait for this one
         return {
             "whole": whole,
             "completed": self._algorithm.completed,

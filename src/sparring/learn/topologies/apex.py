@@ -1,37 +1,35 @@
-"""apex: n actors play, each as bold as its place says, and the learner replays what surprises it (Horgan 2018).
+"""apex: n actors play, each with its own ε, and the learner samples replay by priority (Ape-X, Horgan 2018).
 
     actor 0 ─► ┐
-    actor 1 ─► ┼─ gate ─► replay ─ gate ─► learner ─► weights ─► every actor, before its next block
-    actor n ─► ┘            ▲    ◄─ priorities ─┘
-    store ─ feeder ─────────┘  with --from mix
+    actor 1 ─► ┼─ rate limiter ─► replay ─ rate limiter ─► learner ─► weights ─► every actor, before its next block
+    actor n ─► ┘                    ▲        ◄─ priorities ─┘
+    store ─ feeder ─────────────────┘  with --from mix
 
-    local://  processes with rings in shared memory; replay is a table in the learner's process
-    ray://    services of a cluster, a few blocks under way from each
+    local://  processes with ring buffers in shared memory; replay is a table in the learner's process
+    ray://    services of a cluster, a few pending calls for each
     [replay] shards = k: replay is k services, on either; on a cluster a block goes from its actor to its shard
 
-Steps come in blocks, with priorities that the actors estimate from the values they chose by. The learner waits only
-at the gate, where samples have run ahead of inserts; an actor waits where enough of its blocks wait, which they do when
-the gate lets nothing in. Who plays when is a matter of the clock: a resumed run has its learner, table and counters
-whole, and goes on with games begun anew.
+Steps come in blocks, with priorities that the actors estimate from the values they chose by. The learner waits only for
+the rate limiter, where samples have run ahead of inserts; an actor waits when enough of its blocks wait, which happens
+when the rate limiter lets no block in. The clock decides who plays when: a resumed run has its learner, table and
+counters whole, and goes on with new games.
 """
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from sparring.acting.actor import Episodes
+from sparring.acting.actor import NO_EPISODES, Episodes
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.learn.actors.actor_spec import ActorSpec
-from sparring.learn.actors.on_policy import WAIT_S
-from sparring.learn.actors.open import is_local, open_async_actors
-from sparring.learn.actors.protocol import AsyncActors, InsertedBlock, Replay
-from sparring.learn.algorithms.feeds import draw_for
+from sparring.learn.actors import is_local, open_async_actors
+from sparring.learn.actors.actor_spec import ActorSpec, actor_spec
+from sparring.learn.actors.protocol import AsyncActors
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Iteration, Learner, Sources, Topology
-from sparring.learn.replay.local import LocalReplay
+from sparring.learn.protocol import Iteration, Learner, Topology
+from sparring.learn.replay.local import InsertedBlock, LocalReplay, Replay
+from sparring.learn.topologies.on_policy_loop import WAIT_S
+from sparring.learn.topologies.replay_loop import ReplayLoop
 from sparring.replay.build import check_sources
-from sparring.replay.rate_limiter import RateLimiter, open_rate_limiter
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 
@@ -40,34 +38,20 @@ EPSILON, SPREAD = 0.4, 7.0  # ε_i = 0.4^(1 + 7 i / (n - 1))
 
 
 def build(plan: Plan, store: Store | None) -> Topology:
-    """Learner, replay, gate, and actors that start with the first turn; a feeder where the store is mixed in."""
+    """Learner, replay, and actors that start with the first iteration; a feeder where the store is mixed in."""
     check_sources(plan.replay, records=store is not None)
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    part = block_spec(plan, learner)
-    sharded = plan.replay.shards > 0
+    spec, sharded = block_spec(plan, learner), plan.replay.shards > 0
     if sharded and store is not None:
         raise ConfigError("shards take in what actors play alone", where="--from mix", do="Set replay.shards to 0")
-    players = open_async_actors(plan, part, actor_epsilon, passing=sharded)
+    actors = open_async_actors(plan, spec, actor_epsilon, forward=sharded)
     if not sharded:
-        return replay_topology(plan, learner, players, LocalReplay(plan, part, store), part)
-    from sparring.learn.replay.sharded import ShardedReplay  # whoever has none needs no sockets
+        replay = LocalReplay(plan, learner.network, spec.streams, store, actors=plan.actors)
+        return ApexLoop(plan, learner, actors, replay, spec)
+    from sparring.learn.replay.sharded import ShardedReplay  # a table in this process needs no sockets
 
-    shards = ShardedReplay(plan, part, None if is_local(plan.on) else players.host)  # type: ignore[attr-defined]
-    return replay_topology(plan, learner, players, shards, part)
-
-
-def replay_topology(
-    plan: Plan, learner: Learner, players: AsyncActors[Any], replay: Replay, part: ActorSpec
-) -> Topology:
-    """A learner that replays what the players play, each as `part` says, at the plan's ratio."""
-    gate = open_rate_limiter(
-        plan.replay.samples_per_insert,
-        plan.replay.min_steps,
-        plan.replay.slack_samples,
-        insert_steps=part.ticks * part.streams,
-        batch_steps=draw_for(plan.algorithm, plan.settings).steps,
-    )
-    return _Apex(plan, learner, players, replay, gate, part.ticks * part.streams)
+    shards = ShardedReplay(plan, spec, None if is_local(plan.on) else actors.host)  # type: ignore[attr-defined]
+    return ApexLoop(plan, learner, actors, shards, spec)
 
 
 def actor_epsilon(actor: int, actors: int) -> float:
@@ -76,164 +60,106 @@ def actor_epsilon(actor: int, actors: int) -> float:
 
 
 def block_spec(plan: Plan, learner: Learner) -> ActorSpec:
-    """What every actor is told. Only values can be estimated from, so only who chooses by them says priorities."""
+    """What every actor is told. Priorities are estimated from Q-values, so only by policies that choose by them."""
     estimates = plan.algorithm.feeds == "transitions" and plan.policy == "greedy"
-    return ActorSpec(
-        game=plan.game,
-        spec=plan.spec,
-        network=learner.network,
-        policy=plan.policy,
-        envs=plan.envs,
-        seed=plan.seed,
-        feeds="steps",
-        ticks=BLOCK_TICKS,
-        slots=SLOTS,
-        n_steps=plan.settings.n_steps if estimates else 0,
-        discount=plan.settings.discount,
-        reward_clip=plan.reward_clip,
-        opponents=plan.opponents,
-        opponent_share=plan.opponent_share,
-        script_share=plan.script_share,
-    )
+    n_steps, discount = plan.settings.n_steps if estimates else 0, plan.settings.discount
+    blocks = {"feeds": "steps", "ticks": BLOCK_TICKS, "slots": SLOTS, "n_steps": n_steps, "discount": discount}
+    return actor_spec(plan, learner.network, **blocks)
 
 
-class _Apex:
-    """One turn: take in what the gate lets in, then learn one batch where it lets one out."""
+class ApexLoop(ReplayLoop):
+    """One iteration: insert the blocks that the rate limiter lets in, then learn one batch where it permits one."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        learner: Learner,
-        players: AsyncActors[Any],
-        replay: Replay,
-        gate: RateLimiter,
-        block_steps: int,
-    ) -> None:
-        self.plan, self.learner, self.players, self.replay, self.gate = plan, learner, players, replay, gate
-        self.draw = draw_for(plan.algorithm, plan.settings)
-        self._block_steps = block_steps  # at most
+    def __init__(self, plan: Plan, learner: Learner, actors: AsyncActors[Any], replay: Replay, spec: ActorSpec) -> None:
+        super().__init__(plan, learner, replay, spec.ticks * spec.streams)
+        self.actors = actors
         self._begun = False
-        self._next = 0  # whose turn it is: the one after who was taken from last, however rarely there is room
-        self.env_steps = self.episodes = 0  # that were handed over
-        self.played: Counter[str] = Counter()
-
-    @property
-    def position(self) -> int:
-        return self.env_steps
+        self._next = 0  # the actor after the one that was taken from last, however rarely there is room
 
     def iterate(self) -> Iteration:
         if not self._begun:
-            self.players.publish(self.learner, self.env_steps)
+            self.actors.publish(self.learner, self.env_steps)
             self._begun = True
-        self.players.tend()
-        ended = self._take_in()
-        size = self.draw.steps
-        if self.gate.inserted >= self.gate.min_steps and self.replay.emptied():
-            self.gate.inserted = self.gate.sampled = 0  # as at the beginning: nothing is sampled before it has filled
-        found = self.replay.sample() if self.replay.ready() and self.gate.may_sample(size) else None
-        if found is None:
-            if not len(ended.returns) and not self._waiting():
-                self._refuse_to_wait_for_ever()
-                self._rest()
-            return Iteration(None, None, ended, self.flow())
-        batch, which = found
-        stale = 0.0 if batch.version is None else float(self.learner.updates - batch.version.mean())
-        update = self.plan.algorithm.update(self.learner, batch)
-        self.learner = update.learner
-        self.replay.learned(which, update.priorities)
-        self.gate.sample(size)
-        self.players.publish(self.learner, self.env_steps)
-        return Iteration(update, batch, ended, self.flow() | {"staleness_updates": stale})
+        self.actors.tend()
+        ended = self._insert()
+        limiter = self.rate_limiter
+        if limiter.inserted >= limiter.min_steps and self.replay.emptied():
+            limiter.inserted = limiter.sampled = 0  # as at the start: nothing is sampled before replay has filled
+        iteration = self.learn(ended) if self.may_sample() else None
+        if iteration is not None:
+            self.actors.publish(self.learner, self.env_steps)
+            return iteration
+        if not len(ended.returns) and not self._can_insert():
+            self._refuse_to_wait_for_ever()
+            if not self.replay.wait(WAIT_S):
+                self.actors.wait(WAIT_S)
+        return Iteration(None, None, ended, self.flow())
 
-    def _take_in(self) -> Episodes:
-        """Every block that waits and that the gate lets in, from each actor in turn; the games that ended in them."""
-        actors, ended = self.players.actors, self._count(self.replay.arrived())
-        for actor in self.players.broken_off():
+    def _insert(self) -> Episodes:
+        """Every block that waits and that the rate limiter lets in, from each actor in turn; the games that ended."""
+        actors, ended = self.actors.actors, self._count(self.replay.inserted())
+        for actor in self.actors.broken_off():
             self.replay.break_off(actor)
         first = self._next
-        for turn in range(actors * SLOTS):
-            actor = (first + turn) % actors
-            if not self.players.waiting(actor) or not self.replay.has_room(actor):
+        for offset in range(actors * SLOTS):
+            actor = (first + offset) % actors
+            if not self.actors.waiting(actor) or not self.replay.has_room(actor):
                 continue
             if not self._room():
                 break
-            self.replay.insert(self.players, actor)
+            self.replay.insert(self.actors, actor)
             self._next = (actor + 1) % actors
-            ended += self._count(self.replay.arrived())
+            ended += self._count(self.replay.inserted())
         if not ended:
-            return Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
+            return NO_EPISODES
         return Episodes(*(np.concatenate([getattr(one, name) for one in ended]) for name in Episodes.__slots__))
 
     def _room(self) -> bool:
-        """Whether the gate lets one more block in, those under way counted."""
-        coming = self._block_steps * self.replay.under_way()
-        if coming and self.gate.inserted < self.gate.min_steps <= self.gate.inserted + coming:
-            return False  # enough to begin with is under way: the gate decides when it is there
-        return self.gate.may_insert(self._block_steps + coming)
+        """Whether the rate limiter lets one more block in, those on their way counted."""
+        limiter, coming = self.rate_limiter, self._insert_steps * self.replay.pending()
+        if coming and limiter.inserted < limiter.min_steps <= limiter.inserted + coming:
+            return False  # enough to begin with is on its way: the limiter decides once it is there
+        return limiter.may_insert(self._insert_steps + coming)
 
-    def _count(self, arrived: list[InsertedBlock]) -> list[Episodes]:
-        """What was taken in, block by block, for the gate must know before the next one."""
-        for block in arrived:
-            self.env_steps += block.env_steps
-            self.episodes += block.games
-            self.played["selfplay"] += block.steps
-            self.gate.insert(block.steps + block.fed)
-        return [block.episodes for block in arrived]
+    def _count(self, blocks: list[InsertedBlock]) -> list[Episodes]:
+        for block in blocks:
+            self.count(block)
+        return [block.episodes for block in blocks]
 
-    def _waiting(self) -> bool:
-        """Whether a block could be taken in now."""
-        actors = range(self.players.actors)
-        return self._room() and any(self.players.waiting(actor) and self.replay.has_room(actor) for actor in actors)
+    def _can_insert(self) -> bool:
+        """Whether a block could be inserted now."""
+        actors = range(self.actors.actors)
+        return self._room() and any(self.actors.waiting(actor) and self.replay.has_room(actor) for actor in actors)
 
     def _refuse_to_wait_for_ever(self) -> None:
-        """Where the gate lets nothing in before something was sampled, and nothing that is in can be sampled."""
-        gate, replay = self.gate, self.replay
-        if gate.inserted < gate.min_steps or gate.may_insert(self._block_steps):
+        """Where the limiter lets nothing in before something was sampled, and nothing that is in can be sampled."""
+        limiter, replay = self.rate_limiter, self.replay
+        if limiter.inserted < limiter.min_steps or limiter.may_insert(self._insert_steps):
             return
-        if replay.ready() or replay.emptied() or replay.under_way():  # emptied: the next turn begins anew
+        if replay.ready() or replay.emptied() or replay.pending():  # emptied: the next iteration begins again
             return
         raise TrainingStopped(
-            f"none of {gate.inserted} steps can be sampled, and the gate lets no more in",
+            f"none of {limiter.inserted} steps can be sampled, and the rate limiter lets no more in",
             where=f"[replay] sampler = {self.plan.replay.sampler!r}",
             do="Give a share in replay.source_shares to what comes, or choose another replay.sampler",
         )
 
-    def _rest(self) -> None:
-        """Until something comes: where replay is elsewhere its answer, otherwise a block."""
-        if not self.replay.rest(WAIT_S):
-            self.players.wait(WAIT_S)
-
     def flow(self) -> dict[str, float]:
-        """Where the gate stands, and how the actors do."""
-        waiting = sum(map(self.players.waiting, range(self.players.actors)))
-        crew = {"blocks_waiting": waiting, "actors": self.players.actors, "actor_restarts": self.players.restarts}
-        return self.gate.flow() | self.replay.flow() | crew
-
-    def sources(self) -> Sources:
-        feeder = self.replay.feeder
-        fed = Counter() if feeder is None else feeder.steps
-        return Sources(dict(self.played + fed), None if feeder is None else feeder.until_ms)
-
-    def close(self) -> None:
-        """Stop whoever was started and give the memory back."""
-        self.replay.close()
-        self.players.close()
-
-    def save(self) -> Tree:
-        return {
-            "learner": self.learner.save(),
-            "players": self.players.save(),
-            "replay": self.replay.save(),
-            "gate": [self.gate.inserted, self.gate.sampled],
-            "played": dict(self.played),
-            "env_steps": self.env_steps,
-            "episodes": self.episodes,
+        actors = self.actors
+        waiting = sum(map(actors.waiting, range(actors.actors)))
+        return super().flow() | {
+            "blocks_waiting": waiting,
+            "actors": actors.actors,
+            "actor_restarts": actors.restarts,
         }
 
+    def close(self) -> None:
+        super().close()
+        self.actors.close()
+
+    def save(self) -> Tree:
+        return super().save() | {"actors": self.actors.save()}
+
     def load(self, state: Tree) -> None:
-        self.learner.load(state["learner"])
-        self.players.load(state["players"])
-        self.replay.load(state["replay"])
-        self.gate.inserted, self.gate.sampled = state["gate"]
-        self.played = Counter(state["played"])
-        self.env_steps, self.episodes = state["env_steps"], state["episodes"]
+        super().load(state)
+        self.actors.load(state["actors"])

@@ -1,13 +1,11 @@
-"""offline: nobody plays; the learner sees what players did.
+"""offline: no actor plays; the learner learns from the records of players.
 
     store ─ feeder ─► table ─► learner
 
-A store that fits the table is read once, whole; the table grows for it up to MOST_BYTES. A larger one is drawn from
-anew as learning goes on: chunks by their steps, and each whole, so that long episodes are seen more often than they
-were played.
+A store that fits the table is read once, whole; the table grows for it up to MOST_BYTES. A larger one is
+sampled while learning goes on: chunks in proportion to their steps, each whole, so that long episodes are seen more
+often than they were played.
 """
-
-from dataclasses import replace
 
 import numpy as np
 from numpy.random import Generator
@@ -16,8 +14,7 @@ from sparring.errors import Missing
 from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
-from sparring.nets.shapes import state_width
-from sparring.replay.build import open_table
+from sparring.learn.replay.local import FEEDING, SAMPLING, open_replay_table
 from sparring.replay.feeder import Feeder
 from sparring.replay.rows import row_layout
 from sparring.replay.table import Table
@@ -33,8 +30,8 @@ def build(plan: Plan, store: Store | None) -> Topology:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     rows = room(plan, store.stats(plan.spec.id).steps)
-    feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (3, 2))
-    table = _table(plan, learner, rows)
+    feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (FEEDING, SAMPLING))
+    table = open_replay_table(plan, learner.network, rows, 1)
     return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
 
 
@@ -46,20 +43,8 @@ def room(plan: Plan, held_steps: int) -> int:
     return max(plan.replay.capacity_steps, wanted if fits else 0)
 
 
-def _table(plan: Plan, learner: Learner, rows: int) -> Table:
-    seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
-    return open_table(
-        seat,
-        replace(plan.replay, capacity_steps=rows),
-        streams=1,
-        masks=bool(seat.action.choices),
-        frame_stack=plan.spec.frame_stack,
-        state_numbers=state_width(learner.network) if plan.algorithm.feeds == "sequences" else 0,
-    )
-
-
 class _Offline:
-    """One turn: one batch of records."""
+    """One iteration: one batch of records."""
 
     env_steps = 0
     episodes = 0
@@ -102,9 +87,9 @@ class _Offline:
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
-        rows = state.get("capacity", self.plan.replay.capacity_steps)  # runs from before tables grew
+        rows = state["capacity"]
         if rows != self.table.capacity:  # the store has grown since
-            self.table = _table(self.plan, self.learner, rows)
+            self.table = open_replay_table(self.plan, self.learner.network, rows, 1)
             self.feeder.into(self.table)
         self.table.load(state["table"])
         self.feeder.load(state["feeder"])

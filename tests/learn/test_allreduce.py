@@ -97,6 +97,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
         assert digests(again) == {unbroken}
 
 
+@pytest.mark.slow
 def test_a_learner_killed_between_two_updates_leaves_and_the_rest_go_on() -> None:
     with ring_of(3) as topology:
         topology.iterate()
@@ -116,6 +117,7 @@ def test_a_learner_killed_between_two_updates_leaves_and_the_rest_go_on() -> Non
         assert len(digests(again)) == 1
 
 
+@pytest.mark.slow
 def test_a_frozen_learner_leaves_after_the_deadline_and_the_rest_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "DEADLINE_S", 12.0)  # what the others may need for a turn on a busy machine
     monkeypatch.setattr(ring, "ANSWER_S", 12.0)
@@ -227,7 +229,7 @@ def test_what_cannot_be_shared_is_one_sentence(wish: dict[str, Any], says: str) 
 
 def test_settings_say_how_many_too() -> None:
     agreed = plan(TrainRequest(game="cartpole"), Config(train=TrainConfig(learners=2)))
-    assert (agreed.topology, agreed.learners, agreed.record()["learners"]) == ("ring", 2, 2)
+    assert (agreed.topology, agreed.learners, agreed.record()["learners"]) == ("allreduce", 2, 2)
 
 
 @pytest.mark.slow

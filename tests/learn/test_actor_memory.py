@@ -17,10 +17,9 @@ from sparring.errors import StoreFailed
 from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.actors import rollout_slots as rollouts
 from sparring.learn.actors import step_blocks as blocks
-from sparring.learn.actors.ring_buffer import RingBuffer
-from sparring.learn.actors.shared_arrays import SharedArrays
-from sparring.learn.actors.shared_weights import NONE, SharedWeights
+from sparring.learn.actors.shared_memory import RingBuffer, SharedArrays
 from sparring.learn.actors.wakeup import Wakeup
+from sparring.learn.actors.weights import NONE, SharedWeights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.torch_network import Network, default_heads, default_network
 
@@ -28,7 +27,7 @@ WRITER = """
 import sys, time
 import msgspec
 import numpy as np
-from sparring.learn.actors.shared_weights import SharedWeights
+from sparring.learn.actors.weights import SharedWeights
 from sparring.nets.shapes import parameters
 from sparring.wire.network import NetworkSpec
 network = msgspec.json.decode(sys.argv[2], type=NetworkSpec)
@@ -37,7 +36,7 @@ until, version = time.monotonic() + 1.5, 0
 while time.monotonic() < until:
     weights = {name: np.full(shape, version, np.float32) for name, shape in parameters(network).items()}
     board.publish(weights, version, version / 2)
-    board.remember(version % 2, weights, version)
+    board.put_past_self(version % 2, weights)
     version += 1
 print(version)
 """
@@ -56,7 +55,7 @@ def steady(network, value):
 def actor_of(game, seed=0, envs=4):
     network = network_of(game)
     forward = NumpyForward(network, Network(network, 0).weights())
-    partners = Opponents(network, 0, 0.0)
+    partners = Opponents(network, 0.0)
     return Actor(open_game(game, envs), forward, "categorical", np.random.default_rng(seed), partners)
 
 
@@ -70,7 +69,7 @@ def test_weights_are_never_torn_however_fast_they_are_written():
         stdout=subprocess.PIPE,
         text=True,
     )
-    seen, known, past = [], {}, 0
+    seen, past = [], 0
     while writer.poll() is None:
         edition = board.newest()
         if edition is None:
@@ -80,7 +79,7 @@ def test_weights_are_never_torn_however_fast_they_are_written():
         assert (numbers == edition.version).all(), "torn"
         assert edition.epsilon == edition.version / 2
         seen.append(edition.version)
-        for place, weights in board.news(known).items():
+        for place, weights in board.new_past_selves(edition).items():
             flat = np.concatenate([one.reshape(-1) for one in weights.values()])
             assert (flat == flat[0]).all(), "torn"
             assert flat[0] % 2 == place
@@ -157,13 +156,13 @@ def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
 @pytest.mark.parametrize("game", ["cartpole", "connect-four"])
 def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game):
     shape = rollouts.RolloutShape(
-        spec_of(game).seats[0], ticks=9, streams=4 * len(spec_of(game).seats), slots=2, lanes=2
+        spec_of(game).seats[0], ticks=9, streams=4 * len(spec_of(game).seats), slots=2, writers=2
     )
     shared = rollouts.RolloutRing(shape)
     with_it, without, other = actor_of(game), actor_of(game), actor_of(game, seed=5)
     for version in range(6):  # slots are used again
-        shared.play(with_it, version, lane=1)
-        shared.play(other, version, lane=0)
+        shared.play(with_it, version, writer=1)
+        shared.play(other, version, writer=0)
         expected, ended = without.rollout(9), without.ended()
         alone, both = shared.take(1), shared.take_all()
         length = len(expected.reward)
@@ -179,8 +178,8 @@ def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game)
         assert np.array_equal(alone.episodes.returns, ended.returns)
         assert (alone.version, alone.env_steps, both.env_steps) == (version, 36, 72)
         assert (both.batch.version == version).all()
-        for lane in range(2):
-            shared.ring.release(lane)
+        for writer in range(2):
+            shared.ring.release(writer)
     shared.ring.close()
 
 
@@ -195,19 +194,22 @@ def test_blocks_of_steps_arrive_as_they_were_played():
         block = shared.take()
         assert (block.version, block.env_steps, block.games) == (version, 48, 3)
         assert np.array_equal(block.episodes.returns, ended.returns)
-        assert len(block.steps) == 12
-        for there, here in zip(played, block.steps, strict=True):
-            assert here.version == version
-            for name in ("stream", "action", "reward", "ending", "legal", "behaviour_logp", "value", "final"):
-                assert np.array_equal(getattr(there, name), getattr(here, name)), name
+        here, final = block.steps, 0
+        assert (here.version, here.priority) == (version, None)
+        for name in ("stream", "action", "reward", "ending", "legal", "behaviour_logp", "value"):
+            assert np.array_equal(np.concatenate([getattr(one, name) for one in played]), getattr(here, name)), name
+        for name, column in here.observation.items():
+            assert np.array_equal(np.concatenate([one.observation[name] for one in played]), column)
+        first = np.cumsum([0, *map(len, played)])
+        for tick, there in enumerate(played):
+            finals = slice(final, final + len(there.final))
+            assert np.array_equal(there.final + first[tick], here.final[finals])
             for name, column in there.final_observation.items():
-                assert np.array_equal(column, here.final_observation[name])
-            for name, column in there.observation.items():
-                assert np.array_equal(column, here.observation[name])
-            assert here.priority is None
+                assert np.array_equal(column, here.final_observation[name][finals])
+            final = finals.stop
         shared.ring.release()
     shared.write([], Episodes(np.zeros(0, np.float32), np.zeros(0, bool)), version=9, env_steps=0, games=0)
-    assert shared.take().steps == []
+    assert len(shared.take().steps) == 0
     shared.ring.close()
 
 
@@ -222,7 +224,7 @@ def test_memory_has_no_name_and_what_cannot_be_had_is_said():
 
 
 def test_without_room_in_memory_a_temporary_file_does(monkeypatch):
-    monkeypatch.setattr("sparring.learn.actors.shared_arrays._SHARED", "/nowhere")
+    monkeypatch.setattr("sparring.learn.actors.shared_memory._SHARED", "/nowhere")
     block = SharedArrays.create({"one": ("float32", (3,)), "two": ("int64", (2, 2))})
     again = SharedArrays(os.dup(block.descriptor), {"one": ("float32", (3,)), "two": ("int64", (2, 2))})
     block.arrays["two"][1] = 7

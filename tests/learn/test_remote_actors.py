@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -13,11 +14,15 @@ from sparring.acting.actor import Episodes
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.hosts.open import open_host
 from sparring.hosts.protocol import Resources
-from sparring.learn.actors import open as opening
+from sparring.learn import actors as opening
 from sparring.learn.actors.step_blocks import BlockShape, StepBlockRing
+from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.replay.local import memory_numbers
 from sparring.learn.replay.shard_sampler import ShardSampler, weights_of
 from sparring.learn.replay.shard_service import ReplayShard
+from sparring.learn.replay.sharded import rows_of_a_shard
 from sparring.learn.topologies import apex, build
+from sparring.replay.rows import row_layout
 from sparring.replay.steps import Steps
 
 
@@ -38,8 +43,8 @@ def test_what_services_play_is_learned_and_a_killed_one_is_replaced(topology, sh
         learn(topology, 30)
         victim = next(one for one in workers() if not is_shard(one))
         victim.kill()
-        turn_until(topology, lambda: topology.players.restarts)
-        assert topology.players.restarts == 1
+        turn_until(topology, lambda: topology.actors.restarts)
+        assert topology.actors.restarts == 1
         turns = learn(topology, 30)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in turns)
         assert topology.env_steps > 0
@@ -63,6 +68,7 @@ def test_in_step_a_seed_says_all_and_it_is_what_shared_memory_says(config, monke
         assert digest(again) == unbroken
 
 
+@pytest.mark.slow
 def test_in_step_a_frozen_service_is_replaced(config, monkeypatch):
     monkeypatch.setattr(opening, "is_local", lambda url: False)
     monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_TIMES", 2.0)  # the first rollout waits for a start
@@ -73,10 +79,11 @@ def test_in_step_a_frozen_service_is_replaced(config, monkeypatch):
         frozen.suspend()
         turns = learn(topology, 3)
         assert not frozen.is_running()
-        assert topology.players.restarts == 1
+        assert topology.actors.restarts == 1
         assert turns[-1].batch.reward.shape[1] == 2 * 4
 
 
+@pytest.mark.slow
 def test_a_killed_shard_begins_empty_and_the_run_goes_on(config):
     with wired(config, "apex", shards=1) as topology:
         learn(topology, 20)
@@ -87,6 +94,7 @@ def test_a_killed_shard_begins_empty_and_the_run_goes_on(config):
         learn(topology, 20)
 
 
+@pytest.mark.slow
 def test_the_learner_draws_from_the_other_shard_while_a_killed_one_is_replaced(config):
     with wired(config, "apex", shards=2) as topology:
         turn_until(topology, lambda: topology.flow()["replay_steps"] > 2_000)
@@ -103,6 +111,7 @@ def test_the_learner_draws_from_the_other_shard_while_a_killed_one_is_replaced(c
         assert again.flow()["replay_steps"] > 500
 
 
+@pytest.mark.slow
 def test_a_shard_that_keeps_ending_ends_the_run_with_what_it_said(config):
     with wired(config, "apex", shards=1) as topology:
         learn(topology, 5)
@@ -118,6 +127,7 @@ def test_a_shard_that_keeps_ending_ends_the_run_with_what_it_said(config):
             turn_until(topology, ends_again)
 
 
+@pytest.mark.slow
 def test_a_run_with_shards_goes_on_from_its_checkpoint(config):
     with wired(config, "apex", shards=2) as first:
         learn(first, 20)
@@ -129,19 +139,21 @@ def test_a_run_with_shards_goes_on_from_its_checkpoint(config):
         learn(again, 10)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_shard_that_had_just_begun_anew_is_gone_on_from(config):
     with wired(config, "apex", shards=1) as first:
         learn(first, 20)
         (shard,) = workers()
         shard.kill()
-        state = first.save()  # nobody has noticed: the gate says full, and the table is empty
-    assert state["gate"][0] >= 500
+        state = first.save()  # nobody has noticed: the rate limiter says full, and the table is empty
+    assert state["rate_limiter"][0] >= 500
     with wired(config, "apex", shards=1) as again:
         again.load(state)
         assert again.replay.flow()["replay_steps"] == 0
         learn(again, 20)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_whoever_is_killed_and_however_often(config, as_services):
     state = None
     for _ in range(2):
@@ -185,7 +197,7 @@ def made_block(seat, actor, number, priority):
     columns = blocks.take_columns()
     blocks.ring.release()
     blocks.ring.close()
-    return {"actor": actor, "life": 0, "number": number + 1, "columns": columns}
+    return {"actor": actor, "generation": 0, "number": number + 1, "columns": columns}
 
 
 def given_to_shards(agreed):
@@ -257,3 +269,13 @@ def test_shards_together_draw_as_one_table_does(config):
     told = np.array([chances.get(float(name), np.nan) for name in names])
     assert np.allclose(told[~np.isnan(told)], alone[~np.isnan(told)], rtol=1e-3)
     assert np.allclose(weights_of(alone, 0.4), (alone / alone.min()) ** -0.4)
+
+
+def test_bytes_bound_all_shards_together_and_what_a_memory_held_counts(config):
+    replay = replace(config.replay, shards=2, capacity_bytes=1_000_000)
+    agreed = plan(TrainRequest("cartpole", "r2d2", topology="apex"), replace(config, replay=replay))
+    part = apex.block_spec(agreed, agreed.algorithm.begin(agreed.spec, agreed.settings, 0))
+    numbers, seat = memory_numbers(agreed, part.network), agreed.spec.seats[0]
+    assert numbers > 0
+    size = row_layout(seat, masks=seat.action.masks > 0, state_numbers=numbers).itemsize
+    assert rows_of_a_shard(agreed, part) == 1_000_000 // size // 2
