@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,12 @@ from host_contract import ONE, happened, until
 from host_services import Broken, Stubborn, Worker
 
 from sparring.errors import ConfigError
-from sparring.hosts import process
 from sparring.hosts.call_queue import MAX_UNDER_WAY
 from sparring.hosts.open import open_host
-from sparring.hosts.process import cut
-from sparring.hosts.restart_policy import LOOP_DEATHS, RestartPolicy
-from sparring.services.discovery import default_folder
-from sparring.services.server import Busy
+from sparring.processes import supervisor
+from sparring.processes.restart_policy import RestartPolicy
+from sparring.services.local_discovery import default_folder
+from sparring.services.errors import Overloaded
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +106,12 @@ def test_what_an_instance_prints_is_kept(tmp_path):
 
 def test_a_log_keeps_its_end_and_no_more(tmp_path):
     log = tmp_path / "x.log"
-    with log.open("ab", buffering=0) as writing:
-        writing.write(b"x" * (process.MAX_LOG_BYTES + 10))
+    with log.open("ab", buffering=0) as writing, closing(supervisor.ProcessLog(log)) as kept:
+        writing.write(b"x" * (supervisor.MAX_LOG_BYTES + 10))
         writing.write(b"end")
-        cut(log)
+        kept.trim()
         writing.write(b" more")
-    assert log.stat().st_size == process.KEPT_LOG_BYTES + 5
+    assert log.stat().st_size == supervisor.KEPT_LOG_BYTES + 5
     assert log.read_bytes().endswith(b"xend more")
 
 
@@ -124,7 +124,7 @@ def test_no_more_calls_are_under_way_than_can_be_held(host):
     (worker,) = host.start(Worker, "worker", 1, ONE, {})
     worker.ask("sleep", 0.5)
     asked = [worker.ask("who") for _ in range(MAX_UNDER_WAY - 1)]
-    with pytest.raises(Busy, match=f"{MAX_UNDER_WAY} calls are under way"):
+    with pytest.raises(Overloaded, match=f"{MAX_UNDER_WAY} calls are under way"):
         worker.ask("who")
     assert asked[0].result()["index"] == 0
 
@@ -158,7 +158,7 @@ def test_an_unknown_host_is_named_with_those_there_are():
 
 def test_the_dead_are_started_again_later_each_time_and_those_that_keep_dying_young_are_not():
     revival = RestartPolicy()
-    assert [revival.died(now, now - 1.0) for now in range(LOOP_DEATHS - 1)] == [0.2, 0.4, 0.8, 1.6]
+    assert [revival.died(now, now - 1.0) for now in range(RestartPolicy().loop_deaths - 1)] == [0.2, 0.4, 0.8, 1.6]
     assert revival.died(4.0, 3.0) is None
     assert [RestartPolicy().died(now, None) for now in range(2)] == [0.2, 0.2]
     steady = RestartPolicy()

@@ -23,7 +23,7 @@ from sparring.services.frames import CALL, Codec, Head
 from sparring.services.local_discovery import Local
 from sparring.services.server import Server
 from sparring.services.shared_memory import ARENA_BYTES, LARGE_BYTES, Arena, Mapped
-from sparring.services.solver import Lost, Solver
+from sparring.services.solver import CallLost, Solver
 
 HERE = Path(__file__).parent
 HOLDER = """
@@ -206,7 +206,7 @@ def test_a_callee_killed_under_calls_is_lost_within_a_second(folder, solver):
         found = await asyncio.gather(
             *(solver.retrieve_async(Worker, "sleep", 20) for _ in range(3)), return_exceptions=True
         )
-        assert [type(one) for one in found] == [Lost] * 3
+        assert [type(one) for one in found] == [CallLost] * 3
         assert time.monotonic() - begun < 1.5
         await solver.close_async()
 

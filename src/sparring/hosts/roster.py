@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from sparring.errors import ConfigError, Missing, Refused
 from sparring.hosts.protocol import Given, Handle, Resources
-from sparring.hosts.service_path import checked_name, given_each, path_of
+from sparring.hosts.service_class import checked_name, given_each, path_of
 
 One = TypeVar("One", bound=Handle)
 
@@ -27,7 +27,7 @@ class Started(Generic[One]):
 class Roster(Generic[One]):
     """`add` starts instances of a service from a number on, one for each mapping; `stop` ends some, or by force.
 
-    Who is there can be asked at any time, also while some of them are taking their time to end.
+    `handles` and `runs` answer at any time, also while some instances take their time to end.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Roster(Generic[One]):
             if name in self._started or self._closed:
                 wrong = "the host is closed" if self._closed else f"{name!r} was started already"
                 raise ConfigError(wrong, where="host", do="Choose another name, or scale it")
-            started: Started[One] = Started(service, name, needs, _of_later_ones(given, each))
+            started: Started[One] = Started(service, name, needs, _given_later(given, each))
             started.handles.extend(self._add(started, 0, each))
             with self._lock:
                 self._started[name] = started
@@ -111,8 +111,8 @@ class Roster(Generic[One]):
         return self._started[name]
 
 
-class Rostered(ABC, Generic[One]):
-    """What every host does by its roster, and a context manager that closes."""
+class HostBase(ABC, Generic[One]):
+    """What every host does by its roster. A context manager that closes."""
 
     _roster: Roster[One]
 
@@ -139,8 +139,8 @@ class Rostered(ABC, Generic[One]):
         self.close()
 
 
-def _of_later_ones(given: Given, each: list[dict[str, Any]]) -> Callable[[int, int], dict[str, Any]]:
-    """What is given to those who come later: as somebody says, or what the one before or the first was."""
+def _given_later(given: Given, each: list[dict[str, Any]]) -> Callable[[int, int], dict[str, Any]]:
+    """The arguments of instances that are added later: as the function says, or those of the same or the first one."""
     if callable(given):
         return lambda index, count: dict(given(index, count))
     return lambda index, count: each[index] if index < len(each) else each[0] if each else {}

@@ -28,10 +28,10 @@ import zmq
 
 from sparring.errors import ConfigError, Missing, Unreachable
 from sparring.services.consul_client import PREFIX, Place
+from sparring.services.discovery import Announcement, Instance, ServerSocket
 from sparring.services.heartbeat import FIRST_S, Heartbeat
 from sparring.services.keys import CurveAuthenticator, CurveKeys, create_keys
 from sparring.services.local_discovery import Local, default_folder
-from sparring.services.protocol import Announced, Instance, ServerSocket
 
 POLL_S = 10.0
 AGAIN_S = 0.3  # between attempts to reach an agent that is away
@@ -54,7 +54,7 @@ class Consul:
         self._beats = Heartbeat(place)
 
     @property
-    def near(self) -> Local:
+    def local(self) -> Local:
         """Those of this machine alone."""
         return self._local
 
@@ -76,7 +76,7 @@ class Consul:
             socket.setsockopt(zmq.IPV6, int("[" in instance.address))
         socket.connect(instance.address)
 
-    def announce(self, instance: Instance) -> Announced:
+    def announce(self, instance: Instance) -> Announcement:
         near = self._local.announce(instance)
         far = msgspec.structs.replace(
             instance,
@@ -210,8 +210,8 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Twice:
-    near: Announced
-    far: Announced
+    near: Announcement
+    far: Announcement
 
     def close(self) -> None:
         self.near.close()

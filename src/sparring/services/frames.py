@@ -4,7 +4,7 @@
     [array] as it lies in memory, one frame for each array of the body above 4 kB, in order
 
 A smaller array stands in the head itself, since a frame costs more than a copy of it. One of 64 kB or more that lies in
-shared memory (arena.py) has no frame either: its place says where.
+shared memory (shared_memory.py) has no frame either: its place says where.
 
 Small messages to the same place may travel together, as one frame: a mark, how many, and their heads (`together`).
 
@@ -14,7 +14,7 @@ stands as its dtype, shape and place. Nothing is pickled; what is too large, too
 
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -34,14 +34,12 @@ MOST_TOGETHER = 64  # messages in one frame
 SMALL_BYTES = 8192  # of a head that may travel with others
 _TOGETHER = 0xC1  # a byte that begins nothing in msgpack
 _MOST_BYTES = 4 + MOST_TOGETHER * SMALL_BYTES
-_ARRAY, _SHARED, KEPT = 1, 2, 3
+_ARRAY, _SHARED, SHARED_VALUE = 1, 2, 3  # extensions of a body
 _FIRST_INLINE = 32  # then one code for each dtype
 _INLINE = {_FIRST_INLINE + place: np.dtype(name) for place, name in enumerate((*DTYPES, "bool"))}
 _CODES = {dtype: code for code, dtype in _INLINE.items()}
 _DTYPES = {dtype.str: dtype for dtype in _CODES}
 _SHAPES = [struct.Struct(f"<B{rank}Q") for rank in range(65)]  # NumPy knows 64 dimensions
-# What else may stand in a body, by its code: objects with __place__() → (code, bytes), read by these (see kept.py).
-EXTENSIONS: dict[int, Callable[[memoryview], Any]] = {}
 
 
 class Indexed(Protocol):
@@ -173,7 +171,7 @@ class Codec:
             return value.item()
         if isinstance(value, np.ndarray):
             return self._put(np.asarray(value))
-        if hasattr(value, "__place__"):
+        if hasattr(value, "__place__"):  # a SharedValue
             return msgspec.msgpack.Ext(*value.__place__())
         raise TypeError(f"a {type(value).__name__} has no place in a call")
 
@@ -187,8 +185,10 @@ class Codec:
             held = _read_held.decode(data)
             mapped = self._mapped[held.arena]
             return mapped.take(held.number, held.offset, _DTYPES[held.dtype], held.shape)
-        if code in EXTENSIONS:
-            return EXTENSIONS[code](data)
+        if code == SHARED_VALUE:
+            from sparring.services.shared_value import open_shared_value
+
+            return open_shared_value(data)
         if code != _ARRAY:
             raise ValueError(f"extension {code} is unknown")
         place = _read_place.decode(data)

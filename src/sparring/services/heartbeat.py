@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from sparring.errors import Unreachable
 from sparring.services.consul_client import PREFIX, Place
-from sparring.services.protocol import Instance
+from sparring.services.discovery import Instance
 
 BEAT_S, LAPSE_S = 0.5, 2.0  # an instance that missed its beats for so long is no longer routed to
 FORGOTTEN = "1m"  # after which Consul drops one that stays silent; it takes no less

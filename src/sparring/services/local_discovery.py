@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from sparring.errors import ConfigError
-from sparring.services.protocol import Announced, Instance, ServerSocket
+from sparring.services.discovery import Announcement, Instance, ServerSocket
 
 MAX_PATH_BYTES = 100  # a Unix socket's is at most 107, and a file beside it may have a longer ending
 SETTLED_NS = 50_000_000  # a folder that changed later than this ago may change again within the same tick of its clock
@@ -43,7 +43,7 @@ class Local:
         self._lock = threading.Lock()
 
     @property
-    def near(self) -> "Local":
+    def local(self) -> "Local":
         return self
 
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> ServerSocket:
@@ -56,7 +56,7 @@ class Local:
     def connect(self, socket: "zmq.Socket[Any]", instance: Instance) -> None:
         socket.connect(instance.address)
 
-    def announce(self, instance: Instance) -> Announced:
+    def announce(self, instance: Instance) -> Announcement:
         path = self._file(instance)
         fresh = path.with_suffix(f".{os.urandom(3).hex()}.new")
         handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

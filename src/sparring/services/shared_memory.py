@@ -46,7 +46,7 @@ class Arena:
 
     def __init__(self) -> None:
         self.id = int.from_bytes(os.urandom(7), "little")
-        self.handle = unnamed(LARGE_BYTES + ARENA_BYTES)
+        self.handle = unnamed_memory(LARGE_BYTES + ARENA_BYTES)
         self._memory = mmap.mmap(self.handle, LARGE_BYTES + ARENA_BYTES)
         self._spare: list[set[int]] = [set() for _ in range(ORDERS)] + [{0}]  # by order: never lent, or joined again
         self._lent: list[deque[int]] = [deque() for _ in range(ORDERS + 1)]  # by order, the longest lent first
@@ -181,7 +181,7 @@ class Mapped:
 _lingering: set[Mapped] = set()  # closed, and still looked at: nobody else would keep their lines
 
 
-def unnamed(size: int) -> int:
+def unnamed_memory(size: int) -> int:
     """A descriptor of memory that has no name, gone with whoever holds it; its size cannot be changed where the
     system can promise that."""
     if not hasattr(os, "memfd_create"):

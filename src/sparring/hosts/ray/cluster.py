@@ -108,16 +108,16 @@ def _begin(address: str, words: dict[str, Any], patience_s: float) -> None:
     """On a busy machine Ray's own parts may not find each other in the half minute that they give themselves."""
     import ray
 
-    from sparring.hosts.ray import cleanup as ray_remains
+    from sparring.hosts.ray import leftover_processes
 
-    until, before = time.monotonic() + patience_s, ray_remains.parts()
+    until, before = time.monotonic() + patience_s, leftover_processes.parts()
     while True:
         try:
             ray.init(address, **words)
             return
         except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
             ray.shutdown()
-            ray_remains.end(ray_remains.parts() - before)
+            leftover_processes.end(leftover_processes.parts() - before)
             if time.monotonic() >= until:
                 where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
                 raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None

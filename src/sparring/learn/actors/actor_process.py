@@ -10,7 +10,6 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator
 
 from sparring.acting.actor import Actor
 from sparring.acting.opponents import Opponents
@@ -20,6 +19,7 @@ from sparring.learn.actors.cpu_yield import wait_for_a_turn
 from sparring.learn.actors.shared_weights import NONE, SharedWeights, WeightsSnapshot
 from sparring.learn.actors.wakeup import Wakeup
 from sparring.nets.onnx_forward import without_torch
+from sparring.processes.parent_watch import end_with_parent, first_line, read_lines
 from sparring.wire.tree import pack, unpack
 
 PATIENCE_S = 3600.0  # of one sleep; the bell and the tether end it, not the clock
@@ -83,13 +83,17 @@ class ActorRunner:
 
 def tethered(kept: SavedState) -> ActorSpec:
     """The part from standard input, whose end ends this process from now on."""
-    lines = _lines(sys.stdin.fileno())
-    told = next(lines, None)
-    if told is None:
-        os._exit(0)  # whoever started this is gone before it said what to do
+    lines = read_lines()
+    told = first_line(lines)
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a game prints is no answer
-    threading.Thread(target=_end_with_input, args=(lines, kept, answers), name="tether", daemon=True).start()
+
+    def answer(line: bytes) -> None:
+        version, state = kept.before(int(line))
+        with open(answers, "wb", closefd=False) as out:
+            out.write(ANSWER.pack(version, len(state)) + state)
+
+    end_with_parent(lines, on_line=answer)
     return read_actor_spec(told)
 
 
@@ -129,22 +133,6 @@ def main() -> None:
         play_rollouts(part, player, kept)
     else:
         play_steps(part, player)
-
-
-def _lines(descriptor: int) -> Iterator[bytes]:
-    """Unbuffered: a thread that sleeps in a buffered read would hold its lock when the process wants to end."""
-    rest = b""
-    while part := os.read(descriptor, 65536):
-        *lines, rest = (rest + part).split(b"\n")
-        yield from lines
-
-
-def _end_with_input(lines: Iterator[bytes], kept: SavedState, answers: int) -> None:
-    for line in lines:
-        version, state = kept.before(int(line))
-        with open(answers, "wb", closefd=False) as out:
-            out.write(ANSWER.pack(version, len(state)) + state)
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Ray's own parts as processes of this one: whom a start that failed leaves behind, and how they end.
+"""Ray's own processes that a start which failed leaves behind, and how they are ended.
 
-Ray forgets a node that did not come up, and with it the parts that did: they would run, and be in the way of the next
-try, until this process ends.
+Ray forgets a node that did not come up, and with it the processes that did: they would go on running, and be in the way
+of the next try, until this process ends.
 """
 
 import os
