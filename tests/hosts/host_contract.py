@@ -14,9 +14,9 @@ from host_services import Broken, Doomed, Large, Worker
 
 from sparring.errors import ConfigError, Missing, Refused, WireError
 from sparring.hosts.protocol import Resources
-from sparring.services.local_discovery import Local
 from sparring.services.errors import Overloaded
-from sparring.services.solver import CallFailed, CallTimeout, CallLost, Solver
+from sparring.services.local_discovery import Local
+from sparring.services.solver import CallFailed, CallLost, CallTimeout, Solver
 
 ONE = Resources(cpus=0.1)
 

@@ -22,8 +22,8 @@ from sparring.hosts.call_queue import MAX_UNDER_WAY
 from sparring.hosts.open import open_host
 from sparring.processes import supervisor
 from sparring.processes.restart_policy import RestartPolicy
-from sparring.services.local_discovery import default_folder
 from sparring.services.errors import Overloaded
+from sparring.services.local_discovery import default_folder
 
 
 @pytest.fixture(scope="module")

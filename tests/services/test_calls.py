@@ -15,12 +15,12 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import Missing, Refused, Unreachable, WireError
+from sparring.services.errors import Overloaded
 from sparring.services.executor import VerbQueue
 from sparring.services.local_discovery import Local
 from sparring.services.register import Verb, register
-from sparring.services.errors import Overloaded
 from sparring.services.server import Server
-from sparring.services.solver import CallFailed, CallTimeout, CallLost, Solver
+from sparring.services.solver import CallFailed, CallLost, CallTimeout, Solver
 from sparring.services.status import service_status
 
 HERE = Path(__file__).parent

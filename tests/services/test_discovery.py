@@ -8,9 +8,8 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import ConfigError
-from sparring.services.discovery import open_discovery
+from sparring.services.discovery import Instance, open_discovery
 from sparring.services.local_discovery import Local, default_folder
-from sparring.services.discovery import Instance
 from sparring.services.server import Server
 from sparring.services.solver import Solver
 

@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from worker_services import Worker
 
 from sparring.services.async_client import MAX_UNDER_WAY
 from sparring.services.local_discovery import Local
 from sparring.services.server import Server
-from sparring.services.solver import CallTimeout, CallLost, Solver
+from sparring.services.solver import CallLost, CallTimeout, Solver
 
 
 @pytest.fixture
@@ -39,6 +40,8 @@ def child(folder):
 def hung(child):
     """One that was stopped before anybody called it; it goes on with SIGCONT."""
     child.send_signal(signal.SIGSTOP)
+    while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
     return child
 
 

@@ -20,9 +20,9 @@ from worker_services import Worker
 from sparring.errors import ConfigError, Missing
 from sparring.services import frames
 from sparring.services.consul_discovery import Consul, open_consul
+from sparring.services.discovery import Instance
 from sparring.services.frames import CALL, Head, codec
 from sparring.services.keys import CurveKeys, create_keys
-from sparring.services.discovery import Instance
 from sparring.services.server import Server
 from sparring.services.solver import CallTimeout, Solver
 

@@ -19,7 +19,7 @@ from sparring.errors import WireError
 from sparring.hosts.call_queue import CallQueue, PendingCall
 from sparring.hosts.control import HostControl, private_folder
 from sparring.hosts.protocol import Event, Kind, Pending
-from sparring.hosts.roster import HostBase, Roster, Started
+from sparring.hosts.running_services import ServiceHost, Started
 from sparring.hosts.service_class import path_of
 from sparring.hosts.worker import Ready, WorkerSpec
 from sparring.processes.restart_policy import RestartPolicy
@@ -271,11 +271,12 @@ class LocalHandle:
         return call
 
 
-class LocalHost(HostBase[LocalHandle]):
+class LocalHost(ServiceHost[LocalHandle]):
     """A context manager. Threads may share one. Its services find each other alone, or with `discovery` all that
     are found there, on other machines too (consul://…). The host is found where `seen` says, by default there too."""
 
     def __init__(self, url: str = "local://", logs: Path | None = None, seen: str = "", *, discovery: str = "") -> None:
+        super().__init__()
         self.url, seen = url, seen or discovery
         self._folder = private_folder(seen)
         self._logs = logs or self._folder.path / "logs"
@@ -284,8 +285,7 @@ class LocalHost(HostBase[LocalHandle]):
         self._shared = SharedValues(self._folder.path / "shared")
         self._arena = Arena()
         self._thread = HostThread()
-        self._roster: Roster[LocalHandle] = Roster(self._add, self._stop)
-        self._control = HostControl(self._roster, self._folder.path, seen)
+        self._control = HostControl(self, self._folder.path, seen)
 
     def share(self, value: Any) -> SharedValue:
         return self._shared.share(value)
@@ -299,10 +299,9 @@ class LocalHost(HostBase[LocalHandle]):
         while self._thread.events:
             yield self._thread.events.popleft()
 
-    def close(self) -> None:
-        if self._roster.close():
-            for one in (self._control, self._thread, self._shared, self._arena, self._folder):
-                one.close()
+    def _close(self) -> None:
+        for one in (self._control, self._thread, self._shared, self._arena, self._folder):
+            one.close()
 
     def _stop(self, handles: list[LocalHandle], by_force: bool) -> None:
         self._thread.stop([handle.member for handle in handles], 0.0 if by_force else STOP_S)

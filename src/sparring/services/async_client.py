@@ -15,7 +15,6 @@ from sparring.services.fd_passing import Peer
 from sparring.services.frames import (
     MOST_TOGETHER,
     Head,
-    are_several,
     is_small,
     messages_of,
     number_of,
@@ -185,25 +184,13 @@ class AsyncConnection(Connection):
             self._read()
 
     def _hear(self, first: bytes) -> None:
-        if are_several(first):
-            self._hear_several(first)
-            return
-        try:
-            answer = self._codec.decode_first(first, self._trailing, self._mapped)
-        except WireError as error:
-            self._trailing.skip()
-            self._fail(number_of(first) or 0, error)
-        else:
-            self._answered(answer)
-
-    def _hear_several(self, first: bytes) -> None:
-        try:
-            answers = self._codec.decode_several(first, self._mapped)
-        except WireError:  # the others are sound, perhaps
-            for one in messages_of([first]):
-                self._hear(one[0])
-        else:
-            for answer in answers:
+        for (head,) in messages_of([first]):
+            try:
+                answer = self._codec.decode_first(head, self._trailing, self._mapped)
+            except WireError as error:
+                self._trailing.skip()
+                self._fail(number_of(head) or 0, error)
+            else:
                 self._answered(answer)
 
     def _answered(self, answer: Head) -> None:

@@ -88,7 +88,6 @@ class Codec:
         self._mapped: Mapping[int, Mapped] = {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._put)
         self._decoder = msgspec.msgpack.Decoder(Head, ext_hook=self._take)
-        self._several = msgspec.msgpack.Decoder(list[Head], ext_hook=self._take)
 
     def encode(self, head: Head, arena: Arena | None = None, to: bytes = b"") -> list[Any]:
         """The frames of a message; arrays are not copied where their memory is in order, except small ones into the
@@ -131,21 +130,6 @@ class Codec:
                 do="Run the same release on both sides",
             )
         return head
-
-    def decode_several(self, first: bytes, mapped: Mapping[int, Mapped] | None = None) -> list[Head]:
-        """The messages in a frame for which `are_several` holds. WireError where one of them is none of ours."""
-        if len(first) > _MOST_BYTES:
-            raise _broken(f"{len(first)} bytes of several heads")
-        self._mapped = mapped or _NOTHING
-        try:
-            heads = self._several.decode(memoryview(first)[1:])
-        except _NOT_OURS as error:
-            raise _broken(str(error)) from None
-        finally:
-            self._mapped = _NOTHING
-        if any(head.version != VERSION for head in heads):
-            raise _broken("a message of another version travels in it")
-        return heads
 
     def _put(self, value: Any) -> Any:
         if value.__class__ is not np.ndarray:
@@ -236,23 +220,14 @@ def are_several(first: bytes | memoryview) -> bool:
     return first[:1] == _SEVERAL
 
 
-def apart(first: bytes | memoryview) -> list[bytes]:
-    """The heads in a frame of several; WireError where that cannot be told."""
-    if len(first) > _MOST_BYTES:
-        raise _broken(f"{len(first)} bytes of several heads")
-    try:
-        return [bytes(one) for one in _read_heads.decode(memoryview(first)[1:])]
-    except _NOT_OURS as error:
-        raise _broken(str(error)) from None
-
-
 def messages_of(frames: Sequence[Any]) -> Sequence[Sequence[Any]]:
     """Each message's own frames, of what came as one; none where that cannot be told."""
-    if not are_several(frames[0]):
+    first = frames[0]
+    if not are_several(first):
         return (frames,)
     try:
-        return [(one,) for one in apart(frames[0])]
-    except WireError:
+        return [(bytes(one),) for one in _read_heads.decode(memoryview(first)[1:])] if len(first) <= _MOST_BYTES else ()
+    except _NOT_OURS:
         return ()
 
 

@@ -33,7 +33,6 @@ from sparring.services.frames import (
     MOST_TOGETHER,
     TASK,
     Head,
-    are_several,
     codec,
     is_small,
     number_of,
@@ -42,7 +41,7 @@ from sparring.services.frames import (
 from sparring.services.register import HOW_BUSY, service_name
 from sparring.services.shared_memory import Arena
 
-TOGETHER_S = 0.0002  # an answer waits no longer for those of other calls that came with it
+TOGETHER_S = 0.0002  # for so long answers to calls that came together wait for each other
 MAX_ANSWERS = 8192  # to one caller that does not read them; more are dropped
 DRAIN_S = 1.0  # for requests that wait when it is closed
 LINGER_MS = 200  # for answers on their way
@@ -146,10 +145,10 @@ class Server:
                 message.append(frame.buffer)
             if caller not in self._waker_names:
                 self._heard_s = time.monotonic()
-                if are_several(message[0]):
-                    self._take_several(caller, message[0])
-                else:
-                    self._take(caller, message)
+                for one in frames.messages_of(message):
+                    self._take(caller, one)
+                    if len(self._replies) > 1 and time.monotonic() > self._heard_s + TOGETHER_S:
+                        self._send_replies()
             self._send_replies()
         self._send_replies()
 
@@ -161,21 +160,6 @@ class Server:
                 self._fail(caller, number, error)
         else:
             self._begin(caller, head)
-
-    def _take_several(self, caller: bytes, first: bytes) -> None:
-        """Calls that came together are answered together, as far as that delays none of them."""
-        try:
-            heads = codec().decode_several(first, self._peers.get(caller[:NAME_BYTES]))
-        except WireError:  # the others are sound, perhaps
-            for one in frames.messages_of([first]):
-                self._take(caller, one)
-            return
-        due = time.monotonic() + TOGETHER_S
-        for head in heads:
-            self._begin(caller, head)
-            if (now := time.monotonic()) > due:
-                self._send_replies()
-                due = now + TOGETHER_S
 
     def _begin(self, caller: bytes, head: Head) -> None:
         """Do the call now if it is quick, or queue it."""

@@ -12,7 +12,7 @@ from sparring.hosts.ray.actor import RayServiceActor
 from sparring.hosts.ray.calls import RayPending, RayShared, call, plain
 from sparring.hosts.ray.cluster import Cluster
 from sparring.hosts.ray.members import MAX_CONCURRENT, PlacedGroup, RayMember, RayWatch, known_of
-from sparring.hosts.roster import HostBase, Roster, Started
+from sparring.hosts.running_services import ServiceHost, Started
 from sparring.hosts.service_class import path_of
 from sparring.processes.restart_policy import RestartPolicy
 from sparring.services.register import verbs_of
@@ -41,17 +41,17 @@ class RayHandle:
         self.ask(verb, *args, **named).result()
 
 
-class RayHost(HostBase[RayHandle]):
+class RayHost(ServiceHost[RayHandle]):
     """A context manager. Threads may share one."""
 
     def __init__(self, url: str, cluster: Cluster, seen: str = "") -> None:
+        super().__init__()
         self.url, self._cluster = url, cluster
         self.discovery = cluster.discovery
         self._watch = RayWatch()
         self._node = ray.remote(num_cpus=0)(known_of) if cluster.remote else None
         self._folder = private_folder(seen)
-        self._roster: Roster[RayHandle] = Roster(self._add, self._stop)
-        self._control = HostControl(self._roster, self._folder.path, seen)
+        self._control = HostControl(self, self._folder.path, seen)
 
     def share(self, value: Any) -> RayShared:
         return RayShared(ray.put(plain(value)))
@@ -70,12 +70,9 @@ class RayHost(HostBase[RayHandle]):
         while self._watch.events:
             yield self._watch.events.popleft()
 
-    def close(self) -> None:
-        if self._roster.close():
-            self._control.close()
-            self._watch.close()
-            self._folder.close()
-            self._cluster.close()
+    def _close(self) -> None:
+        for one in (self._control, self._watch, self._folder, self._cluster):
+            one.close()
 
     def _add(self, started: Started[RayHandle], first: int, given: Sequence[dict[str, Any]]) -> list[RayHandle]:
         if not given:
