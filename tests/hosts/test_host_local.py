@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,6 @@ from host_services import Broken, Stubborn, Worker
 from sparring.errors import ConfigError
 from sparring.hosts.call_queue import MAX_UNDER_WAY
 from sparring.hosts.open import open_host
-from sparring.processes import supervisor
-from sparring.processes.restart_policy import RestartPolicy
 from sparring.services.errors import Overloaded
 from sparring.services.local_discovery import default_folder
 
@@ -104,17 +101,6 @@ def test_what_an_instance_prints_is_kept(tmp_path):
     assert "there is no larder" in (tmp_path / "broken.0.log").read_text()
 
 
-def test_a_log_keeps_its_end_and_no_more(tmp_path):
-    log = tmp_path / "x.log"
-    with log.open("ab", buffering=0) as writing, closing(supervisor.ProcessLog(log)) as kept:
-        writing.write(b"x" * (supervisor.MAX_LOG_BYTES + 10))
-        writing.write(b"end")
-        kept.trim()
-        writing.write(b" more")
-    assert log.stat().st_size == supervisor.KEPT_LOG_BYTES + 5
-    assert log.read_bytes().endswith(b"xend more")
-
-
 def test_a_worker_imports_no_more_than_it_needs(host):
     (worker,) = host.start(Worker, "worker", 1, ONE, {})
     assert worker.ask("modules", ["torch", "ray", "onnxruntime", "pandas"]).result() == []
@@ -154,17 +140,3 @@ def test_nothing_is_left_after_many_services_were_started_called_and_stopped():
 def test_an_unknown_host_is_named_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'lokal://' is no host\. Choose local://, ray://auto or ray://HOST:PORT"):
         open_host("lokal://")
-
-
-def test_the_dead_are_started_again_later_each_time_and_those_that_keep_dying_young_are_not():
-    revival = RestartPolicy()
-    assert [revival.died(now, now - 1.0) for now in range(RestartPolicy().loop_deaths - 1)] == [0.2, 0.4, 0.8, 1.6]
-    assert revival.died(4.0, 3.0) is None
-    assert [RestartPolicy().died(now, None) for now in range(2)] == [0.2, 0.2]
-    steady = RestartPolicy()
-    assert [steady.died(100.0 * life, 100.0 * life - 50.0) for life in range(20)] == [0.2] * 20
-    assert RestartPolicy(restarts=1).died(0.0, -50.0) == 0.2
-    killed = RestartPolicy()
-    assert all(killed.died(now, now - 1.0, killed=True) is not None for now in range(20))
-    twice = RestartPolicy(restarts=1)
-    assert [twice.died(0.0, -50.0), twice.died(100.0, 50.0)] == [0.2, None]

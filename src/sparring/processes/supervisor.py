@@ -87,7 +87,7 @@ class ChildProcess:
 
     def send(self, message: bytes = b"", timeout_s: float = 0.0) -> bool:
         """Write to its standard input, after what could not be written before; whether all of it was. Without a timeout
-        this never waits: one that is still starting keeps nobody from the next one."""
+        this never waits: a process that is still starting does not delay the next one."""
         self._unsent = memoryview(bytes(self._unsent) + message) if message else self._unsent
         until = time.monotonic() + timeout_s
         while self._unsent and not self.stdin.closed:

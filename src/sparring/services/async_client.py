@@ -147,11 +147,11 @@ class AsyncConnection(Connection):
         self._reading = False
         if self._unsent and not self._closed:
             self._send_unsent()
-        waiting, recv, readable = len(self._waiting), self._recv, self._readable
+        waiting, readable = len(self._waiting), self._readable
         for _ in range(MAX_READS):
             if self._closed or not zmq_poll(readable, 0):
                 break
-            self._hear(recv(NOBLOCK))
+            self._hear(self._receive(NOBLOCK))
         else:
             self._read_soon()
         if (answered := waiting - len(self._waiting)) > 0:
@@ -183,13 +183,12 @@ class AsyncConnection(Connection):
         if self._reading:
             self._read()
 
-    def _hear(self, first: bytes) -> None:
-        for (head,) in messages_of([first]):
+    def _hear(self, message: list[Any]) -> None:
+        for one in messages_of(message):
             try:
-                answer = self._codec.decode_first(head, self._trailing, self._mapped)
+                answer = self._codec.decode(one, self._mapped)
             except WireError as error:
-                self._trailing.skip()
-                self._fail(number_of(head) or 0, error)
+                self._fail(number_of(one[0]) or 0, error)
             else:
                 self._answered(answer)
 

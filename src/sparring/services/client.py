@@ -29,6 +29,7 @@ STICKY_KEYS = 100_000  # the longest unused are forgotten
 LOOK_S = 0.25  # how often a caller that waits looks whether its instance still lives
 # ZeroMQ's words as plain numbers: PyZMQ's are enumerations, which cost a microsecond for each use.
 EVENTS, READABLE, NOBLOCK, MORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.SNDMORE)
+RCVMORE = int(zmq.RCVMORE)
 SPIN_S = 0.001  # an answer that comes within this is waited for awake
 SLEPT_CALLS = 16  # after one that did not come in that time, so many calls sleep before spinning is tried again
 
@@ -171,29 +172,6 @@ def plain_send(socket: "zmq.Socket[bytes]") -> Callable[..., Any]:
     return partial(zmq.backend.Socket.send, socket)
 
 
-class TrailingFrames:
-    """The frames after the first one of a message, read from the socket as they are looked up, in their order, without
-    a copy. Of a message that was understood all have been looked up; those of another one are skipped."""
-
-    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
-        self._socket = socket
-        self._taken = 0
-
-    def __getitem__(self, number: int) -> Any:
-        more = self._taken < number <= frames.MAX_ARRAYS and self._socket.getsockopt(zmq.RCVMORE)
-        if not more or number != self._taken + 1:
-            raise LookupError(f"there is no array {number}")
-        frame = self._socket.recv(copy=False)
-        self._taken = number if frame.more else 0
-        return frame.buffer
-
-    def skip(self) -> None:
-        """Until the next message begins."""
-        self._taken = 0
-        while self._socket.getsockopt(zmq.RCVMORE):
-            self._socket.recv()
-
-
 class Connection:
     """A socket to one instance, and what messages on it need: for one call at a time here, for many in async_client.
     Arrays go through shared memory where there is a peer."""
@@ -204,7 +182,6 @@ class Connection:
         self._mapped = None if peer is None else {peer.arena: peer.mapped}
         self._socket = context.connect(target)
         self._send, self._recv = plain_send(self._socket), self._socket.recv
-        self._trailing = TrailingFrames(self._socket)
         self._codec = Codec()
         self._number = 0
         self._spins, self._slept = True, 0
@@ -228,12 +205,12 @@ class Connection:
         while True:
             try:
                 # For what comes within LOOK_S the time need not be known: the socket itself waits no longer.
-                first = self._recv() if seconds > LOOK_S else self._last(kind, verb, seconds)
+                message = self._receive() if seconds > LOOK_S else self._last(kind, verb, seconds)
             except zmq.Again:
                 self._look(verb)
                 seconds -= LOOK_S
                 continue
-            answer = self._codec.decode_first(first, self._trailing, self._mapped)
+            answer = self._codec.decode(message, self._mapped)
             if answer.id == self._number:
                 if not self._spins:
                     self._slept += 1
@@ -253,13 +230,20 @@ class Connection:
                 return
             os.sched_yield()
 
-    def _last(self, kind: int, verb: str, seconds: float) -> bytes:
+    def _receive(self, flags: int = 0) -> list[Any]:
+        """The frames of a message; arrays are not copied."""
+        message: list[Any] = [self._recv(flags)]
+        while self._socket.getsockopt(RCVMORE):
+            message.append(self._recv(copy=False).buffer)
+        return message
+
+    def _last(self, kind: int, verb: str, seconds: float) -> list[Any]:
         """What comes before the deadline."""
         if not self._socket.poll(max(0, int(seconds * 1000)) + 1):
             self._look(verb)
             instance = self._target.instance
             raise late(instance.id, instance.service, verb if kind == CALL else f"the task {verb}")
-        return self._recv()
+        return self._receive()
 
     def _look(self, verb: str) -> None:
         instance = self._target.instance

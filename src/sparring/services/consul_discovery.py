@@ -125,7 +125,7 @@ class Consul:
         return table
 
     def _probed(self, address: str) -> bool | None:
-        """Whether somebody listens there; None where that cannot be told in time."""
+        """Whether a process listens there; None where that cannot be told in time."""
         now = time.monotonic()
         with self._lock:
             asked, answers = self._probes.get(address, (0.0, None))

@@ -15,7 +15,7 @@ stands as its dtype, shape and place. Nothing is pickled; what is too large, too
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from sparring.errors import WireError
 from sparring.services.shared_memory import LARGE_BYTES, Arena, Mapped
 from sparring.wire.chunk import DTYPES
 
-VERSION = 2
+VERSION = 3
 CALL, TASK, ANSWER, ACCEPTED, ERROR = range(5)  # kinds of message
 MAX_HEAD_BYTES = 4 << 20
 MAX_ARRAYS = 4096
@@ -40,12 +40,6 @@ _INLINE = {_FIRST_INLINE + place: np.dtype(name) for place, name in enumerate((*
 _CODES = {dtype: code for code, dtype in _INLINE.items()}
 _DTYPES = {dtype.str: dtype for dtype in _CODES}
 _SHAPES = [struct.Struct(f"<B{rank}Q") for rank in range(65)]  # NumPy knows 64 dimensions
-
-
-class Indexed(Protocol):
-    """Frames by their number; LookupError where there is none of it."""
-
-    def __getitem__(self, number: int, /) -> Any: ...
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -74,7 +68,6 @@ class _Held(msgspec.Struct, array_like=True):
     shape: tuple[int, ...]
     arena: int
     number: int
-    offset: int
 
 
 class Codec:
@@ -82,7 +75,7 @@ class Codec:
 
     def __init__(self) -> None:
         self._leaving: list[memoryview] = []  # arrays of the message that is encoded, beside its head
-        self._came: Indexed = _NONE  # frames of the message that is decoded
+        self._came: Sequence[Any] = ()  # frames of the message that is decoded
         self._arena: Arena | None = None
         self._to = b""
         self._mapped: Mapping[int, Mapped] = {}
@@ -107,22 +100,16 @@ class Codec:
     def decode(self, frames: Sequence[Any], mapped: Mapping[int, Mapped] | None = None) -> Head:
         """The message in frames (bytes or buffers); its arrays are views of them, or of `mapped` arenas by their
         ids, and small ones are copies; none can be changed. WireError where it is none."""
-        if len(frames) > MAX_ARRAYS + 1:
-            raise _broken(f"{len(frames) - 1} arrays")
-        return self.decode_first(frames[0], frames, mapped)
-
-    def decode_first(self, first: Any, behind: Indexed, mapped: Mapping[int, Mapped] | None = None) -> Head:
-        """The message whose first frame this is; the others, counted from 1, are looked up `behind` it where they are
-        needed."""
-        if len(first) > MAX_HEAD_BYTES:
-            raise _broken(f"{len(first)} bytes of head")
-        self._came, self._mapped = behind, mapped or _NOTHING
+        first = frames[0]
+        if len(frames) > MAX_ARRAYS + 1 or len(first) > MAX_HEAD_BYTES:
+            raise _broken(f"{len(first)} bytes of head and {len(frames) - 1} arrays")
+        self._came, self._mapped = frames, mapped or _NOTHING
         try:
             head = self._decoder.decode(first)
         except _NOT_OURS as error:
             raise _broken(str(error)) from None
         finally:
-            self._came, self._mapped = _NONE, _NOTHING  # they may be large
+            self._came, self._mapped = (), _NOTHING  # they may be large
         if head.version != VERSION:
             raise WireError(
                 f"it speaks version {head.version}, and {VERSION} is spoken here",
@@ -144,7 +131,7 @@ class Codec:
         if self._arena is not None and flat.nbytes >= LARGE_BYTES:
             block = self._arena.put(flat, self._to)
             if block is not None:
-                held = _Held(value.dtype.str, value.shape, self._arena.id, block.number, block.offset)
+                held = _Held(value.dtype.str, value.shape, self._arena.id, block)
                 return msgspec.msgpack.Ext(_SHARED, _places.encode(held))
         self._leaving.append(flat.data.cast("B"))
         place = _Place(value.dtype.str, value.shape, len(self._leaving))
@@ -162,13 +149,13 @@ class Codec:
     def _take(self, code: int, data: memoryview) -> Any:
         dtype = _INLINE.get(code)
         if dtype is not None:
-            # Bytes of its own: to copy so few costs less than an array that is not aligned, and nobody can change them.
+            # Bytes of its own: to copy so few costs less than an array that is not aligned, and they cannot be changed.
             rank, (_, *shape) = data[0], _SHAPES[data[0]].unpack_from(data)
             return np.ndarray(shape, dtype, bytes(data[1 + 8 * rank :]))
         if code == _SHARED:
             held = _read_held.decode(data)
             mapped = self._mapped[held.arena]
-            return mapped.take(held.number, held.offset, _DTYPES[held.dtype], held.shape)
+            return mapped.take(held.number, _DTYPES[held.dtype], held.shape)
         if code == SHARED_VALUE:
             from sparring.services.shared_value import open_shared_value
 
@@ -184,7 +171,6 @@ class Codec:
 
 
 _NOTHING: Mapping[int, Mapped] = {}
-_NONE: Indexed = ()
 _NOT_OURS = (
     *(msgspec.MsgspecError, ValueError, TypeError, LookupError, struct.error),
     *(RecursionError, OverflowError, MemoryError, WireError),

@@ -1,8 +1,8 @@
 """`local://FOLDER`: a folder with one small file for each instance.
 
-Its owner holds a lock on that file for as long as it lives, and the kernel takes it away with the process: whoever is
+Its owner holds a lock on that file for as long as it lives, and the kernel releases it with the process: one that is
 killed is gone at that moment, without a heartbeat. A file's name is its service and id; sockets have names that are
-never used again, so that nobody removes a successor's.
+never used again, so that no process removes a successor's.
 """
 
 import fcntl
@@ -64,7 +64,7 @@ class Local:
         instance = msgspec.structs.replace(instance, since_s=instance.since_s or time.time())
         os.write(handle, msgspec.json.encode(instance))
         with self._alone():
-            fresh.rename(path)  # nobody reads it before it is whole and locked
+            fresh.rename(path)  # it is not read before it is whole and locked
         return _Held(path, handle)
 
     def instances(self, service: str) -> tuple[Instance, ...]:

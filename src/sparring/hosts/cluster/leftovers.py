@@ -46,7 +46,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(regions: Sequence[str], now: datetime.datetime, cluster: str = "") -> list[Leftover]:
-    """All that is left in these regions and in the account; of one cluster (and of nobody's) where it is named."""
+    """All that is left in these regions and in the account; of one cluster (and of unknown ones) where it is named."""
     found: list[Leftover] = []
     opened = session()
     for region in regions:

@@ -101,7 +101,7 @@ def prepare(loopback: bool) -> None:
     if loopback and os.environ.setdefault(_LOOPBACK, "0") == "0" and "ray" in sys.modules:
         from ray._private import ray_constants
 
-        ray_constants.ENABLE_RAY_CLUSTER = False  # it was read when somebody imported Ray, and is not read again
+        ray_constants.ENABLE_RAY_CLUSTER = False  # it was read when Ray was imported, and is not read again
 
 
 def _begin(address: str, words: dict[str, Any], patience_s: float) -> None:
