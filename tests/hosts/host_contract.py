@@ -264,6 +264,7 @@ def test_a_call_whose_argument_was_lost_is_lost_and_holds_up_none_after_it(host)
     assert second.ask("worked").result(3.0) == ["after"]
 
 
+@pytest.mark.slow
 def test_a_crash_loop_is_given_up_and_said(host):
     (doomed,) = host.start(Doomed, "doomed", 1, ONE, {})
     asked = doomed.ask("who")

@@ -26,17 +26,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05  # before a call that found the que
 class PendingCall:
     """An answer under way: a Pending. It is settled once, by the host's thread, which wakes all that wait."""
 
-    __slots__ = (
-        *("_deadline_s", "_news", "args", "error", "here", "kind", "named", "number"),
-        *("over", "pauses", "message", "value", "verb", "who"),
-    )
+    __slots__ = ("_deadline_s", "_news", "args", "error", "here", "kind", "named", "number", "over", "pauses", "value",
+                 "verb", "who")  # fmt: skip
 
     def __init__(self, kind: int, who: str, verb: str, news: Condition, deadline_s: float) -> None:
         self.kind, self.who, self.verb = kind, who, verb
         self._news, self._deadline_s = news, deadline_s
         self.args: list[Any] = []
         self.named: dict[str, Any] = {}
-        self.message: list[Any] | None = None  # its frames, where they were made already: for this process alone
         self.number = self.pauses = 0
         self.over, self.here = False, True
         self.value: Any = None
@@ -59,11 +56,6 @@ class PendingCall:
     def waits_for(self) -> Iterator["PendingCall"]:
         """The answers that it is given as arguments and that are not there yet."""
         return (one for one in (*self.args, *self.named.values()) if isinstance(one, PendingCall) and not one.over)
-
-    def fill_in(self) -> None:
-        """Put the answers in their places; the error of one that failed is this one's too."""
-        self.args = [_value(one) for one in self.args]
-        self.named = {name: _value(one) for name, one in self.named.items()}
 
 
 def _value(argument: Any) -> Any:
@@ -93,7 +85,6 @@ class CallQueue:
         self.socket: zmq.Socket[bytes] | None = None
         self._peer: Peer | None = None
         self._idempotent: frozenset[str] = frozenset()  # verbs that may be called twice
-        self._full_waits: frozenset[str] = frozenset()  # verbs that are sent again where their queue was full
         self._queue: deque[PendingCall] = deque()  # bounded by MAX_UNDER_WAY, as is what is out
         self._out: dict[int, PendingCall] = {}
         self._paused: list[tuple[float, PendingCall]] = []
@@ -109,21 +100,13 @@ class CallQueue:
         """Queue a call. What it is given is taken now, so that its caller may change it."""
         if self.under_way >= MAX_UNDER_WAY:
             raise Overloaded(f"{MAX_UNDER_WAY} calls are under way", where=self.who, do="Take their results first")
-        call.args, call.named = list(args), named
+        call.args, call.named = snapshot(args), snapshot(named)
         with self._lock:
             if self._gone:
                 call.error, call.over = gone(self.who, self._gone), True
                 return
             self._number += 1
             call.number = self._number
-            once = call.verb not in self._idempotent and call.verb not in self._full_waits
-            if self._peer is not None and once and not any(call.waits_for()):
-                with suppress(SparringError):  # of an argument that failed: raised when it is sent
-                    call.fill_in()
-                    first, *rest = self._frames(call, self._peer)
-                    call.message = [first, *map(bytes, rest)]
-            if call.message is None:
-                call.args, call.named = snapshot(call.args), snapshot(call.named)
             self._queue.append(call)
 
     def connect(self, ready: Ready) -> None:
@@ -137,7 +120,7 @@ class CallQueue:
         connection.setsockopt(zmq.IDENTITY, name)
         with self._lock:
             self._peer = peer
-            self._idempotent, self._full_waits = frozenset(ready.idempotent), frozenset(ready.full_waits)
+            self._idempotent = frozenset(ready.idempotent)
         connection.connect(ready.address)
         self.socket = connection
 
@@ -151,8 +134,7 @@ class CallQueue:
             self.socket = self._peer = None
             again = [one for one in self._out.values() if one.verb in self._idempotent]
             dead = [one for one in self._out.values() if one.verb not in self._idempotent]
-            dead += [one for one in self._queue if one.message is not None]
-            self._queue = deque([*again, *(one for one in self._queue if one.message is None)])
+            self._queue.extendleft(reversed(again))
             self._out = {}
         for one in dead:
             one.error = lost(self.who, self.who, one.verb, why)
@@ -221,14 +203,9 @@ class CallQueue:
     def _send(self, call: PendingCall) -> None:
         assert self.socket is not None
         assert self._peer is not None
-        if call.message is None:
-            call.fill_in()
-            said = self._frames(call, self._peer)
-        else:
-            said = call.message
+        args = [_value(one) for one in call.args]  # an answer in its place; the error of one that failed is this one's
+        named = {name: _value(one) for name, one in call.named.items()}
+        head = Head(frames.VERSION, call.kind, call.number, call.verb, WORK_S, [args, named])
+        message = codec().encode(head, self._arena, self._peer.name)
         self._out[call.number] = call
-        self.socket.send_multipart(said, copy=False)
-
-    def _frames(self, call: PendingCall, peer: Peer) -> list[Any]:
-        head = Head(frames.VERSION, call.kind, call.number, call.verb, WORK_S, [call.args, call.named])
-        return codec().encode(head, self._arena, peer.name)
+        self.socket.send_multipart(message, copy=False)

@@ -239,7 +239,7 @@ class HostThread:
         self._settled += 1
 
     def _settle(self, call: PendingCall) -> None:
-        call.args, call.named, call.message = [], {}, None
+        call.args, call.named = [], {}
         call.over = True
         self._settled += 1
 

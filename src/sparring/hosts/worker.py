@@ -42,7 +42,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     idempotent: tuple[str, ...]  # verbs
-    full_waits: tuple[str, ...]  # verbs whose callers wait where the queue is full
 
 
 def main() -> int:
@@ -73,11 +72,9 @@ def _exit_after(seconds: float) -> None:
 
 
 def _say_ready(descriptor: int, server: Server, instance: object) -> None:
-    verbs = verbs_of(instance).values()
-    again = tuple(verb.name for verb in verbs if verb.idempotent)
-    waits = tuple(verb.name for verb in verbs if verb.full == "wait")
+    again = tuple(verb.name for verb in verbs_of(instance).values() if verb.idempotent)
     with suppress(BrokenPipeError):
-        os.write(descriptor, msgspec.json.encode(Ready(address=server.address, idempotent=again, full_waits=waits)))
+        os.write(descriptor, msgspec.json.encode(Ready(address=server.address, idempotent=again)))
     os.close(descriptor)
 
 

@@ -48,16 +48,11 @@ def end_with_parent(
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def end_with_parent_by_signal(grace_s: float) -> None:
-    """The same for a program that ends in good order on SIGTERM."""
-    end_with_parent(read_lines(), lambda: os.kill(os.getpid(), signal.SIGTERM), grace_s)
-
-
 if __name__ == "__main__":  # python -m sparring.processes.parent_watch NICE GRACE_S MODULE WORDS…
-    import runpy
+    import runpy  # a module that ends in good order on SIGTERM
 
-    os.nice(int(sys.argv[1]))
-    end_with_parent_by_signal(float(sys.argv[2]))
-    module = sys.argv[3]
-    sys.argv = [module, *sys.argv[4:]]
+    _, nice, grace_s, module, *words = sys.argv
+    os.nice(int(nice))
+    end_with_parent(read_lines(), lambda: os.kill(os.getpid(), signal.SIGTERM), float(grace_s))
+    sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
