@@ -105,9 +105,10 @@ class ChildProcess:
         """How it ended, as subprocess says it (-9: SIGKILL); None while it lives."""
         if self._process.returncode is None:
             # What it left running is ended before it is reaped: until then no other process can have its number.
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return None
-            self.kill()
+            with suppress(ChildProcessError):  # another part of the program reaped it: its code is taken as 0
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return None
+                self.kill()
             self._process.wait()
         return self._process.returncode
 
