@@ -99,9 +99,9 @@ def measure(rounds: int, turns: int, seconds: float) -> dict[Any, list[dict[str,
             mine = [cell for cell in cells() if who == "ours" or not cell[2]]
             with Caller(LIBRARIES[who]) as caller:
                 for cell in mine:
-                    caller.turn(*cell, seconds * WARM)
+                    caller.iterate(*cell, seconds * WARM)
                 for cell in mine * turns:
-                    said.setdefault((*cell, who), []).append(caller.turn(*cell, seconds))
+                    said.setdefault((*cell, who), []).append(caller.iterate(*cell, seconds))
     return said
 
 

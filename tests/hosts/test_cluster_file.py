@@ -15,9 +15,7 @@ from moto_cloud import NOW, WEST, kinds, left, obey
 
 from sparring.cli import main
 from sparring.errors import SparringError
-from sparring.hosts.cluster import TAG, launcher, policy
-from sparring.hosts.cluster import cleanup as removal
-from sparring.hosts.cluster import prerequisites as ground
+from sparring.hosts.cluster import TAG, launcher, leftovers, policy, prerequisites
 from sparring.hosts.cluster.plan import ClusterPlan
 from sparring.hosts.cluster.ray_yaml import as_yaml, document
 
@@ -145,9 +143,9 @@ def test_ray_builds_on_our_ground_and_all_of_it_is_found_and_removed(tmp_path: P
     from ray.autoscaler._private.commands import _bootstrap_config
 
     plan, keys = plan_of(), Path(os.environ["HOME"]) / ".ssh"
-    done = ground.prepare(plan, HERE, policy.head_policy(plan), keys)
+    done = prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys)
     assert len(done) == 5
-    assert ground.prepare(plan, HERE, policy.head_policy(plan), keys) == []
+    assert prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys) == []
     assert (keys / "sparring-main.pem").stat().st_mode & 0o777 == 0o600
     ec2 = boto3.client("ec2", region_name=WEST)
     before = rules(ec2)
@@ -166,7 +164,7 @@ def test_ray_builds_on_our_ground_and_all_of_it_is_found_and_removed(tmp_path: P
     assert {"instance", "volume", "security group", "key pair", "instance profile", "role"} <= set(kinds(found))
     assert kinds(found).count("instance") == 2
     assert {one.cluster for one in found} == {"main"}
-    for command in removal.script(command for one in found for command in one.commands):
+    for command in leftovers.removal_script(command for one in found for command in one.commands):
         obey(command)
     assert left() == []
 
@@ -189,20 +187,20 @@ def test_what_bare_ray_makes_is_found_and_its_open_group_is_closed(monkeypatch: 
     assert found[0].state == "open to the world"
     assert {one.name for one in found[1:]} == {"ray-autoscaler_us-west-2", "ray-autoscaler-v1"}
     keys = Path(os.environ["HOME"]) / ".ssh"
-    assert any("closed 1 rules" in one for one in ground.prepare(plan, HERE, policy.head_policy(plan), keys))
+    assert any("closed 1 rules" in one for one in prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys))
     assert ("tcp", HERE) in rules(boto3.client("ec2", region_name=WEST))
     moved = "198.51.100.4/32"  # another address of ours: the old one is closed
-    ground.prepare(plan, moved, policy.head_policy(plan), keys)
+    prerequisites.prepare(plan, moved, policy.head_policy(plan), keys)
     assert {source for protocol, source in rules(boto3.client("ec2", region_name=WEST)) if protocol == "tcp"} == {moved}
 
 
 @pytest.mark.usefixtures("cloud")
 def test_half_a_key_pair_is_one_sentence() -> None:
     plan, keys = plan_of(), Path(os.environ["HOME"]) / ".ssh"
-    ground.prepare(plan, HERE, policy.head_policy(plan), keys)
+    prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys)
     (keys / "sparring-main.pem").unlink()
     with pytest.raises(SparringError, match="aws ec2 delete-key-pair"):
-        ground.prepare(plan, HERE, policy.head_policy(plan), keys)
+        prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys)
 
 
 @pytest.mark.usefixtures("cloud")
@@ -215,7 +213,7 @@ def test_down_without_a_node_makes_nothing_and_shows_what_is_left(
     assert "nothing is left in us-west-2" in capsys.readouterr().out
     assert left() == []
     plan = plan_of()
-    ground.prepare(plan, HERE, policy.head_policy(plan), Path(os.environ["HOME"]) / ".ssh")
+    prerequisites.prepare(plan, HERE, policy.head_policy(plan), Path(os.environ["HOME"]) / ".ssh")
     assert main(["cluster", "down", "--file", file, "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [one["kind"] for one in said["leftovers"]] == ["security group", "key pair", "instance profile", "role"]

@@ -10,8 +10,7 @@ from moto_cloud import EAST, NOW, WEST, kinds, left, obey
 
 from sparring.cli import main
 from sparring.errors import SparringError
-from sparring.hosts.cluster import TAG
-from sparring.hosts.cluster import cleanup as removal
+from sparring.hosts.cluster import TAG, leftovers
 from sparring.hosts.cluster.leftovers import RAY_TAG, find
 
 pytestmark = pytest.mark.usefixtures("cloud")
@@ -112,7 +111,7 @@ def test_the_printed_commands_in_their_order_leave_nothing_in_two_regions() -> N
     make_role("sparring-main-us-west-2")
     make_role("ray-autoscaler-v1")
     assert {one.region for one in left(WEST, EAST)} == {WEST, EAST, "global"}
-    for command in removal.script(command for one in left(WEST, EAST) for command in one.commands):
+    for command in leftovers.removal_script(command for one in left(WEST, EAST) for command in one.commands):
         obey(command)
     assert left(WEST, EAST) == []
     for region in (WEST, EAST):  # and the things of others are untouched

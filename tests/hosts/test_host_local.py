@@ -17,13 +17,10 @@ from host_contract import ONE, happened, until
 from host_services import Broken, Stubborn, Worker
 
 from sparring.errors import ConfigError
-from sparring.hosts import process
 from sparring.hosts.call_queue import MAX_UNDER_WAY
 from sparring.hosts.open import open_host
-from sparring.hosts.process import cut
-from sparring.hosts.restart_policy import LOOP_DEATHS, RestartPolicy
-from sparring.services.discovery import default_folder
-from sparring.services.server import Busy
+from sparring.services.errors import Overloaded
+from sparring.services.local_discovery import default_folder
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +101,6 @@ def test_what_an_instance_prints_is_kept(tmp_path):
     assert "there is no larder" in (tmp_path / "broken.0.log").read_text()
 
 
-def test_a_log_keeps_its_end_and_no_more(tmp_path):
-    log = tmp_path / "x.log"
-    with log.open("ab", buffering=0) as writing:
-        writing.write(b"x" * (process.MAX_LOG_BYTES + 10))
-        writing.write(b"end")
-        cut(log)
-        writing.write(b" more")
-    assert log.stat().st_size == process.KEPT_LOG_BYTES + 5
-    assert log.read_bytes().endswith(b"xend more")
-
-
 def test_a_worker_imports_no_more_than_it_needs(host):
     (worker,) = host.start(Worker, "worker", 1, ONE, {})
     assert worker.ask("modules", ["torch", "ray", "onnxruntime", "pandas"]).result() == []
@@ -124,7 +110,7 @@ def test_no_more_calls_are_under_way_than_can_be_held(host):
     (worker,) = host.start(Worker, "worker", 1, ONE, {})
     worker.ask("sleep", 0.5)
     asked = [worker.ask("who") for _ in range(MAX_UNDER_WAY - 1)]
-    with pytest.raises(Busy, match=f"{MAX_UNDER_WAY} calls are under way"):
+    with pytest.raises(Overloaded, match=f"{MAX_UNDER_WAY} calls are under way"):
         worker.ask("who")
     assert asked[0].result()["index"] == 0
 
@@ -154,17 +140,3 @@ def test_nothing_is_left_after_many_services_were_started_called_and_stopped():
 def test_an_unknown_host_is_named_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'lokal://' is no host\. Choose local://, ray://auto or ray://HOST:PORT"):
         open_host("lokal://")
-
-
-def test_the_dead_are_started_again_later_each_time_and_those_that_keep_dying_young_are_not():
-    revival = RestartPolicy()
-    assert [revival.died(now, now - 1.0) for now in range(LOOP_DEATHS - 1)] == [0.2, 0.4, 0.8, 1.6]
-    assert revival.died(4.0, 3.0) is None
-    assert [RestartPolicy().died(now, None) for now in range(2)] == [0.2, 0.2]
-    steady = RestartPolicy()
-    assert [steady.died(100.0 * life, 100.0 * life - 50.0) for life in range(20)] == [0.2] * 20
-    assert RestartPolicy(restarts=1).died(0.0, -50.0) == 0.2
-    killed = RestartPolicy()
-    assert all(killed.died(now, now - 1.0, killed=True) is not None for now in range(20))
-    twice = RestartPolicy(restarts=1)
-    assert [twice.died(0.0, -50.0), twice.died(100.0, 50.0)] == [0.2, None]

@@ -12,7 +12,7 @@ from sparring.errors import ConfigError, Unreachable
 from sparring.hosts.open import open_host
 from sparring.hosts.protocol import Resources
 from sparring.hosts.ray.cluster import prepare
-from sparring.services.solver import Late
+from sparring.services.solver import CallTimeout
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,7 +76,7 @@ def test_services_spread_over_nodes_pack_on_one_and_outlive_a_node(cluster):
         assert len(set(nodes_of(packed))) == 1
         assert nodes_of(here) == [head]
         (crowded,) = host.start(Worker, "crowded", 1, Resources(cpus=64), {})
-        with pytest.raises(Late, match="it has no place in the cluster yet"):
+        with pytest.raises(CallTimeout, match="it has no place in the cluster yet"):
             crowded.ask("who").result(1.0)
         moving = [handle for handle, node in zip(spread, nodes_of(spread), strict=True) if node == second.node_id]
         cluster.remove_node(second, allow_graceful=False)

@@ -13,7 +13,7 @@ from host_contract import ONE
 from host_services import Worker
 
 from sparring.hosts.open import open_host
-from sparring.services.discovery import Local
+from sparring.services.local_discovery import Local
 from sparring.services.solver import Solver
 
 COUNT = 100

@@ -1,4 +1,4 @@
-"""`spar train --keep-alive`: a learner that is killed is started again, and ends with whoever watches over it."""
+"""`spar train --keep-alive`: a learner that is killed is started again, and ends with its supervisor."""
 
 import json
 import signal
@@ -57,14 +57,15 @@ def test_it_goes_on_from_its_checkpoint_and_ends_in_good_order_when_asked_to(tmp
     assert f"killed by signal 9: it goes on with run {run.name}" in told
 
 
-def test_a_learner_ends_with_whoever_watches_over_it(tmp_path):
+@pytest.mark.slow
+def test_a_learner_ends_with_its_supervisor(tmp_path):
     with training(tmp_path) as parent:
         found, _ = learner(tmp_path)
         parent.kill()
-        found.wait(timeout=10)
+        found.wait(timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("json_asked", [False, True])
+@pytest.mark.parametrize("json_asked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_error_is_told_once(json_asked, tmp_path):
     more = ["--json"] if json_asked else []
     words = ["train", "cartpole", "--keep-alive", "--algo-set", "learning_rat=1", "--data", str(tmp_path), *more]

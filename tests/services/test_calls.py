@@ -15,11 +15,12 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import Missing, Refused, Unreachable, WireError
-from sparring.services import request_queue as waiting_for
-from sparring.services.discovery import Local
+from sparring.services.errors import Overloaded
+from sparring.services.executor import VerbQueue
+from sparring.services.local_discovery import Local
 from sparring.services.register import Verb, register
-from sparring.services.server import Busy, Server
-from sparring.services.solver import CallFailed, Late, Lost, Solver
+from sparring.services.server import Server
+from sparring.services.solver import CallFailed, CallLost, CallTimeout, Solver
 from sparring.services.status import service_status
 
 HERE = Path(__file__).parent
@@ -129,7 +130,7 @@ def test_the_story_of_an_error_comes_through_a_service_between(start, solver, fo
     start("a")
     with Server(Middle(solver), Local(folder)), pytest.raises(CallFailed) as failed:
         solver.retrieve(Middle, "ask", "breaks", "theirs")
-    assert str(failed.value) == "Worker: ZeroDivisionError: by nothing. Look at its story."
+    assert str(failed.value) == "Worker: ZeroDivisionError: by nothing. Look at its traceback."
     told = "".join(traceback.format_exception(failed.value))  # what a person sees: here, between, and there
     assert told.index("in test_the_story") < told.index("in ask") < told.index("in breaks")
     assert told.count('raise ZeroDivisionError("by nothing")') == 1
@@ -142,20 +143,20 @@ def send_often(solver, times, verb, *args):
 
 def test_a_full_queue_refuses_or_makes_its_caller_wait(start, solver):
     start("a")
-    with pytest.raises(Busy):
+    with pytest.raises(Overloaded):
         send_often(solver, 8, "rare", 0.3)
     begun = time.monotonic()
     for _ in range(4):
         solver.send(Worker, "patient", 0.2)
     assert time.monotonic() - begun > 0.3
-    with pytest.raises(Late):
+    with pytest.raises(CallTimeout):
         send_often(solver.within(0.1), 3, "patient", 0.5)
 
 
 def test_every_call_has_a_deadline(start, solver):
     start("a")
     begun = time.monotonic()
-    with pytest.raises(Late, match="a did not answer sleep in time"):
+    with pytest.raises(CallTimeout, match="a did not answer sleep in time"):
         solver.within(0.3).retrieve(Worker, "sleep", 5)
     assert 0.25 < time.monotonic() - begun < 1.0
 
@@ -177,7 +178,7 @@ def test_a_killed_instance_is_gone_and_only_what_is_idempotent_is_asked_again(st
         if verb == "nap":
             assert sticky.retrieve(Worker, "nap", 1.0) != held
         else:
-            with pytest.raises(Lost):
+            with pytest.raises(CallLost):
                 sticky.retrieve(Worker, "sleep", 20)
             assert time.monotonic() - begun < 9.0  # far below what it was to take
         killer.join()
@@ -226,7 +227,7 @@ def test_calls_in_an_event_loop(start, solver):
             assert [int(answer[0]) for answer in answers] == [2 * n for n in range(64)]
             with pytest.raises(Missing):
                 await solver.retrieve_async(Worker, "breaks", "ours")
-            with pytest.raises(Late):
+            with pytest.raises(CallTimeout):
                 await solver.within(0.2).retrieve_async(Worker, "sleep", 2)
             await solver.send_async(Worker, "work", 7)
             assert await solver.proxy_async(Worker).worked() == [7]
@@ -286,16 +287,16 @@ def test_calls_that_begin_together_are_spread(start, solver, tmp_path):
 
 
 def test_a_quick_verb_stays_so_after_one_slow_call_and_not_after_two_or_a_long_one():
-    line = waiting_for.RequestQueue(Verb("act"), None, alone=True)
+    queue = VerbQueue(Verb("act"), None)
     for case, quick in (((1e-4,) * 3, False), ((1e-4,), True), ((1e-3, 1e-4, 1e-3), True), ((1e-4,), True)):
         for seconds in case:
-            line.took(seconds)
-        assert line.at_once is quick
-    line.took(0.1)
-    assert not line.at_once
+            queue.took(seconds)
+        assert queue.is_quick is quick
+    queue.took(0.1)
+    assert not queue.is_quick
     for seconds in (*(1e-4,) * 4, 1e-3, 1e-3):
-        line.took(seconds)
-    assert not line.at_once
+        queue.took(seconds)
+    assert not queue.is_quick
 
 
 def waiting(solver):

@@ -8,8 +8,8 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import ConfigError
-from sparring.services.discovery import Local, default_folder, open_discovery
-from sparring.services.protocol import Instance
+from sparring.services.discovery import Instance, open_discovery
+from sparring.services.local_discovery import Local, default_folder
 from sparring.services.server import Server
 from sparring.services.solver import Solver
 
@@ -51,7 +51,7 @@ DIES = """
 import os, sys
 from pathlib import Path
 from sparring.services.local_discovery import Local
-from sparring.services.protocol import Instance
+from sparring.services.discovery import Instance
 local = Local(Path(sys.argv[1]))
 local.announce(Instance(service="s", id="one", address=f"ipc://{sys.argv[1]}/s.one.old.sock"))
 Path(sys.argv[1], "s.one.old.sock").touch()

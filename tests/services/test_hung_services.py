@@ -1,4 +1,4 @@
-"""What callers meet when a service lives and does not answer: every call ends at its deadline, and as Late."""
+"""What callers meet when a service lives and does not answer: every call ends at its deadline, and as CallTimeout."""
 
 import asyncio
 import signal
@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from worker_services import Worker
 
-from sparring.services import async_client as asynchronous
+from sparring.services.async_client import MAX_UNDER_WAY
 from sparring.services.local_discovery import Local
 from sparring.services.server import Server
-from sparring.services.solver import Late, Lost, Solver
+from sparring.services.solver import CallLost, CallTimeout, Solver
 
 
 @pytest.fixture
@@ -39,12 +40,14 @@ def child(folder):
 def hung(child):
     """One that was stopped before anybody called it; it goes on with SIGCONT."""
     child.send_signal(signal.SIGSTOP)
+    while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
     return child
 
 
 def test_the_first_call_of_one_that_hangs_is_late_in_time_and_it_can_be_called_afterwards(hung, solver):
     begun = time.monotonic()
-    with pytest.raises(Late):
+    with pytest.raises(CallTimeout):
         solver.within(0.3).retrieve(Worker, "whoami")
     assert time.monotonic() - begun < 0.9
     hung.send_signal(signal.SIGCONT)
@@ -60,7 +63,7 @@ def test_more_calls_than_can_be_under_way_are_late_too(hung, solver):
         for _ in range(6):
             calls = (brief.retrieve_async(Worker, "echo", bytes(4000)) for _ in range(400))
             found = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(one) for one in found} == {Late}
+            assert {type(one) for one in found} == {CallTimeout}
         hung.send_signal(signal.SIGCONT)
         assert await solver.retrieve_async(Worker, "whoami") == "h"
         await solver.close_async()
@@ -74,12 +77,11 @@ def test_who_waits_for_room_among_patient_callers_is_late_at_its_own_deadline(fo
     async def crowd():
         patient = solver.within(60)
         calls = [
-            asyncio.ensure_future(patient.retrieve_async(Worker, "until", str(over)))
-            for _ in range(asynchronous.MAX_UNDER_WAY)
+            asyncio.ensure_future(patient.retrieve_async(Worker, "until", str(over))) for _ in range(MAX_UNDER_WAY)
         ]
         await asyncio.sleep(0.2)
         begun = time.monotonic()
-        with pytest.raises(Late):
+        with pytest.raises(CallTimeout):
             await solver.within(0.3).retrieve_async(Worker, "whoami")
         assert time.monotonic() - begun < 0.9
         over.touch()
@@ -95,14 +97,14 @@ def test_who_waits_for_room_at_one_that_dies_is_answered_by_another(child, folde
         patient = solver.within(60)
         calls = [
             asyncio.ensure_future(patient.retrieve_async(Worker, "until", str(tmp_path / "never")))
-            for _ in range(asynchronous.MAX_UNDER_WAY)
+            for _ in range(MAX_UNDER_WAY)
         ]
         await asyncio.sleep(0.2)
         waits = asyncio.ensure_future(patient.retrieve_async(Worker, "whoami"))
         await asyncio.sleep(0.2)
         with Server(Worker("b"), Local(folder), id="b"):
             child.kill()
-            assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {Lost}
+            assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {CallLost}
             assert await waits == "b"
         await solver.close_async()
 

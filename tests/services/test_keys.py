@@ -20,11 +20,11 @@ from worker_services import Worker
 from sparring.errors import ConfigError, Missing
 from sparring.services import frames
 from sparring.services.consul_discovery import Consul, open_consul
+from sparring.services.discovery import Instance
 from sparring.services.frames import CALL, Head, codec
 from sparring.services.keys import CurveKeys, create_keys
-from sparring.services.protocol import Instance
 from sparring.services.server import Server
-from sparring.services.solver import Late, Solver
+from sparring.services.solver import CallTimeout, Solver
 
 NOWHERE = "consul://127.0.0.1:1"  # no agent: an instance listens all the same
 SECRET = "an unlikely secret"
@@ -103,7 +103,7 @@ def test_a_stranger_gets_no_answer(folder):
     create_keys(folder / "stranger")
     with serving(folder) as (address, key):
         (folder / "stranger" / "trusted").write_text(key)
-        with Solver(caller(folder, folder / "stranger", address, key)) as solver, pytest.raises(Late):
+        with Solver(caller(folder, folder / "stranger", address, key)) as solver, pytest.raises(CallTimeout):
             solver.within(0.5).retrieve(Worker, "echo", 1)
         said = codec().encode(Head(frames.VERSION, CALL, 1, "echo", 5.0, [[1], {}]))
         with zmq.Context() as context, context.socket(zmq.DEALER) as bare:  # without any key at all
@@ -121,7 +121,7 @@ def test_a_server_with_another_key_than_it_says_is_not_spoken_to(folder):
     other = create_keys(folder / "other").public
     with serving(folder) as (address, _):
         (folder / "k" / "trusted").write_text(other)
-        with Solver(caller(folder, folder / "k", address, other)) as solver, pytest.raises(Late):
+        with Solver(caller(folder, folder / "k", address, other)) as solver, pytest.raises(CallTimeout):
             solver.within(0.5).retrieve(Worker, "echo", SECRET)
         (folder / "k" / "trusted").unlink()
         refused = Solver(caller(folder, folder / "k", address, other))

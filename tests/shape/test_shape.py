@@ -23,9 +23,10 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "store": {"games"},
     "replay": {"games", "store"},
     "acting": {"games", "nets", "replay", "registry"},
-    "learn": {"games", "nets", "acting", "replay", "store", "registry", "services", "hosts"},
+    "learn": {"games", "nets", "acting", "replay", "store", "registry", "services", "hosts", "processes"},
     "services": set(),
-    "hosts": {"services"},
+    "hosts": {"services", "processes"},
+    "processes": set(),
     "registry": set(),
     "dashboard": {"games", "store", "registry"},
 }

@@ -126,8 +126,7 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
     from sparring import __version__
     from sparring.errors import Missing
-    from sparring.hosts.cluster import launcher, policy
-    from sparring.hosts.cluster import ray_yaml as document
+    from sparring.hosts.cluster import launcher, policy, ray_yaml
 
     plan = _plan(args)
     policies = {"head": policy.head_policy(plan), "user": policy.user_policy(plan)}
@@ -141,7 +140,7 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         do = "Run pip install 'sparring[ray,aws]': the file pins the nodes to this machine's version"
         raise Missing("the package 'ray' is not installed", where="spar cluster yaml", do=do) from None
     files = {
-        args.file: document.as_yaml(document.document(plan, ray, __version__)),
+        args.file: ray_yaml.as_yaml(ray_yaml.document(plan, ray, __version__)),
         launcher.beside(args.file, launcher.HEAD_POLICY): json.dumps(policies["head"], indent=2) + "\n",
         launcher.beside(args.file, launcher.USER_POLICY): json.dumps(policies["user"], indent=2) + "\n",
     }
@@ -157,8 +156,7 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _up(cluster: "ClusterFile", output: Output) -> dict[str, Any]:
-    from sparring.hosts.cluster import launcher
-    from sparring.hosts.cluster import prerequisites as ground
+    from sparring.hosts.cluster import launcher, prerequisites
     from sparring.hosts.cluster.plan import ClusterPlan, network
 
     policy = launcher.policy_of(cluster)
@@ -166,7 +164,7 @@ def _up(cluster: "ClusterFile", output: Output) -> dict[str, Any]:
     plan = ClusterPlan(
         name=cluster.name, region=cluster.region, subnets=cluster.subnets, private=cluster.private, ssh_from=ssh_from
     )
-    done = ground.prepare(plan, ssh_from, policy, Path.home() / ".ssh")
+    done = prerequisites.prepare(plan, ssh_from, policy, Path.home() / ".ssh")
     for sentence in done:
         output.say(sentence)
     if any("instance profile" in sentence for sentence in done):
@@ -226,7 +224,6 @@ def _regions(args: argparse.Namespace) -> list[str]:
 
 
 def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, Any]:
-    from sparring.hosts.cluster import cleanup as removal
     from sparring.hosts.cluster import leftovers
 
     found = leftovers.find(regions, datetime.datetime.now(datetime.UTC), cluster)
@@ -240,7 +237,7 @@ def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, An
     output.table(("what", "id", "where", "cluster", "state", "age", "costs at rest"), rows)
     costing = sum(bool(one.costs) for one in found)
     output.say(f"\n{len(found)} things are left in {where}, {costing} of which cost money. In this order they go:\n")
-    for command in removal.script(command for one in found for command in one.commands):
+    for command in leftovers.removal_script(command for one in found for command in one.commands):
         output.say(command)
     return {"regions": regions, "leftovers": found, "costing": costing}
 

@@ -13,20 +13,23 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparring.cli.learner_supervisor import spar_command
 from sparring.cli.output import Output
 from sparring.cli.stop_signal import stopping
 
 if TYPE_CHECKING:
-    from sparring.cli.child_processes import Children, Command
+    from sparring.processes.supervisor import Launch, Supervisor
 
 FIRST = "cartpole"
 NICE = 10  # training gives way to the game on the screen
 READY_S = 60.0
 TURN_S = 0.1
+STOP_S = 1.5  # for a last checkpoint; the one before is at most some seconds old
 NEWS_EVERY_S = 2.0
 GIVE_UP_AFTER = 3  # starts of a run that failed, one after the other
 PATIENCE_S = 180.0  # for CartPole; then the other games begin beside it
@@ -43,17 +46,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import webbrowser
 
-    from sparring.cli.child_processes import Children
+    from sparring.processes.restart_policy import RestartPolicy
+    from sparring.processes.supervisor import Supervisor
 
     data = Path(args.config.data)
     port = _free_port() if args.port == 0 else args.port or args.config.gateway.port
     url = f"http://127.0.0.1:{port}"
     shared = _shared(args, data)
-    with _only_one(data, url), stopping() as stopped, Children(data / "logs", output.say) as children:
+    restarts = partial(RestartPolicy, first_wait_s=1.0, longest_wait_s=60.0, young_s=60.0, loop_deaths=0)
+    supervisor = Supervisor(data / "logs", output.say, restarts, STOP_S)
+    with _only_one(data, url), stopping() as stopped, supervisor as children:
         _check_port(port)
-        children.add(
-            "gateway", lambda _: ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
-        )
+        gateway = ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
+        children.add("gateway", lambda _: spar_command(gateway))
         if not _wait_until_ready(children, url, data / "logs" / "gateway.log", stopped):
             return {"url": url, "ready": False}
         output.say(f"Play at {url}    learning at {url}/learning    Ctrl-C stops it")
@@ -66,14 +71,14 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"url": url, "ready": True}
 
 
-def _go_on(children: "Children", stopped: threading.Event, lessons: "_Lessons | None", news: "_News") -> None:
+def _go_on(children: "Supervisor", stopped: threading.Event, lessons: "_Lessons | None", news: "_News") -> None:
     begun = time.monotonic()
     while not stopped.wait(TURN_S):
         now = time.monotonic()
         if lessons is not None:
             for game in lessons.due(now - begun):
-                children.add(f"train-{game}", lessons.command(game), NICE)
-        children.turn(now)
+                children.add(f"train-{game}", lessons.launch(game))
+        children.tick(now)
         news.turn(now)
 
 
@@ -88,10 +93,10 @@ class _Lessons:
         solved = _state(self._newest(FIRST)) == "done"
         return [FIRST, "connect-four", "duel"] if solved or for_s > PATIENCE_S else [FIRST]
 
-    def command(self, game: str) -> "Command":
-        """A function that gives the words for the next start of that game's training; None: it is done."""
+    def launch(self, game: str) -> "Callable[[int], Launch | None]":
+        """A function that says how that game's training is started next; None: it is done."""
 
-        def words(failures: int) -> list[str] | None:
+        def launch(failures: int) -> "Launch | None":
             newest = self._newest(game)
             if game == FIRST and _state(newest) == "done":
                 return None
@@ -102,9 +107,10 @@ class _Lessons:
             else:
                 said += ["--from", "mix", "--steps", str(_steps_done(newest) + MORE_STEPS)]
             # A checkpoint that does not load after several tries stays as it is, and a new run begins.
-            return said + (["--resume", newest.name] if newest and failures < GIVE_UP_AFTER else [])
+            again = newest is not None and failures < GIVE_UP_AFTER
+            return spar_command([*said, *(["--resume", newest.name] if newest and again else [])], NICE)
 
-        return words
+        return launch
 
     def _newest(self, game: str) -> Path | None:
         """The newest run of the game that can be gone on with: not one that failed, or never kept anything."""
@@ -139,11 +145,11 @@ class _News:
                 self.output.say(f"{one['game']}: model {one['model'][:8]} is champion no. {one['counter']}")
 
 
-def _wait_until_ready(children: "Children", url: str, log: Path, stopped: threading.Event) -> bool:
+def _wait_until_ready(children: "Supervisor", url: str, log: Path, stopped: threading.Event) -> bool:
     """Start the gateway and wait until it answers; False where a signal came first."""
     from sparring.errors import Unreachable
 
-    children.turn(time.monotonic())
+    children.tick(time.monotonic())
     until = time.monotonic() + READY_S
     while not stopped.is_set():
         if _get(f"{url}/healthz") is not None:

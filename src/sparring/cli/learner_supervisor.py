@@ -1,75 +1,88 @@
-"""A learner in a process of its own that is started again when it is killed, and goes on from its last checkpoint."""
+"""`spar train --keep-alive`: the learner is a process of its own. A learner that was killed is started again and
+resumes from its last checkpoint."""
 
 import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections import deque
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
 from sparring.errors import TrainingStopped
 
+if TYPE_CHECKING:
+    from sparring.processes.supervisor import Launch
+
 CHILD = "SPARRING_KEPT_ALIVE"  # set in the learner's process
 LOOP_DEATHS, LOOP_S = 5, 120.0  # so many deaths in such a time end the run
+GRACE_S = 3.0  # for a checkpoint, after the parent is gone
 _OF_A_NEW_RUN = ("--algo-set", "--envs", "--resume")  # with one value each; a resumed run keeps its settings
 
 
+def spar_command(words: list[str], nice: int = 0) -> "Launch":
+    """`spar WORDS` as a process that ends when this one is gone."""
+    from sparring.processes.supervisor import Launch
+
+    watched = ["sparring.processes.parent_watch", str(nice), f"{GRACE_S:g}", "sparring", *words]
+    return Launch(watched, environment={"OMP_NUM_THREADS": "1"})
+
+
 def kept_alive(args: argparse.Namespace) -> bool:
-    """Whether this process is to watch over a learner instead of being one."""
+    """Whether this process supervises a learner instead of being one."""
     where = args.on or args.config.train.on
     return CHILD not in os.environ and (args.keep_alive or where.startswith("ray:"))
 
 
 def keep_alive(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Train in a child; what a signal killed is started again. The child's result is ours."""
-    runs, deaths, asked = Path(args.config.data) / "runs", deque[float](maxlen=LOOP_DEATHS), [False]
-    child = _start(args.words)
+    """Train in a child process, which is started again when a signal killed it. The child's result is ours."""
+    from sparring.processes.restart_policy import RestartPolicy
+    from sparring.processes.supervisor import ChildProcess
+
+    def start(words: list[str]) -> ChildProcess:
+        command = replace(spar_command([*words, "--json"]), environment={CHILD: "1"}, answers=True)
+        return ChildProcess(command, None)
+
+    runs, asked = Path(args.config.data) / "runs", [False]
+    words = [word for word in args.words if word != "--json"]
+    policy = RestartPolicy(first_wait_s=0.0, young_s=float("inf"), loop_deaths=LOOP_DEATHS, loop_s=LOOP_S)
+    child = start(words)
 
     def pass_on(number: int, frame: object) -> None:
         asked[0] = True
-        child.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(child.pid, signal.SIGTERM)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)
     while True:
         assert child.stdout is not None
-        said = child.stdout.read()
-        if child.wait() >= 0 or asked[0]:
+        said = child.stdout.read().decode(errors="replace")  # until it ends
+        while (code := child.exit_code()) is None:
+            time.sleep(0.01)
+        child.close()
+        if code >= 0 or asked[0]:
             break
-        deaths.append(time.monotonic())
-        if len(deaths) == LOOP_DEATHS and deaths[-1] - deaths[0] < LOOP_S:
+        if policy.died(time.monotonic(), None) is None:
             raise TrainingStopped(
-                f"it was killed {LOOP_DEATHS} times within {LOOP_S:.0f} s, last by signal {-child.returncode}",
+                f"it was killed {LOOP_DEATHS} times within {LOOP_S:.0f} s, last by signal {-code}",
                 where="learner",
                 do="Look for what kills it (memory?), then go on with --resume",
             )
         run = _run_of(runs, child.pid)
-        how = "it had no checkpoint yet, and begins anew" if run is None else f"it goes on with run {run}"
-        output.say(f"the learner was killed by signal {-child.returncode}: {how}")
-        child = _start(args.words if run is None else _again(args.words, run))
-    if child.returncode:
+        how = "it had no checkpoint yet, and begins again" if run is None else f"it goes on with run {run}"
+        output.say(f"the learner was killed by signal {-code}: {how}")
+        child = start(words if run is None else _resumed(words, run))
+    if code:
         if output.json:  # its sentence is on standard error, as ours would be
             sys.stdout.write(said)
-        raise SystemExit(child.returncode)
+        raise SystemExit(code)
     result: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
-    return result | {"learner_restarts": len(deaths)}
-
-
-def _start(words: list[str]) -> "subprocess.Popen[str]":
-    words = [word for word in words if word != "--json"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "sparring.cli.parent_watch", "0", *words, "--json"],
-        stdin=subprocess.PIPE,  # its end says that we are gone
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, CHILD: "1"},
-        start_new_session=True,  # Ctrl-C is for us, who then ask it to stop
-    )
+    return result | {"learner_restarts": policy.deaths}
 
 
 def _run_of(runs: Path, pid: int) -> str | None:
@@ -81,7 +94,7 @@ def _run_of(runs: Path, pid: int) -> str | None:
     return None
 
 
-def _again(words: list[str], run: str) -> list[str]:
+def _resumed(words: list[str], run: str) -> list[str]:
     """The same command for a run that goes on."""
     kept: list[str] = []
     skip = False

@@ -1,4 +1,4 @@
-"""Calls to one instance of this machine, through its lives: in their order, many under way, each answered or lost."""
+"""Calls to one instance on this machine, through its restarts: in order, many under way, each answered or lost."""
 
 import math
 from collections import deque
@@ -14,30 +14,26 @@ from sparring.errors import SparringError, WireError
 from sparring.hosts.worker import Ready
 from sparring.services import frames
 from sparring.services.errors import Overloaded, ShuttingDown, error_of, gone, late, lost
-from sparring.services.fd_passing import Peer, introduce
+from sparring.services.fd_passing import Peer, introduce, socket_beside
 from sparring.services.frames import ERROR, Head, codec, messages_of
-from sparring.services.server import beside
 from sparring.services.shared_memory import Arena
 
-LIFE_S = 3600.0  # an instance works on a call for so long; how long a caller waits is the caller's affair
+WORK_S = 3600.0  # an instance works on a call for so long; how long a caller waits for it is the caller's choice
 MAX_UNDER_WAY = 4096  # calls to one instance that are not answered yet
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05  # before one who found the queue full asks again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05  # before a call that found the queue full is sent again
 
 
 class PendingCall:
-    """An answer under way: a Pending. It is settled once, by the host's thread, which tells all who wait."""
+    """An answer under way: a Pending. It is settled once, by the host's thread, which wakes all that wait."""
 
-    __slots__ = (
-        *("_deadline_s", "_news", "args", "error", "here", "kind", "named", "number"),
-        *("over", "pauses", "said", "value", "verb", "who"),
-    )
+    __slots__ = ("_deadline_s", "_news", "args", "error", "here", "kind", "named", "number", "over", "pauses", "value",
+                 "verb", "who")  # fmt: skip
 
     def __init__(self, kind: int, who: str, verb: str, news: Condition, deadline_s: float) -> None:
         self.kind, self.who, self.verb = kind, who, verb
         self._news, self._deadline_s = news, deadline_s
         self.args: list[Any] = []
         self.named: dict[str, Any] = {}
-        self.said: list[Any] | None = None  # its frames, where they were made already: for one life of the instance
         self.number = self.pauses = 0
         self.over, self.here = False, True
         self.value: Any = None
@@ -61,11 +57,6 @@ class PendingCall:
         """The answers that it is given as arguments and that are not there yet."""
         return (one for one in (*self.args, *self.named.values()) if isinstance(one, PendingCall) and not one.over)
 
-    def fill_in(self) -> None:
-        """Put the answers in their places; the error of one that failed is this one's too."""
-        self.args = [_value(one) for one in self.args]
-        self.named = {name: _value(one) for name, one in self.named.items()}
-
 
 def _value(argument: Any) -> Any:
     if not isinstance(argument, PendingCall):
@@ -87,14 +78,13 @@ def snapshot(tree: Any) -> Any:
 
 
 class CallQueue:
-    """`post` may be called by any thread; all else is the host's own thread's."""
+    """`put` may be called by any thread; all else is the host's thread's."""
 
     def __init__(self, who: str, arena: Arena, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.who, self._arena, self._context = who, arena, context
         self.socket: zmq.Socket[bytes] | None = None
         self._peer: Peer | None = None
-        self._again: frozenset[str] = frozenset()  # verbs that may be asked twice
-        self._patient: frozenset[str] = frozenset()  # verbs that are asked again where their queue is full
+        self._idempotent: frozenset[str] = frozenset()  # verbs that may be called twice
         self._queue: deque[PendingCall] = deque()  # bounded by MAX_UNDER_WAY, as is what is out
         self._out: dict[int, PendingCall] = {}
         self._paused: list[tuple[float, PendingCall]] = []
@@ -106,65 +96,56 @@ class CallQueue:
     def under_way(self) -> int:
         return len(self._queue) + len(self._out) + len(self._paused)
 
-    def post(self, asked: PendingCall, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def put(self, call: PendingCall, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Queue a call. What it is given is taken now, so that its caller may change it."""
         if self.under_way >= MAX_UNDER_WAY:
             raise Overloaded(f"{MAX_UNDER_WAY} calls are under way", where=self.who, do="Take their results first")
-        asked.args, asked.named = list(args), named
+        call.args, call.named = snapshot(args), snapshot(named)
         with self._lock:
             if self._gone:
-                asked.error, asked.over = gone(self.who, self._gone), True
+                call.error, call.over = gone(self.who, self._gone), True
                 return
             self._number += 1
-            asked.number = self._number
-            once = asked.verb not in self._again and asked.verb not in self._patient
-            if self._peer is not None and once and not any(asked.waits_for()):
-                with suppress(SparringError):  # of an argument that failed: told when its turn comes
-                    asked.fill_in()
-                    first, *rest = self._frames(asked, self._peer)
-                    asked.said = [first, *map(bytes, rest)]
-            if asked.said is None:
-                asked.args, asked.named = snapshot(asked.args), snapshot(asked.named)
-            self._queue.append(asked)
+            call.number = self._number
+            self._queue.append(call)
 
-    def up(self, ready: Ready) -> None:
+    def connect(self, ready: Ready) -> None:
         """Its process can be called."""
         name = b"\1" + np.random.default_rng().bytes(7)  # ZeroMQ keeps names that begin with 0 for itself
-        peer = introduce(beside(ready.address), self._arena, name)
-        line = self._context.socket(zmq.DEALER)
-        line.setsockopt(zmq.LINGER, 0)
-        line.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded here
-        line.setsockopt(zmq.RCVHWM, 0)
-        line.setsockopt(zmq.IDENTITY, name)
+        peer = introduce(socket_beside(ready.address), self._arena, name)
+        connection = self._context.socket(zmq.DEALER)
+        connection.setsockopt(zmq.LINGER, 0)
+        connection.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded here
+        connection.setsockopt(zmq.RCVHWM, 0)
+        connection.setsockopt(zmq.IDENTITY, name)
         with self._lock:
             self._peer = peer
-            self._again, self._patient = frozenset(ready.idempotent), frozenset(ready.patient)
-        line.connect(ready.address)
-        self.socket = line
+            self._idempotent = frozenset(ready.idempotent)
+        connection.connect(ready.address)
+        self.socket = connection
 
-    def down(self, why: str, settle: Callable[[PendingCall], None]) -> None:
-        """Its process has ended: what may be asked twice waits for the next one, the rest is lost."""
+    def disconnect(self, why: str, settle: Callable[[PendingCall], None]) -> None:
+        """Its process has ended: what is idempotent waits for the next one, the rest is lost."""
         with self._lock:
             if self.socket is not None and self._peer is not None:
                 self.socket.close()
                 self._arena.forget(self._peer.name)
                 self._peer.close()
             self.socket = self._peer = None
-            again = [one for one in self._out.values() if one.verb in self._again]
-            dead = [one for one in self._out.values() if one.verb not in self._again]
-            dead += [one for one in self._queue if one.said is not None]
-            self._queue = deque([*again, *(one for one in self._queue if one.said is None)])
+            again = [one for one in self._out.values() if one.verb in self._idempotent]
+            dead = [one for one in self._out.values() if one.verb not in self._idempotent]
+            self._queue.extendleft(reversed(again))
             self._out = {}
         for one in dead:
             one.error = lost(self.who, self.who, one.verb, why)
             settle(one)
 
     def end(self, why: str, settle: Callable[[PendingCall], None]) -> None:
-        """There is no next one: nothing that waits, or comes, is answered."""
+        """There is no next process: no call that waits, or comes, is answered."""
         with self._lock:
             self._gone = why
-        self.down(why, settle)
-        self.flush(math.inf, settle)  # those who paused, too
+        self.disconnect(why, settle)
+        self.flush(math.inf, settle)  # those that paused, too
 
     def flush(self, now: float, settle: Callable[[PendingCall], None]) -> None:
         """Send what can be sent, in its order."""
@@ -174,20 +155,20 @@ class CallQueue:
                 self._paused = [(due, one) for due, one in self._paused if due > now]
         while self._queue and (self._gone or (self.socket is not None and not any(self._queue[0].waits_for()))):
             with self._lock:
-                asked = self._queue.popleft()
+                call = self._queue.popleft()
             try:
                 if self._gone:
                     raise gone(self.who, self._gone)
-                self._send(asked)
+                self._send(call)
             except SparringError as error:
-                asked.error = error
-                settle(asked)
+                call.error = error
+                settle(call)
 
     def due(self) -> float | None:
-        """When somebody who paused asks again."""
+        """When a call that paused is sent again."""
         return self._paused[0][0] if self._paused else None
 
-    def hear(self, now: float, settle: Callable[[PendingCall], None]) -> None:
+    def receive(self, now: float, settle: Callable[[PendingCall], None]) -> None:
         """Take in all answers that are there."""
         assert self.socket is not None
         assert self._peer is not None
@@ -200,36 +181,31 @@ class CallQueue:
             for one in messages_of([frame.buffer for frame in said]):
                 with suppress(WireError):
                     answer = codec().decode(one, mapped)
-                    asked = self._out.pop(answer.id, None)
-                    if asked is not None:
-                        self._answered(asked, answer, now, settle)
+                    call = self._out.pop(answer.id, None)
+                    if call is not None:
+                        self._answered(call, answer, now, settle)
 
-    def _answered(self, asked: PendingCall, answer: Head, now: float, settle: Callable[[PendingCall], None]) -> None:
+    def _answered(self, call: PendingCall, answer: Head, now: float, settle: Callable[[PendingCall], None]) -> None:
         if answer.kind == ERROR:
-            asked.error = error_of(answer.body)
-            if isinstance(asked.error, ShuttingDown):  # of this instance there is no other one to ask
-                asked.error = lost(self.who, self.who, asked.verb, asked.error.wrong)
-            if isinstance(asked.error, Overloaded) and asked.error.limit == "wait":
-                asked.error = None
-                asked.pauses += 1
-                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(asked.pauses, 8))
-                self._paused = sorted([*self._paused, (now + pause, asked)], key=lambda one: one[0])
+            call.error = error_of(answer.body)
+            if isinstance(call.error, ShuttingDown):  # of this instance there is no other one to ask
+                call.error = lost(self.who, self.who, call.verb, call.error.wrong)
+            if isinstance(call.error, Overloaded) and call.error.limit == "wait":
+                call.error = None
+                call.pauses += 1
+                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(call.pauses, 8))
+                self._paused = sorted([*self._paused, (now + pause, call)], key=lambda one: one[0])
                 return
         else:
-            asked.value = answer.body
-        settle(asked)
+            call.value = answer.body
+        settle(call)
 
-    def _send(self, asked: PendingCall) -> None:
+    def _send(self, call: PendingCall) -> None:
         assert self.socket is not None
         assert self._peer is not None
-        if asked.said is None:
-            asked.fill_in()
-            said = self._frames(asked, self._peer)
-        else:
-            said = asked.said
-        self._out[asked.number] = asked
-        self.socket.send_multipart(said, copy=False)
-
-    def _frames(self, asked: PendingCall, peer: Peer) -> list[Any]:
-        head = Head(frames.VERSION, asked.kind, asked.number, asked.verb, LIFE_S, [asked.args, asked.named])
-        return codec().encode(head, self._arena, peer.name)
+        args = [_value(one) for one in call.args]  # an answer in its place; the error of one that failed is this one's
+        named = {name: _value(one) for name, one in call.named.items()}
+        head = Head(frames.VERSION, call.kind, call.number, call.verb, WORK_S, [args, named])
+        message = codec().encode(head, self._arena, self._peer.name)
+        self._out[call.number] = call
+        self.socket.send_multipart(message, copy=False)

@@ -1,6 +1,6 @@
 """A host runs services: it starts as many instances as asked, keeps them alive, and hands out ways to call them.
 
-`local://` is this machine's processes (local.py), `ray://auto` and `ray://host:port` a Ray cluster (ray.py). A service
+`local://` is this machine's processes (local.py), `ray://auto` and `ray://host:port` a Ray cluster (ray/). A service
 is a class with @register methods (services/register.py) that can be imported by its name; what its instances are given
 is plain data. The same topology runs on every host, because it knows nothing but what stands here.
 """
@@ -19,11 +19,11 @@ Given = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int, int], M
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one instance needs. Ray places by it; this machine's processes only take it as said."""
+    """What one instance needs. Ray places by it; this machine's processes ignore it."""
 
     cpus: float = 1.0
     gpus: float = 0.0
-    memory_bytes: int = 0  # 0: not said
+    memory_bytes: int = 0  # 0: unlimited
     place: Literal["spread", "pack", "here"] = "spread"  # over nodes, on few, or on the caller's own node
     restarts: int = -1  # how often a dead one is started again; -1: always
     least: int = 0  # how many there may be, when others scale
@@ -47,15 +47,15 @@ class Pending(Protocol):
     """An answer under way. As an argument of another call (itself, not inside of one) it stands for its value, which
     on Ray then travels from the one instance to the other without passing here. Where it failed, so does that call."""
 
-    here: bool  # whether its value is wanted here; of one that is only handed on, say no: nothing is fetched for it
+    here: bool  # whether its value is wanted here; set False for one that is only handed on: nothing is fetched for it
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, at once; where it is not wanted here, whether it is anywhere."""
         ...
 
     def result(self, seconds: float | None = None) -> Any:
-        """The answer; Late, Lost or the callee's error as of a Solver. None: the host's own deadline. After Late it
-        is still under way, and may be asked for again."""
+        """The answer; CallTimeout, CallLost or the callee's error, as of a Solver. None: the host's own deadline. After
+        CallTimeout it is still under way, and may be asked for again."""
         ...
 
 
@@ -81,8 +81,8 @@ class Handle(Protocol):
         ...
 
     def tell(self, verb: str, *args: Any, **named: Any) -> None:
-        """Queue a task (response=False), and wait until it is queued (Busy, Late, Lost); a lost one is not told again.
-        To wait later, `ask`."""
+        """Queue a task (response=False), and wait until it is queued (Overloaded, CallTimeout, CallLost); a lost one is
+        not sent again. To wait later, `ask`."""
         ...
 
 

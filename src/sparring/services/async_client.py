@@ -1,4 +1,4 @@
-"""The same calls for programs that live in an event loop: many under way on one socket to each instance."""
+"""The same calls for programs in an event loop: many under way on one socket to each instance."""
 
 import asyncio
 import time
@@ -9,86 +9,70 @@ import zmq
 from zmq.backend import zmq_poll
 
 from sparring.errors import SparringError, WireError
-from sparring.services.client_sockets import AT_ONCE, LOOK_S, READABLE, ClientContext, TrailingFrames, plain_send
+from sparring.services.client import LOOK_S, NOBLOCK, READABLE, ClientContext, Connection, Target
 from sparring.services.errors import ShuttingDown, late, lost
 from sparring.services.fd_passing import Peer
 from sparring.services.frames import (
     MOST_TOGETHER,
-    VERSION,
-    Codec,
     Head,
-    are_several,
     is_small,
     messages_of,
     number_of,
     together,
 )
-from sparring.services.router import Target
 
-MAX_UNDER_WAY = 512  # calls on one line; who comes later waits for the answer of another
-MAX_AT_ONCE = 64  # answers read before others in the loop have their turn
+MAX_UNDER_WAY = 512  # calls on one connection; a later one waits for the answer of another
+MAX_READS = 64  # answers read before other tasks of the loop run
 CLOSE_S = 0.002  # between two looks at deadlines
 MANY, GROUPS = 16, 2  # with so many calls under way they travel together, in so many groups at least
 
 
 class AsyncConnections:
-    """Sockets of one event loop."""
+    """The connections of one event loop."""
 
-    def __init__(self, house: ClientContext) -> None:
-        self._house = house
-        self._lines: dict[Target, AsyncConnection] = {}
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._connections: dict[Target, AsyncConnection] = {}
 
-    def known(self, target: Target) -> "AsyncConnection | None":
-        """The line to the instance, where there is one."""
-        return self._lines.get(target)
-
-    async def line(self, target: Target, until: float) -> "AsyncConnection":
-        """The line to the instance."""
-        peer = await asyncio.to_thread(self._house.peer, target, until)  # it may take a moment
-        found = self._lines.get(target)
+    async def get(self, target: Target, until: float) -> "AsyncConnection":
+        """The connection to the instance."""
+        found = self._connections.get(target)
         if found is None:
-            for old in [old for old in self._lines if old.gone]:
-                self._lines.pop(old).close()
-            found = self._lines[target] = AsyncConnection(self._house, target, peer)
+            peer = await asyncio.to_thread(self._context.peer, target, until)  # it may take a moment
+            for old in [old for old in self._connections if old.gone]:
+                self.drop(old)
+            found = self._connections.get(target)
+            if found is None:
+                found = self._connections[target] = AsyncConnection(self._context, target, peer)
         return found
 
     def drop(self, target: Target) -> None:
         """The instance has gone."""
-        if (line := self._lines.pop(target, None)) is not None:
-            line.close()
+        if (connection := self._connections.pop(target, None)) is not None:
+            connection.close()
 
     def close(self) -> None:
-        for line in self._lines.values():
-            line.close()
-        self._lines = {}
+        for target in list(self._connections):
+            self.drop(target)
 
 
-class AsyncConnection:
-    """One socket, and who waits for which answer."""
+class AsyncConnection(Connection):
+    """One socket, and the calls that wait for an answer."""
 
-    def __init__(self, house: ClientContext, target: Target, peer: Peer | None) -> None:
-        self._house, self._target = house, target
+    def __init__(self, context: ClientContext, target: Target, peer: Peer | None) -> None:
+        super().__init__(context, target, peer)
         self._loop = asyncio.get_running_loop()
-        self._arena = None if peer is None else house.arena
-        self._mapped = None if peer is None else {peer.arena: peer.mapped}
-        self._name = house.name
-        self._codec = Codec()
-        self._future = self._loop.create_future
-        self._number = 0
         self._waiting: dict[int, tuple[asyncio.Future[Head], float, str]] = {}  # answer, until when, verb
         self._room: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next_look = 0.0
         self._reading = self._closed = False
         self._many = False  # more than one answer was there at once: so there will be calls to send together
-        self._leaving: list[bytes] = []
-        self._unsent: list[list[Any]] = []  # it hangs, and ZeroMQ took no more; nobody asks meanwhile, so they are few
-        self._socket = house.connect(target)
+        self._gathered: list[bytes] = []  # small messages that are sent together soon
+        self._unsent: list[list[Any]] = []  # the instance hangs, and ZeroMQ took no more
         self._readable = [(self._socket, READABLE)]
         self._handle = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._handle, self._read)
-        self._send, self._recv = plain_send(self._socket), self._socket.recv
-        self._behind = TrailingFrames(self._socket)
 
     def is_full(self) -> bool:
         """Whether a call has to wait until another one is answered: so many are under way, or those hold all memory
@@ -99,7 +83,7 @@ class AsyncConnection:
         return waiting > 0 and self._arena is not None and self._arena.short
 
     async def room(self, verb: str, until: float) -> None:
-        """Wait for an answer to another call; Late where none comes until then."""
+        """Wait for an answer to another call; CallTimeout where none comes until then."""
         if self._room is None:
             self._room = self._loop.create_future()
         try:
@@ -107,29 +91,21 @@ class AsyncConnection:
         except TimeoutError:
             raise late(self._target.instance.id, self._target.instance.service, verb) from None
 
-    def ask(self, kind: int, verb: str, body: Any, now: float, until: float) -> "asyncio.Future[Head]":
-        """The answer to come; Late or Lost where there is none. Times are of the monotonic clock, as the loop's are."""
+    def begin(self, kind: int, verb: str, body: Any, now: float, until: float) -> "asyncio.Future[Head]":
+        """The answer to come; CallTimeout or CallLost where there is none. Times are of the monotonic clock."""
         if self._closed:  # while this call waited for room
-            raise ShuttingDown(
-                f"{self._target.instance.id} has ended", where=self._target.instance.service, do="Ask another"
-            )
-        self._number = number = self._number + 1
-        said = self._codec.encode(Head(VERSION, kind, number, verb, until - now, body), self._arena, self._name)
-        answer = self._future()
-        waiting = self._waiting
-        waiting[number] = (answer, until, verb)
-        try:
-            if self._many and len(waiting) >= MANY and is_small(said):
-                self._leave_soon(said[0])
-            elif len(said) == 1:
-                self._send(said[0], AT_ONCE)
-            else:
-                self._socket.send_multipart(said, AT_ONCE, copy=False)
-        except zmq.Again:
-            self._unsent.append(said)
+            instance = self._target.instance
+            raise ShuttingDown(f"{instance.id} has ended", where=instance.service, do="Call another")
+        message = self.encode(kind, verb, body, until - now)
+        answer: asyncio.Future[Head] = self._loop.create_future()
+        self._waiting[self._number] = (answer, until, verb)
+        if self._many and len(self._waiting) >= MANY and is_small(message):
+            self._gather(message[0])
+        else:
+            self._send_now(message)
         if until < self._next_look or self._timer is None:
             self._look_at(until)
-        if not self._reading and not self._leaving:
+        if not self._reading and not self._gathered:
             self._read_soon()  # ZeroMQ's descriptor tells of changes only, and sending may have taken note of one
         return answer
 
@@ -143,35 +119,39 @@ class AsyncConnection:
             self._fail(number, lost(self._target.instance.id, self._target.instance.service, self._waiting[number][2]))
         self._let_in()
 
-    def _leave_soon(self, head: bytes) -> None:
+    def _send_now(self, message: list[Any]) -> None:
+        try:
+            if len(message) == 1:
+                self._send(message[0], NOBLOCK)
+            else:
+                self._socket.send_multipart(message, NOBLOCK, copy=False)
+        except zmq.Again:
+            self._unsent.append(message)
+
+    def _gather(self, head: bytes) -> None:
         """Send it with those of the other callers that were answered together; of all that are under way a few only,
         so that there is always something to do on both sides."""
-        self._leaving.append(head)
-        if len(self._leaving) == 1:
-            self._loop.call_soon(self._leave)
-        elif len(self._leaving) >= min(MOST_TOGETHER, len(self._waiting) // GROUPS):
-            self._leave()
+        self._gathered.append(head)
+        if len(self._gathered) == 1:
+            self._loop.call_soon(self._send_gathered)
+        elif len(self._gathered) >= min(MOST_TOGETHER, len(self._waiting) // GROUPS):
+            self._send_gathered()
 
-    def _leave(self) -> None:
-        if not self._leaving or self._closed:
-            return
-        heads, self._leaving = self._leaving, []
-        several = together(heads)
-        try:
-            self._send(several, AT_ONCE)
-        except zmq.Again:
-            self._unsent.append([several])
-        self._read()
+    def _send_gathered(self) -> None:
+        if self._gathered and not self._closed:
+            heads, self._gathered = self._gathered, []
+            self._send_now([together(heads)])
+            self._read()
 
     def _read(self) -> None:
         self._reading = False
         if self._unsent and not self._closed:
             self._send_unsent()
-        waiting, recv, readable = len(self._waiting), self._recv, self._readable
-        for _ in range(MAX_AT_ONCE):
+        waiting, readable = len(self._waiting), self._readable
+        for _ in range(MAX_READS):
             if self._closed or not zmq_poll(readable, 0):
                 break
-            self._hear(recv(AT_ONCE))
+            self._hear(self._receive(NOBLOCK))
         else:
             self._read_soon()
         if (answered := waiting - len(self._waiting)) > 0:
@@ -182,8 +162,8 @@ class AsyncConnection:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Who waits for room tries again."""
-        self._house.arena.short = False
+        """Calls that wait for room try again."""
+        self._context.arena.short = False
         room, self._room = self._room, None
         if room is not None:
             room.set_result(None)
@@ -191,7 +171,7 @@ class AsyncConnection:
     def _send_unsent(self) -> None:
         with suppress(zmq.Again):
             while self._unsent:
-                self._socket.send_multipart(self._unsent[0], AT_ONCE, copy=False)
+                self._socket.send_multipart(self._unsent[0], NOBLOCK, copy=False)
                 del self._unsent[0]
 
     def _read_soon(self) -> None:
@@ -203,26 +183,13 @@ class AsyncConnection:
         if self._reading:
             self._read()
 
-    def _hear(self, first: bytes) -> None:
-        if are_several(first):
-            self._hear_several(first)
-            return
-        try:
-            answer = self._codec.decode_first(first, self._behind, self._mapped)
-        except WireError as error:
-            self._behind.skip()
-            self._fail(number_of(first) or 0, error)
-        else:
-            self._answered(answer)
-
-    def _hear_several(self, first: bytes) -> None:
-        try:
-            answers = self._codec.decode_several(first, self._mapped)
-        except WireError:  # the others are sound, perhaps
-            for one in messages_of([first]):
-                self._hear(one[0])
-        else:
-            for answer in answers:
+    def _hear(self, message: list[Any]) -> None:
+        for one in messages_of(message):
+            try:
+                answer = self._codec.decode(one, self._mapped)
+            except WireError as error:
+                self._fail(number_of(one[0]) or 0, error)
+            else:
                 self._answered(answer)
 
     def _answered(self, answer: Head) -> None:
@@ -241,15 +208,15 @@ class AsyncConnection:
             self._timer.cancel()
         now = self._loop.time()
         self._next_look = min(max(until, now + CLOSE_S), now + LOOK_S)
-        self._timer = self._loop.call_at(self._next_look, self._look)
+        self._timer = self._loop.call_at(self._next_look, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if self._closed or not self._waiting:
             return
         instance, now = self._target.instance, time.monotonic()
         self._read()
-        lives = self._house.discovery.alive(instance)
+        lives = self._context.discovery.alive(instance)
         for number, (_, until, verb) in list(self._waiting.items()):
             if not lives:
                 self._fail(number, lost(instance.id, instance.service, verb))

@@ -3,9 +3,9 @@
     consul://HOST:PORT?bind=10.0.0.5&keys=/folder&folder=/run/spar&token=…
 
 An instance listens twice: for its own machine as `local://` does, with shared memory and no heartbeat, and at a tcp
-port with CURVE keys for all others. The second is registered with the agent and kept there by a beat; callers keep a
-table of it by long polls. While an agent is away its last table holds, and instances that refuse a connection are
-left out; when it comes back, even with all forgotten, every instance is registered again by the next beat.
+port with CURVE keys for all others. The second is registered with the agent and kept there by a heartbeat; callers
+keep a table of it by long polls. While an agent is away its last table holds, and instances that refuse a connection
+are left out; when it comes back, even with all forgotten, the next heartbeat registers every instance again.
 """
 
 import hashlib
@@ -27,11 +27,10 @@ import msgspec
 import zmq
 
 from sparring.errors import ConfigError, Missing, Unreachable
-from sparring.services.consul_client import PREFIX, Place
-from sparring.services.heartbeat import FIRST_S, Heartbeat
+from sparring.services.consul_client import FIRST_S, PREFIX, ConsulSite, Heartbeat
+from sparring.services.discovery import Announcement, Instance, ServerSocket
 from sparring.services.keys import CurveAuthenticator, CurveKeys, create_keys
 from sparring.services.local_discovery import Local, default_folder
-from sparring.services.protocol import Announced, Instance, ServerSocket
 
 POLL_S = 10.0
 AGAIN_S = 0.3  # between attempts to reach an agent that is away
@@ -44,48 +43,48 @@ log = logging.getLogger("sparring.services")
 class Consul:
     """A context's guard is its server's: each Server has a context of its own."""
 
-    def __init__(self, place: Place, local: Local) -> None:
-        self._place, self._local = place, local
+    def __init__(self, site: ConsulSite, local: Local) -> None:
+        self._site, self._local = site, local
         self._here = _mark_of(local.folder)
         self._ports: dict[str, str] = {}  # ipc address → tcp address
         self._tables: dict[str, _Table] = {}
         self._probes: dict[str, tuple[float, bool | None]] = {}
         self._lock = threading.Lock()
-        self._beats = Heartbeat(place)
+        self._heartbeat = Heartbeat(site)
 
     @property
-    def near(self) -> Local:
+    def local(self) -> Local:
         """Those of this machine alone."""
         return self._local
 
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> ServerSocket:
         near = self._local.listen(socket, service, id)  # before there are keys: this machine's files are guard enough
-        guard = self._place.keys.serve(socket)
-        socket.setsockopt(zmq.IPV6, int(":" in self._place.bind))
-        socket.bind(f"tcp://{_bracketed(self._place.bind)}:*")
+        guard = self._site.keys.serve(socket)
+        socket.setsockopt(zmq.IPV6, int(":" in self._site.bind))
+        socket.bind(f"tcp://{_bracketed(self._site.bind)}:*")
         self._ports[near.address] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return _TwoDoors(near, guard)
+        return _TwoSockets(near, guard)
 
     def connect(self, socket: "zmq.Socket[Any]", instance: Instance) -> None:
         if not instance.address.startswith("ipc://"):
             try:
-                self._place.keys.call(socket, instance.key)
+                self._site.keys.call(socket, instance.key)
             except ConfigError:  # it was trusted a moment ago
                 socket.close()
                 raise
             socket.setsockopt(zmq.IPV6, int("[" in instance.address))
         socket.connect(instance.address)
 
-    def announce(self, instance: Instance) -> Announced:
+    def announce(self, instance: Instance) -> Announcement:
         near = self._local.announce(instance)
         far = msgspec.structs.replace(
             instance,
             address=self._ports.pop(instance.address),
-            key=self._place.keys.public,
+            key=self._site.keys.public,
             host=sockets.gethostname(),
             since_s=instance.since_s or time.time(),
         )
-        return _Twice(near, self._beats.add(far, self._here))
+        return _TwoAnnouncements(near, self._heartbeat.add(far, self._here))
 
     def instances(self, service: str) -> tuple[Instance, ...]:
         near, far = self._local.instances(service), self._table(service).instances()
@@ -101,7 +100,7 @@ class Consul:
         return table.current if answers is None else answers
 
     def services(self) -> tuple[str, ...]:
-        agent = self._place.agent()
+        agent = self._site.agent()
         try:
             _, found = agent.get("/v1/catalog/services")
         finally:
@@ -111,7 +110,7 @@ class Consul:
 
     def close(self) -> None:
         """Watch no more; what is announced stays until it is closed itself."""
-        self._beats.close()
+        self._heartbeat.close()
         with self._lock:
             tables, self._tables = list(self._tables.values()), {}
         for table in tables:
@@ -121,12 +120,12 @@ class Consul:
         with self._lock:
             table = self._tables.get(service)
             if table is None:
-                table = self._tables[service] = _Table(service, self._place, self._here)
+                table = self._tables[service] = _Table(service, self._site, self._here)
         table.begun.wait(FIRST_S)
         return table
 
     def _probed(self, address: str) -> bool | None:
-        """Whether somebody listens there; None where that cannot be told in time."""
+        """Whether a process listens there; None where that cannot be told in time."""
         now = time.monotonic()
         with self._lock:
             asked, answers = self._probes.get(address, (0.0, None))
@@ -147,14 +146,14 @@ class Consul:
 class _Table:
     """The instances of one service on other machines, kept by a thread."""
 
-    def __init__(self, service: str, place: Place, here: str) -> None:
-        self.service, self._place, self._here = service, place, here
+    def __init__(self, service: str, site: ConsulSite, here: str) -> None:
+        self.service, self._site, self._here = service, site, here
         self.begun = threading.Event()  # the first answer is here, or there will be none soon
         self.current = False  # whether the agent answered last time
         self._found: dict[str, Instance] = {}
         self._before: dict[str, Instance] = {}  # what was known when the agent went away
         self._before_until = 0.0
-        self._agent = place.agent()
+        self._agent = site.agent()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"consul-{service}", daemon=True)
         self._thread.start()
@@ -193,7 +192,7 @@ class _Table:
         for row in rows:
             said = row["Service"]
             meta = said["Meta"] or {}
-            if meta.get("place") == self._here or not self._place.keys.trusts(meta.get("key", "").encode()):
+            if meta.get("place") == self._here or not self._site.keys.trusts(meta.get("key", "").encode()):
                 continue
             again = "".join(meta[name] for name in sorted(meta) if name.startswith("idempotent_"))
             yield Instance(
@@ -209,9 +208,9 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Twice:
-    near: Announced
-    far: Announced
+class _TwoAnnouncements:
+    near: Announcement
+    far: Announcement
 
     def close(self) -> None:
         self.near.close()
@@ -219,17 +218,17 @@ class _Twice:
 
 
 @dataclass(frozen=True, slots=True)
-class _TwoDoors:
-    near: ServerSocket
+class _TwoSockets:
+    local: ServerSocket
     guard: CurveAuthenticator
 
     @property
     def address(self) -> str:
-        return self.near.address
+        return self.local.address
 
     def close(self) -> None:
         self.guard.close()
-        self.near.close()
+        self.local.close()
 
 
 def _mark_of(folder: Path) -> str:
@@ -265,7 +264,7 @@ def open_consul(url: str) -> Consul:
     local = Local(Path(options.get("folder") or default_folder() / f"c-{cluster}"))
     keys = _keys(Path(options.get("keys") or local.folder / "keys"), bind, given="keys" in options)
     token = options.get("token") or os.environ.get("CONSUL_HTTP_TOKEN", "")
-    return Consul(Place(host, port, token, bind, keys), local)
+    return Consul(ConsulSite(host, port, token, bind, keys), local)
 
 
 def _address(bind: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

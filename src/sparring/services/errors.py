@@ -6,8 +6,8 @@ from typing import Any
 from sparring import errors
 from sparring.errors import Refused, SparringError, Unreachable
 
-STORY_CHARACTERS = 8000
-Told = dict[str, str | int | None]  # an error on its way
+TRACEBACK_CHARACTERS = 8000
+ErrorData = dict[str, str | int | None]  # an error on its way
 
 
 class CallFailed(SparringError):
@@ -27,7 +27,7 @@ class ShuttingDown(Unreachable):
 
 
 class Overloaded(Refused):
-    """So many wait that one more is not taken."""
+    """So many calls wait that one more is not taken."""
 
     code = "busy"
     status = 503
@@ -36,20 +36,20 @@ class Overloaded(Refused):
 _OF_CALLS: dict[str, type[Unreachable]] = {one.__name__: one for one in (CallTimeout, CallLost, ShuttingDown)}
 
 
-def told_of(error: BaseException, where: str) -> Told:
-    """What a caller elsewhere is told of an error."""
-    told: Told = {
+def encode_error(error: BaseException, where: str) -> ErrorData:
+    """An error as data for a caller in another process."""
+    data: ErrorData = {
         "type": type(error).__name__,
         "wrong": str(error),
         "where": where,
         "do": "",
-        "story": story_of(error),
+        "traceback": traceback_of(error),
     }
     if isinstance(error, SparringError):
-        told |= {"wrong": error.wrong, "where": error.where, "do": error.do}
+        data |= {"wrong": error.wrong, "where": error.where, "do": error.do}
     if isinstance(error, Refused):
-        told |= {"field": error.field, "limit": error.limit if isinstance(error.limit, int | str) else None}
-    return {name: _plain(value) for name, value in told.items()}
+        data |= {"field": error.field, "limit": error.limit if isinstance(error.limit, int | str) else None}
+    return {name: _plain(value) for name, value in data.items()}
 
 
 def _plain(value: str | int | None) -> str | int | None:
@@ -59,34 +59,34 @@ def _plain(value: str | int | None) -> str | int | None:
     return value if value is None or -(1 << 63) <= value < 1 << 63 else str(value)
 
 
-def story_of(error: BaseException) -> str:
-    """Its traceback, the end of it where it is long."""
-    return "".join(traceback.format_exception(error))[-STORY_CHARACTERS:]
+def traceback_of(error: BaseException) -> str:
+    """Its traceback as text, the end of it where it is long."""
+    return "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:]
 
 
-def error_of(told: dict[str, Any]) -> SparringError:
-    """The error that was told of, with its story; one that is not ours becomes CallFailed. The story is also a note of
-    the error, so that a traceback here ends with the one from there, and one of three processes tells of all."""
-    words = {"where": told["where"], "do": told["do"] or "Look at its story"}
-    if told["type"] == "Overloaded":
-        return Overloaded(told["wrong"], **words, limit=told.get("limit"))
-    if (ours := _OF_CALLS.get(told["type"])) is not None:
-        return ours(told["wrong"], **words)
-    error = _raised(told, words)
-    error.story = told["story"]
+def error_of(data: dict[str, Any]) -> SparringError:
+    """The error behind the data; one that is not of this package becomes CallFailed. The callee's traceback is also a
+    note of the error, so that a traceback here ends with the one from there, and that of a third process with both."""
+    words = {"where": data["where"], "do": data["do"] or "Look at its traceback"}
+    if data["type"] == "Overloaded":
+        return Overloaded(data["wrong"], **words, limit=data.get("limit"))
+    if (known := _OF_CALLS.get(data["type"])) is not None:
+        return known(data["wrong"], **words)
+    error = _raised(data, words)
+    error.story = data["traceback"]
     error.add_note(f"Where it was raised, in another process:\n{error.story}")
     return error
 
 
-def _raised(told: dict[str, Any], words: dict[str, str]) -> SparringError:
+def _raised(data: dict[str, Any], words: dict[str, str]) -> SparringError:
     """What a method raised."""
-    known = getattr(errors, told["type"], None)
+    known = getattr(errors, data["type"], None)
     if isinstance(known, type) and issubclass(known, Refused):
-        return known(told["wrong"], **words, field=told.get("field", ""), limit=told.get("limit"))
+        return known(data["wrong"], **words, field=data.get("field", ""), limit=data.get("limit"))
     if isinstance(known, type) and issubclass(known, SparringError):
-        return known(told["wrong"], **words)
-    again = told["type"] == CallFailed.__name__  # of a service that it called itself
-    return CallFailed(told["wrong"] if again else f"{told['type']}: {told['wrong']}", **words)
+        return known(data["wrong"], **words)
+    again = data["type"] == CallFailed.__name__  # of a service that the callee called itself
+    return CallFailed(data["wrong"] if again else f"{data['type']}: {data['wrong']}", **words)
 
 
 def lost(who: str, where: str, verb: str, why: str = "") -> CallLost:
@@ -103,13 +103,4 @@ def late(who: str, where: str, verb: str, seconds: float | None = None, why: str
 
 def gone(who: str, why: str) -> CallLost:
     """It is not started again."""
-    return CallLost(f"{who} is not there any more: {why}", where=who, do="Mend it, and start it anew")
-
-
-def pause_s(busy: Overloaded, attempt: int, now: float, until: float) -> float:
-    """How long to wait for a place; the error itself where nobody should, or can any more."""
-    if busy.limit != "wait":
-        raise busy
-    if now > until:
-        raise CallTimeout(busy.wrong, where=busy.where, do="Give it longer, or start more of it") from None
-    return float(min(0.05, 0.001 * 2 ** min(attempt, 6)))
+    return CallLost(f"{who} is not there any more: {why}", where=who, do="Mend it, and start it again")

@@ -1,4 +1,4 @@
-"""How two processes of one machine hand each other their arenas: descriptors over a Unix socket, once for each pair."""
+"""How two processes of one machine exchange their arenas: descriptors over a Unix socket, once for each pair."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ NAME_BYTES = 8
 _WORD = 8  # bytes of an arena's id
 
 
-def beside(address: str) -> Path:
-    """Where arenas are handed over: beside the socket of the calls."""
+def socket_beside(address: str) -> Path:
+    """Where arenas are exchanged: beside the socket of the calls."""
     return Path(address.removeprefix("ipc://")).with_suffix(".fd")
 
 
@@ -29,15 +29,15 @@ class Peer:
     name: bytes
     arena: int  # its id
     mapped: Mapped
-    line: socket.socket  # ends when the other side does
+    connection: socket.socket  # ends when the other side does
 
     def close(self) -> None:
-        """Let go; where arrays are still looked at, with the last of them."""
+        """Let go; where arrays are still in use, with the last of them."""
         self.mapped.close()
 
 
-class Reception:
-    """Where a service takes its callers' arenas, in a thread of its own. `came` is told of a caller before that
+class ArenaExchange:
+    """Where a service takes its callers' arenas, in a thread of its own. `came` is called for a caller before that
     caller can call; `gone` when it has ended, however it did."""
 
     def __init__(self, path: Path, arena: Arena, came: Callable[[Peer], None], gone: Callable[[Peer], None]) -> None:
@@ -47,11 +47,11 @@ class Reception:
         self._listening.listen(128)
         self._listening.setblocking(False)
         self._over, self._end = socket.socketpair()
-        self._thread = threading.Thread(target=self._receive, name="reception", daemon=True)
+        self._thread = threading.Thread(target=self._receive, name="arena-exchange", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Everybody is let go."""
+        """Let every caller go."""
         self._end.close()
         self._thread.join()
         self._over.close()
@@ -73,49 +73,49 @@ class Reception:
                     if key.fileobj is self._listening:
                         if (came := self._admit()) is not None:
                             peers.add(came)
-                            waiting.register(came.line, selectors.EVENT_READ, came)
+                            waiting.register(came.connection, selectors.EVENT_READ, came)
                         continue
                     waiting.unregister(key.fileobj)
                     peers.remove(key.data)
                     self._gone(key.data)
-                    key.data.line.close()
+                    key.data.connection.close()
 
     def _admit(self) -> Peer | None:
         """One caller more; None where it went away again or spoke nonsense."""
         try:
-            line, _ = self._listening.accept()
+            connection, _ = self._listening.accept()
         except OSError:
             return None
-        line.settimeout(PATIENCE_S)
+        connection.settimeout(PATIENCE_S)
         handles: list[int] = []
         try:
-            said, handles, _, _ = socket.recv_fds(line, NAME_BYTES + _WORD, 1)
+            said, handles, _, _ = socket.recv_fds(connection, NAME_BYTES + _WORD, 1)
             if len(said) != NAME_BYTES + _WORD or len(handles) != 1:
                 raise OSError("no greeting")
-            mapped = Mapped(handles.pop(), line)
-            peer = Peer(said[:NAME_BYTES], int.from_bytes(said[NAME_BYTES:], "little"), mapped, line)
+            mapped = Mapped(handles.pop(), connection)
+            peer = Peer(said[:NAME_BYTES], int.from_bytes(said[NAME_BYTES:], "little"), mapped, connection)
         except (OSError, ValueError):
-            line.close()
+            connection.close()
             for handle in handles:
                 os.close(handle)
             return None
         self._came(peer)
         with contextlib.suppress(OSError):  # it has ended already, which is noticed as any end is
-            socket.send_fds(line, [self._arena.id.to_bytes(_WORD, "little")], [self._arena.handle])
+            socket.send_fds(connection, [self._arena.id.to_bytes(_WORD, "little")], [self._arena.handle])
         return peer
 
 
 def introduce(path: Path, arena: Arena, name: bytes, patience_s: float = PATIENCE_S) -> Peer:
     """Give the service at `path` our arena, and take its own. OSError where it is not there."""
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    line.settimeout(patience_s)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(patience_s)
     try:
-        line.connect(str(path))
-        socket.send_fds(line, [name + arena.id.to_bytes(_WORD, "little")], [arena.handle])
-        said, handles, _, _ = socket.recv_fds(line, _WORD, 1)
+        connection.connect(str(path))
+        socket.send_fds(connection, [name + arena.id.to_bytes(_WORD, "little")], [arena.handle])
+        said, handles, _, _ = socket.recv_fds(connection, _WORD, 1)
         if len(said) != _WORD or len(handles) != 1:
             raise WireError("it gave no arena", where=str(path), do="Run the same release on both sides")
-        return Peer(name, int.from_bytes(said, "little"), Mapped(handles[0], line), line)
+        return Peer(name, int.from_bytes(said, "little"), Mapped(handles[0], connection), connection)
     except BaseException:
-        line.close()
+        connection.close()
         raise

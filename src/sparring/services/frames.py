@@ -4,7 +4,7 @@
     [array] as it lies in memory, one frame for each array of the body above 4 kB, in order
 
 A smaller array stands in the head itself, since a frame costs more than a copy of it. One of 64 kB or more that lies in
-shared memory (arena.py) has no frame either: its place says where.
+shared memory (shared_memory.py) has no frame either: its place says where.
 
 Small messages to the same place may travel together, as one frame: a mark, how many, and their heads (`together`).
 
@@ -14,8 +14,8 @@ stands as its dtype, shape and place. Nothing is pickled; what is too large, too
 
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from sparring.errors import WireError
 from sparring.services.shared_memory import LARGE_BYTES, Arena, Mapped
 from sparring.wire.chunk import DTYPES
 
-VERSION = 2
+VERSION = 3
 CALL, TASK, ANSWER, ACCEPTED, ERROR = range(5)  # kinds of message
 MAX_HEAD_BYTES = 4 << 20
 MAX_ARRAYS = 4096
@@ -34,20 +34,12 @@ MOST_TOGETHER = 64  # messages in one frame
 SMALL_BYTES = 8192  # of a head that may travel with others
 _TOGETHER = 0xC1  # a byte that begins nothing in msgpack
 _MOST_BYTES = 4 + MOST_TOGETHER * SMALL_BYTES
-_ARRAY, _SHARED, KEPT = 1, 2, 3
+_ARRAY, _SHARED, SHARED_VALUE = 1, 2, 3  # extensions of a body
 _FIRST_INLINE = 32  # then one code for each dtype
 _INLINE = {_FIRST_INLINE + place: np.dtype(name) for place, name in enumerate((*DTYPES, "bool"))}
 _CODES = {dtype: code for code, dtype in _INLINE.items()}
 _DTYPES = {dtype.str: dtype for dtype in _CODES}
 _SHAPES = [struct.Struct(f"<B{rank}Q") for rank in range(65)]  # NumPy knows 64 dimensions
-# What else may stand in a body, by its code: objects with __place__() → (code, bytes), read by these (see kept.py).
-EXTENSIONS: dict[int, Callable[[memoryview], Any]] = {}
-
-
-class Indexed(Protocol):
-    """Frames by their number; LookupError where there is none of it."""
-
-    def __getitem__(self, number: int, /) -> Any: ...
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -76,7 +68,6 @@ class _Held(msgspec.Struct, array_like=True):
     shape: tuple[int, ...]
     arena: int
     number: int
-    offset: int
 
 
 class Codec:
@@ -84,13 +75,12 @@ class Codec:
 
     def __init__(self) -> None:
         self._leaving: list[memoryview] = []  # arrays of the message that is encoded, beside its head
-        self._came: Indexed = _NONE  # frames of the message that is decoded
+        self._came: Sequence[Any] = ()  # frames of the message that is decoded
         self._arena: Arena | None = None
         self._to = b""
         self._mapped: Mapping[int, Mapped] = {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._put)
         self._decoder = msgspec.msgpack.Decoder(Head, ext_hook=self._take)
-        self._several = msgspec.msgpack.Decoder(list[Head], ext_hook=self._take)
 
     def encode(self, head: Head, arena: Arena | None = None, to: bytes = b"") -> list[Any]:
         """The frames of a message; arrays are not copied where their memory is in order, except small ones into the
@@ -110,22 +100,16 @@ class Codec:
     def decode(self, frames: Sequence[Any], mapped: Mapping[int, Mapped] | None = None) -> Head:
         """The message in frames (bytes or buffers); its arrays are views of them, or of `mapped` arenas by their
         ids, and small ones are copies; none can be changed. WireError where it is none."""
-        if len(frames) > MAX_ARRAYS + 1:
-            raise _broken(f"{len(frames) - 1} arrays")
-        return self.decode_first(frames[0], frames, mapped)
-
-    def decode_first(self, first: Any, behind: Indexed, mapped: Mapping[int, Mapped] | None = None) -> Head:
-        """The message whose first frame this is; the others, counted from 1, are looked up `behind` it where they are
-        needed."""
-        if len(first) > MAX_HEAD_BYTES:
-            raise _broken(f"{len(first)} bytes of head")
-        self._came, self._mapped = behind, mapped or _NOTHING
+        first = frames[0]
+        if len(frames) > MAX_ARRAYS + 1 or len(first) > MAX_HEAD_BYTES:
+            raise _broken(f"{len(first)} bytes of head and {len(frames) - 1} arrays")
+        self._came, self._mapped = frames, mapped or _NOTHING
         try:
             head = self._decoder.decode(first)
         except _NOT_OURS as error:
             raise _broken(str(error)) from None
         finally:
-            self._came, self._mapped = _NONE, _NOTHING  # they may be large
+            self._came, self._mapped = (), _NOTHING  # they may be large
         if head.version != VERSION:
             raise WireError(
                 f"it speaks version {head.version}, and {VERSION} is spoken here",
@@ -133,21 +117,6 @@ class Codec:
                 do="Run the same release on both sides",
             )
         return head
-
-    def decode_several(self, first: bytes, mapped: Mapping[int, Mapped] | None = None) -> list[Head]:
-        """The messages in a frame for which `are_several` holds. WireError where one of them is none of ours."""
-        if len(first) > _MOST_BYTES:
-            raise _broken(f"{len(first)} bytes of several heads")
-        self._mapped = mapped or _NOTHING
-        try:
-            heads = self._several.decode(memoryview(first)[1:])
-        except _NOT_OURS as error:
-            raise _broken(str(error)) from None
-        finally:
-            self._mapped = _NOTHING
-        if any(head.version != VERSION for head in heads):
-            raise _broken("a message of another version travels in it")
-        return heads
 
     def _put(self, value: Any) -> Any:
         if value.__class__ is not np.ndarray:
@@ -162,7 +131,7 @@ class Codec:
         if self._arena is not None and flat.nbytes >= LARGE_BYTES:
             block = self._arena.put(flat, self._to)
             if block is not None:
-                held = _Held(value.dtype.str, value.shape, self._arena.id, block.number, block.offset)
+                held = _Held(value.dtype.str, value.shape, self._arena.id, block)
                 return msgspec.msgpack.Ext(_SHARED, _places.encode(held))
         self._leaving.append(flat.data.cast("B"))
         place = _Place(value.dtype.str, value.shape, len(self._leaving))
@@ -173,22 +142,24 @@ class Codec:
             return value.item()
         if isinstance(value, np.ndarray):
             return self._put(np.asarray(value))
-        if hasattr(value, "__place__"):
+        if hasattr(value, "__place__"):  # a SharedValue
             return msgspec.msgpack.Ext(*value.__place__())
         raise TypeError(f"a {type(value).__name__} has no place in a call")
 
     def _take(self, code: int, data: memoryview) -> Any:
         dtype = _INLINE.get(code)
         if dtype is not None:
-            # Bytes of its own: to copy so few costs less than an array that is not aligned, and nobody can change them.
+            # Bytes of its own: to copy so few costs less than an array that is not aligned, and they cannot be changed.
             rank, (_, *shape) = data[0], _SHAPES[data[0]].unpack_from(data)
             return np.ndarray(shape, dtype, bytes(data[1 + 8 * rank :]))
         if code == _SHARED:
             held = _read_held.decode(data)
             mapped = self._mapped[held.arena]
-            return mapped.take(held.number, held.offset, _DTYPES[held.dtype], held.shape)
-        if code in EXTENSIONS:
-            return EXTENSIONS[code](data)
+            return mapped.take(held.number, _DTYPES[held.dtype], held.shape)
+        if code == SHARED_VALUE:
+            from sparring.services.shared_value import open_shared_value
+
+            return open_shared_value(data)
         if code != _ARRAY:
             raise ValueError(f"extension {code} is unknown")
         place = _read_place.decode(data)
@@ -200,7 +171,6 @@ class Codec:
 
 
 _NOTHING: Mapping[int, Mapped] = {}
-_NONE: Indexed = ()
 _NOT_OURS = (
     *(msgspec.MsgspecError, ValueError, TypeError, LookupError, struct.error),
     *(RecursionError, OverflowError, MemoryError, WireError),
@@ -236,23 +206,14 @@ def are_several(first: bytes | memoryview) -> bool:
     return first[:1] == _SEVERAL
 
 
-def apart(first: bytes | memoryview) -> list[bytes]:
-    """The heads in a frame of several; WireError where that cannot be told."""
-    if len(first) > _MOST_BYTES:
-        raise _broken(f"{len(first)} bytes of several heads")
-    try:
-        return [bytes(one) for one in _read_heads.decode(memoryview(first)[1:])]
-    except _NOT_OURS as error:
-        raise _broken(str(error)) from None
-
-
 def messages_of(frames: Sequence[Any]) -> Sequence[Sequence[Any]]:
     """Each message's own frames, of what came as one; none where that cannot be told."""
-    if not are_several(frames[0]):
+    first = frames[0]
+    if not are_several(first):
         return (frames,)
     try:
-        return [(one,) for one in apart(frames[0])]
-    except WireError:
+        return [(bytes(one),) for one in _read_heads.decode(memoryview(first)[1:])] if len(first) <= _MOST_BYTES else ()
+    except _NOT_OURS:
         return ()
 
 

@@ -5,7 +5,7 @@
 
 The simplest safe way is one folder for all machines of a cluster: made once, copied to each. Where machines should not
 share a secret, each has a pair of its own and the others' public keys in `trusted`. What goes over tcp is always
-encrypted; whoever has no trusted key is not let in, and nothing is sent to a service whose key is not trusted.
+encrypted; a caller without a trusted key is not let in, and nothing is sent to a service whose key is not trusted.
 """
 
 import os
@@ -39,7 +39,7 @@ class CurveKeys:
         if mode & 0o077:
             raise ConfigError("others can read the secret key", where=str(path), do=f"Run chmod 600 {path}")
         if len(words) != 2 or not all(KEY.fullmatch(word) for word in words):
-            raise ConfigError("it holds no pair of keys", where=str(path), do="Make it anew, or copy it again")
+            raise ConfigError("it holds no pair of keys", where=str(path), do="Make it again, or copy it again")
         self.public, self._secret = words
         self._read: tuple[int, frozenset[bytes]] = (-1, frozenset())
 
@@ -53,7 +53,7 @@ class CurveKeys:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, b"sparring")
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without its guard nobody comes in
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without its authenticator no caller comes in
         return guard
 
     def call(self, socket: "zmq.Socket[Any]", key: str) -> None:
@@ -86,7 +86,7 @@ def create_keys(folder: Path) -> CurveKeys:
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(public + b"\n" + secret + b"\n")
-    with suppress(FileExistsError):  # somebody was faster, or it is there
+    with suppress(FileExistsError):  # another process was faster, or it is there
         os.link(fresh, folder / "key")
     fresh.unlink()
     return CurveKeys(folder)
@@ -100,11 +100,11 @@ class CurveAuthenticator:
         self._asked = context.socket(zmq.REP)
         self._asked.setsockopt(zmq.LINGER, 0)
         self._asked.bind(_ZAP)
-        self._thread = threading.Thread(target=self._answer, name="guard", daemon=True)
+        self._thread = threading.Thread(target=self._answer, name="curve-authenticator", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Let no caller in any more."""
         with self._context.socket(zmq.REQ) as end:
             end.setsockopt(zmq.LINGER, 0)
             end.connect(_ZAP)

@@ -1,8 +1,8 @@
 """`local://FOLDER`: a folder with one small file for each instance.
 
-Its owner holds a lock on that file for as long as it lives, and the kernel takes it away with the process: whoever is
+Its owner holds a lock on that file for as long as it lives, and the kernel releases it with the process: one that is
 killed is gone at that moment, without a heartbeat. A file's name is its service and id; sockets have names that are
-never used again, so that nobody removes a successor's.
+never used again, so that no process removes a successor's.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from sparring.errors import ConfigError
-from sparring.services.protocol import Announced, Instance, ServerSocket
+from sparring.services.discovery import Announcement, Instance, ServerSocket
 
 MAX_PATH_BYTES = 100  # a Unix socket's is at most 107, and a file beside it may have a longer ending
 SETTLED_NS = 50_000_000  # a folder that changed later than this ago may change again within the same tick of its clock
@@ -43,7 +43,7 @@ class Local:
         self._lock = threading.Lock()
 
     @property
-    def near(self) -> "Local":
+    def local(self) -> "Local":
         return self
 
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> ServerSocket:
@@ -56,7 +56,7 @@ class Local:
     def connect(self, socket: "zmq.Socket[Any]", instance: Instance) -> None:
         socket.connect(instance.address)
 
-    def announce(self, instance: Instance) -> Announced:
+    def announce(self, instance: Instance) -> Announcement:
         path = self._file(instance)
         fresh = path.with_suffix(f".{os.urandom(3).hex()}.new")
         handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -64,7 +64,7 @@ class Local:
         instance = msgspec.structs.replace(instance, since_s=instance.since_s or time.time())
         os.write(handle, msgspec.json.encode(instance))
         with self._alone():
-            fresh.rename(path)  # nobody reads it before it is whole and locked
+            fresh.rename(path)  # it is not read before it is whole and locked
         return _Held(path, handle)
 
     def instances(self, service: str) -> tuple[Instance, ...]:

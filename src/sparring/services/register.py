@@ -22,7 +22,7 @@ class Verb:
     wait_ms: float = 0.0  # that the first of them waits for the others, at most
     queue: int = 1024  # tasks and calls that may wait
     full: Full = "refuse"  # what happens to one more: its caller waits for a place, or is refused
-    idempotent: bool = False  # twice does no more than once: it may be asked again elsewhere
+    idempotent: bool = False  # twice does no more than once: it may be called again on another instance
     batch_from: str = ""  # the attribute of an instance that says `batch`
 
 
@@ -35,7 +35,7 @@ def register(
     full: Full = "refuse",
     idempotent: bool = False,
 ) -> Callable[[Method], Method]:
-    """Offer the method to callers elsewhere.
+    """Offer the method to callers in other processes.
 
     With `batch` > 1 the method is given arrays with one more axis in front, of up to so many callers, and answers
     with as many rows. As text it names the attribute of the instance that holds the number; where that is 1, the

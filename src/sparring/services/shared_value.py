@@ -1,11 +1,15 @@
-"""A value that is put once and looked at by many processes of one machine: unnamed memory, given out by its owner.
+"""Values (plain data and arrays) that processes of one machine read from the same memory: topics publish them, hosts
+share them.
 
-The owner listens at a Unix socket and hands the descriptor to whoever asks for the value's number. In a message the
-value stands as that place; whoever decodes the message sees the value itself, its arrays being views of the one memory.
+A value is one piece of unnamed memory. Its owner listens at a Unix socket and sends the memory's descriptor to each
+process that asks for the value's key; with a version, once the value is newer than that. In a message a shared value
+stands as its socket and key: the receiver sees the value itself, its arrays being read-only views of the one memory.
 """
 
+import itertools
 import mmap
 import os
+import selectors
 import socket
 import struct
 import threading
@@ -17,103 +21,230 @@ from typing import Any
 import msgspec
 
 from sparring.services import frames
-from sparring.services.shared_memory_codec import mapped, read, written
+from sparring.services.frames import ANSWER, Codec, Head
+from sparring.services.shared_memory import unnamed_memory
 
-PATIENCE_S = 1.0  # of the owner, who serves others too
-ANSWER_S = 20.0  # of who asks: a dead owner is noticed at once, and a living one may be starting a hundred processes
-_NUMBER = struct.Struct("<q")
-_TOLD = struct.Struct("<q")  # the bytes behind the descriptor
-
-
-class _Place(msgspec.Struct, array_like=True):
-    path: str
-    number: int
+ANSWER_S = 20.0  # a dead owner is noticed at once, and a living one may be starting a hundred processes
+_LENGTH = struct.Struct("<q")
+_REQUEST = struct.Struct("<qq")  # a key, and the version that the reader has
+_REPLY = struct.Struct("<qq")  # the version and length of the memory that is attached; -1: there is no such key
 
 
-class SharedValue:
-    """One value; as a part of a message it stands for the value. Its memory goes when this and all views are gone."""
-
-    def __init__(self, place: bytes, handle: int, length: int) -> None:
-        self._place, self.handle, self.length = place, handle, length
-        self._closing = weakref.finalize(self, os.close, handle)
-
-    def __place__(self) -> tuple[int, bytes]:
-        """How it stands in a message."""
-        return frames.KEPT, self._place
-
-    def value(self) -> Any:
-        """The value, as others see it."""
-        return read(mmap.mmap(self.handle, max(1, self.length), access=mmap.ACCESS_READ), self.length)
+def write_value(value: Any) -> tuple[int, int]:
+    """A descriptor of memory that holds the value, and how many bytes of it."""
+    parts = Codec().encode(Head(frames.VERSION, ANSWER, 0, "", 0.0, value))
+    length = sum(_LENGTH.size + len(part) for part in parts)
+    handle = unnamed_memory(length)
+    with mmap.mmap(handle, length) as memory:
+        for part in parts:
+            memory.write(_LENGTH.pack(len(part)))
+            memory.write(part)
+    return handle, length
 
 
-class SharedValues:
-    """The owner's side: `keep` puts a value, `serve` answers one who asks (when `fileno` is readable)."""
+def read_value(memory: mmap.mmap) -> Any:
+    """The value in it; its arrays are read-only views that keep the memory."""
+    view = memoryview(memory)
+    parts, start = [], 0
+    while start < len(view):
+        (size,) = _LENGTH.unpack_from(view, start)
+        start += _LENGTH.size
+        parts.append(view[start : start + size])
+        start += size
+    return Codec().decode(parts).body
+
+
+def map_memory(handle: int, length: int) -> mmap.mmap:
+    """That memory, to be read; the descriptor is closed, also where that fails."""
+    try:
+        return mmap.mmap(handle, length, access=mmap.ACCESS_READ)
+    finally:
+        os.close(handle)
+
+
+class ValueServer:
+    """The owner's side: values by key, given to readers by a thread. A slow or dead reader costs nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept: weakref.WeakValueDictionary[int, SharedValue] = weakref.WeakValueDictionary()
-        self._numbers = 0
+        self._values: dict[int, tuple[int, int, int]] = {}  # key → version, descriptor, length
+        self._waiting: dict[socket.socket, tuple[int, int]] = {}  # reader → key, version that it has
         self._lock = threading.Lock()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(str(path))
         self._listening.listen(128)
         self._listening.setblocking(False)
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="shared-values", daemon=True)
+        self._thread.start()
 
-    def fileno(self) -> int:
-        return self._listening.fileno()
+    def put(self, key: int, version: int, value: Any) -> None:
+        """Show a value, instead of the one of that key."""
+        handle, length = write_value(value)
+        self.drop(key, (version, handle, length))
+        with suppress(BlockingIOError):  # then it was woken often enough
+            self._wake.send(b"!")
 
-    def keep(self, value: Any) -> SharedValue:
-        """Put a value (plain data and arrays): one copy, whoever looks at it."""
-        handle, length = written(value)
+    def drop(self, key: int, successor: tuple[int, int, int] | None = None) -> None:
+        """Give its memory back; processes that read it keep it until they no longer do."""
         with self._lock:
-            self._numbers += 1
-            kept = SharedValue(msgspec.msgpack.encode(_Place(str(self._path), self._numbers)), handle, length)
-            self._kept[self._numbers] = kept
-        return kept
+            old = self._values.pop(key, None)
+            if successor is not None:
+                self._values[key] = successor
+        if old is not None:
+            os.close(old[1])
 
-    def serve(self) -> None:
-        """Hand a descriptor to one who asks; who asks for nonsense, or too slowly, goes without."""
-        with suppress(OSError, struct.error):
-            line, _ = self._listening.accept()
-            with line:
-                line.settimeout(PATIENCE_S)
-                kept = self._kept.get(_NUMBER.unpack(line.recv(_NUMBER.size))[0])
-                if kept is not None:
-                    socket.send_fds(line, [_TOLD.pack(kept.length)], [kept.handle])
+    def newest(self, key: int) -> tuple[int, Any]:
+        """The version and the value, as it was put."""
+        with self._lock:
+            version, handle, length = self._values[key]
+            handle = os.dup(handle)
+        return version, read_value(map_memory(handle, length))
 
     def close(self) -> None:
-        """Nobody is given anything any more; what they hold they keep."""
-        self._listening.close()
+        """Give nothing to anyone any more."""
+        self._stopping = True
+        with suppress(BlockingIOError):
+            self._wake.send(b"!")
+        self._thread.join()
+        for one in (self._listening, self._woken, self._wake):
+            one.close()
+        for key in list(self._values):
+            self.drop(key)
         with suppress(FileNotFoundError):
             self._path.unlink()
 
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._listening, selectors.EVENT_READ)
+            ready.register(self._woken, selectors.EVENT_READ)
+            while not self._stopping:
+                for key, _ in ready.select():
+                    if key.fileobj is self._listening:
+                        with suppress(OSError):
+                            reader, _ = self._listening.accept()
+                            reader.setblocking(False)
+                            ready.register(reader, selectors.EVENT_READ, reader)
+                    elif key.fileobj is self._woken:
+                        with suppress(BlockingIOError):
+                            self._woken.recv(4096)
+                    else:
+                        self._hear(ready, key.data)
+                with self._lock:
+                    self._answer()
+            for key in ready.get_map().values():
+                if key.data is not None:
+                    key.data.close()
 
-_seen: "weakref.WeakValueDictionary[bytes, mmap.mmap]" = weakref.WeakValueDictionary()  # by place
+    def _hear(self, ready: selectors.BaseSelector, reader: socket.socket) -> None:
+        try:
+            said = reader.recv(_REQUEST.size)
+        except OSError:
+            said = b""
+        if len(said) == _REQUEST.size:
+            self._waiting[reader] = _REQUEST.unpack(said)
+        else:
+            ready.unregister(reader)
+            self._waiting.pop(reader, None)
+            reader.close()
+
+    def _answer(self) -> None:
+        for reader, (key, known) in list(self._waiting.items()):
+            version, handle, length = self._values.get(key, (-1, -1, 0))
+            if version > known or (version < 0 and key):  # key 0 is a topic's, which may not have a value yet
+                del self._waiting[reader]
+                with suppress(OSError):  # a reader that does not read is not waited for
+                    socket.send_fds(reader, [_REPLY.pack(version, length)], [handle] if handle >= 0 else [])
+
+
+class ValueReader:
+    """A connection to a ValueServer, for one thread. OSError where it is not there."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout_s)
+        self._asked = False
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self.close()
+            raise
+
+    def read(self, key: int, known: int, timeout_s: float) -> tuple[int, mmap.mmap] | None:
+        """A version after the known one, and its memory; None where it did not come in time, and where it comes later
+        the next call has it. ConnectionError where the owner has ended or has no such key."""
+        if not self._asked:
+            self._socket.sendall(_REQUEST.pack(key, known))
+            self._asked = True
+        self._socket.settimeout(max(timeout_s, 0.001))
+        try:
+            said, handles, _, _ = socket.recv_fds(self._socket, _REPLY.size, 1)
+        except TimeoutError:
+            return None
+        self._asked = False
+        if len(said) != _REPLY.size or len(handles) != 1:
+            raise ConnectionError("it is not there any more")
+        version, length = _REPLY.unpack(said)
+        return version, map_memory(handles[0], length)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Place(msgspec.Struct, array_like=True):
+    path: str
+    key: int
+
+
+class SharedValue:
+    """A value of a SharedValues; as a part of a message it stands for the value."""
+
+    def __init__(self, server: ValueServer, place: _Place) -> None:
+        self._place = msgspec.msgpack.encode(place)
+        weakref.finalize(self, server.drop, place.key)
+
+    def __place__(self) -> tuple[int, bytes]:
+        """How it stands in a message."""
+        return frames.SHARED_VALUE, self._place
+
+
+class SharedValues(ValueServer):
+    """The values that a host shares. The memory of each is given back when its SharedValue and all views are gone."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._keys = itertools.count(1)
+
+    def share(self, value: Any) -> SharedValue:
+        """Put a value: one copy, however many processes read it."""
+        key = next(self._keys)
+        self.put(key, 0, value)
+        return SharedValue(self, _Place(str(self._path), key))
+
+
+_mapped: "weakref.WeakValueDictionary[bytes, mmap.mmap]" = weakref.WeakValueDictionary()  # by place
 _lock = threading.Lock()
 
 
-def opened(data: memoryview) -> Any:
-    """The value at a place; LookupError where it is not kept any more."""
-    place = bytes(data)
+def open_shared_value(data: memoryview) -> Any:
+    """The value at a place; LookupError where it is gone."""
+    encoded = bytes(data)
     with _lock:
-        memory = _seen.get(place)
+        memory = _mapped.get(encoded)
         if memory is None:
-            memory = _seen[place] = _asked_for(msgspec.msgpack.decode(place, type=_Place))
-    return read(memory, len(memory))
-
-
-def _asked_for(place: _Place) -> mmap.mmap:
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(ANSWER_S)
-            line.connect(place.path)
-            line.sendall(_NUMBER.pack(place.number))
-            said, handles, _, _ = socket.recv_fds(line, _TOLD.size, 1)
-    except OSError as error:
-        raise LookupError(f"a kept value cannot be had: {error}") from None
-    if len(said) != _TOLD.size or len(handles) != 1:
-        raise LookupError("a kept value is gone")
-    return mapped(handles[0], _TOLD.unpack(said)[0])
-
-
-frames.EXTENSIONS[frames.KEPT] = opened
+            place = msgspec.msgpack.decode(encoded, type=_Place)
+            try:
+                reader = ValueReader(Path(place.path), ANSWER_S)
+                try:
+                    found = reader.read(place.key, -1, ANSWER_S)
+                finally:
+                    reader.close()
+            except OSError as error:
+                raise LookupError(f"a shared value is gone: {error}") from None
+            if found is None:
+                raise LookupError(f"a shared value did not come within {ANSWER_S:g} s")
+            memory = _mapped[encoded] = found[1]
+    return read_value(memory)

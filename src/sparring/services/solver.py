@@ -1,15 +1,14 @@
-"""The caller's side: one line to call a service, wherever it is.
+"""Solver: calls a service by its name, on whichever machine an instance of it runs.
 
     solver = Solver()
     action = solver.retrieve(Actor, "act", observation)
 
-A call goes to the live instance with the fewest calls under way. Each call has a deadline. What fails over there comes
-back as a typed error with its story; an instance that dies under a call ends it at once, and the call is made again
-elsewhere only where its verb is idempotent.
+A call goes to the live instance with the fewest calls under way. Each call has a deadline. An error of the method comes
+back typed, with its traceback. An instance that dies under a call ends it at once; the call is made again on another
+instance only where its verb is idempotent.
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -19,19 +18,18 @@ from weakref import WeakKeyDictionary
 
 from sparring.errors import SparringError, Unreachable, WireError
 from sparring.services.async_client import AsyncConnections
-from sparring.services.client_sockets import ClientContext, Connections
+from sparring.services.client import ClientContext, Connection, Router, Target
 from sparring.services.discovery import Discovery, open_discovery
 from sparring.services.errors import CallFailed as CallFailed
 from sparring.services.errors import CallLost as CallLost
 from sparring.services.errors import CallTimeout as CallTimeout
-from sparring.services.errors import Overloaded, ShuttingDown, error_of, pause_s
-from sparring.services.frames import CALL, ERROR, TASK
+from sparring.services.errors import Overloaded, ShuttingDown, error_of
+from sparring.services.frames import CALL, ERROR, TASK, Head
 from sparring.services.register import service_name
-from sparring.services.router import Router, Target
 
 if TYPE_CHECKING:
-    from sparring.services.protocol import Publishes
-    from sparring.services.topic_reader import TopicReader
+    from sparring.services.discovery import TopicPublisher
+    from sparring.services.topics import TopicReader
 
 ABSENT_S = 0.02  # between two looks for a service that has no instance
 
@@ -77,12 +75,12 @@ class Solver:
         """Like `send`, in an event loop."""
         await self._call_async(TASK, service_name(service), verb, (args, named))
 
-    def publisher(self, topic: str) -> "Publishes":
+    def publisher(self, topic: str) -> "TopicPublisher":
         """The writer of a topic."""
         from sparring.services.topics import Publisher
 
         own = getattr(self._discovery, "publisher", None)  # one with topics of its own: Ray's
-        opened: Publishes = Publisher(topic, self._discovery) if own is None else own(topic)
+        opened: TopicPublisher = Publisher(topic, self._discovery) if own is None else own(topic)
         return opened
 
     def subscribe(self, topic: str, wait_s: float = 0.0) -> "TopicReader":
@@ -103,8 +101,8 @@ class Solver:
 
     def close(self) -> None:
         """Close every socket; in an event loop `await close_async()` first. Arrays that were answered stay."""
-        self._shared.lines.close()
-        self._shared.house.close()
+        self._shared.router.close()
+        self._shared.context.close()
         if self._owned:
             self._discovery.close()
 
@@ -125,27 +123,26 @@ class Solver:
 
     def _call(self, kind: int, service: str, verb: str, body: Any) -> Any:
         shared, terms = self._shared, self._terms
-        if (call := getattr(self._discovery, "call", None)) is not None:  # one with calls of its own: Ray's
+        if (call := getattr(self._discovery, "call", None)) is not None:  # a discovery with calls of its own: Ray's
             return call(service, verb, body, terms.deadline_s, terms.key)
         now = time.monotonic()
         until, attempt = now + terms.deadline_s, 0
         refused: list[str] = []
         while True:
-            target = shared.routes.choose(service, terms.key, refused, now)
+            target = shared.router.choose(service, terms.key, refused, now)
             if target is None:
                 time.sleep(_absence_s(service, now, until))
             else:
                 try:
-                    answer = shared.lines.line(target, until).ask(kind, verb, body, until)
+                    answer = shared.call(target, kind, verb, body, until)
                     if answer.kind != ERROR:
                         return answer.body
                     error = error_of(answer.body)
                 except (Unreachable, WireError) as failed:
-                    shared.lines.drop(target)
                     error = failed
                 finally:
-                    shared.routes.done(target)
-                if (pause := shared.goes_on(error, target, verb, refused, attempt, until)) > 0:
+                    shared.router.done(target)
+                if (pause := shared.retry_after_s(error, target, verb, refused, attempt, until)) > 0:
                     time.sleep(pause)
             attempt += 1
             now = time.monotonic()
@@ -158,26 +155,25 @@ class Solver:
         until, attempt = now + terms.deadline_s, 0
         refused: list[str] = []
         while True:
-            target = shared.routes.choose(service, terms.key, refused, now)
+            target = shared.router.choose(service, terms.key, refused, now)
             if target is None:
                 await asyncio.sleep(_absence_s(service, now, until))
             else:
                 try:
-                    lines = shared.of_loop()
-                    line = lines.known(target) or await lines.line(target, until)
-                    while line.is_full():
-                        await line.room(verb, until)
-                    answer = await line.ask(kind, verb, body, now, until)
+                    connection = await shared.of_loop().get(target, until)
+                    while connection.is_full():
+                        await connection.room(verb, until)
+                    answer = await connection.begin(kind, verb, body, now, until)
                     if answer.kind != ERROR:
                         return answer.body
                     error = error_of(answer.body)
                 except (Unreachable, WireError) as failed:
                     error = failed
                 finally:
-                    shared.routes.done(target)
+                    shared.router.done(target)
                 if isinstance(error, CallLost):
                     shared.of_loop().drop(target)
-                if (pause := shared.goes_on(error, target, verb, refused, attempt, until)) > 0:
+                if (pause := shared.retry_after_s(error, target, verb, refused, attempt, until)) > 0:
                     await asyncio.sleep(pause)
             attempt += 1
             now = time.monotonic()
@@ -187,33 +183,50 @@ class _Shared:
     """What solvers of different terms have in common."""
 
     def __init__(self, discovery: Discovery) -> None:
-        self.routes = Router(discovery, random.Random())
-        self.house = ClientContext(discovery)
-        self.lines = Connections(self.house)
+        self.router = Router(discovery)
+        self.context = ClientContext(discovery)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnections] = WeakKeyDictionary()
-        self._last: tuple[asyncio.AbstractEventLoop | None, AsyncConnections] = (None, AsyncConnections(self.house))
 
     def of_loop(self) -> AsyncConnections:
-        """The running event loop's sockets."""
+        """The running event loop's connections."""
         loop = asyncio.get_running_loop()
-        last, lines = self._last
-        if last is not loop:
-            found = self._loops.get(loop)
-            lines = self._loops[loop] = AsyncConnections(self.house) if found is None else found
-            self._last = (loop, lines)
-        return lines
+        found = self._loops.get(loop)
+        if found is None:
+            found = self._loops[loop] = AsyncConnections(self.context)
+        return found
 
-    def goes_on(
+    def call(self, target: Target, kind: int, verb: str, body: Any, until: float) -> Head:
+        """The answer, on an idle connection or a new one; where the call fails that is closed, since its answer might
+        still come."""
+        try:
+            connection = target.idle.pop()
+        except IndexError:
+            connection = Connection(self.context, target, self.context.peer(target, until))
+        try:
+            answer = connection.call(kind, verb, body, until)
+        except BaseException:
+            connection.close()
+            raise
+        target.idle.append(connection)
+        if target.gone:
+            target.close()
+        return answer
+
+    def retry_after_s(
         self, error: SparringError, target: Target, verb: str, refused: list[str], attempt: int, until: float
     ) -> float:
-        """After how many seconds a failed call is made again; the error itself where it is not."""
+        """After how many seconds a failed call is made again; raises the error where it is not."""
         if isinstance(error, Overloaded):
-            return pause_s(error, attempt, time.monotonic(), until)
+            if error.limit != "wait":
+                raise error
+            if time.monotonic() > until:
+                raise CallTimeout(error.wrong, where=error.where, do="Give it longer, or start more of it") from None
+            return float(min(0.05, 0.001 * 2 ** min(attempt, 6)))
         if isinstance(error, CallLost):
-            self.house.dead(target)
+            target.close()
         elif not isinstance(error, ShuttingDown):
             raise error
-        self.routes.look_again(target.instance.service)
+        self.router.look_again(target.instance.service)
         refused.append(target.instance.id)
         if isinstance(error, CallLost) and verb not in target.instance.idempotent:
             raise error

@@ -1,22 +1,21 @@
-"""Who is there now, and how busy: every instance of every service, asked itself; and any other question to one."""
+"""How busy each instance of each service is; and a call to one instance of one's choice."""
 
 import time
-from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import msgspec
-import zmq
 
 from sparring.errors import SparringError
-from sparring.services import frames
-from sparring.services.client_sockets import ClientContext, Connection
+from sparring.services.client import ClientContext, Connection, Target
 from sparring.services.discovery import Discovery, Instance
 from sparring.services.errors import error_of
-from sparring.services.frames import ANSWER, CALL, ERROR, Codec, Head
+from sparring.services.frames import CALL, ERROR
 from sparring.services.register import HOW_BUSY
-from sparring.services.router import Target
 
 PATIENCE_S = 1.0
+THREADS = 32
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):
@@ -27,52 +26,33 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     outstanding: int | None
 
 
-def ask(discovery: Discovery, instance: Instance, verb: str, *args: Any, deadline_s: float = 10.0) -> Any:
-    """The answer of this very instance, whoever else offers its service. Errors are those of any call."""
-    until = time.monotonic() + deadline_s
-    house = ClientContext(discovery)
-    try:
-        line = Connection(house, Target(instance), until)
-        try:
-            answer = line.ask(CALL, verb, (args, {}), until)
-        finally:
-            line.close()
-    finally:
-        house.close()
-    if answer.kind == ERROR:
-        raise error_of(answer.body)
-    return answer.body
+def call_instance(discovery: Discovery, instance: Instance, verb: str, *args: Any, deadline_s: float = 10.0) -> Any:
+    """The answer of this very instance, whatever others offer its service. Errors are those of any call."""
+    with closing(ClientContext(discovery)) as context:
+        return _call(context, instance, verb, args, deadline_s)
 
 
 def service_status(discovery: Discovery) -> list[InstanceStatus]:
-    """Every instance by service and id. All are asked at once, so it takes a second at most."""
+    """Every instance by service and id. They are asked in parallel, each for a second at most."""
     found = [one for service in discovery.services() for one in discovery.instances(service)]
     found.sort(key=lambda one: (one.service, one.id))
-    ours = [one for one in found if one.address.startswith(("ipc://", "tcp://"))]
-    with zmq.Context() as context:
-        lines = [context.socket(zmq.DEALER) for _ in ours]
-        try:
-            for line, instance in zip(lines, ours, strict=True):
-                line.setsockopt(zmq.LINGER, 0)
-                discovery.connect(line, instance)
-                line.send_multipart(Codec().encode(Head(frames.VERSION, CALL, 1, HOW_BUSY, PATIENCE_S, [[], {}])))
-            until = time.monotonic() + PATIENCE_S
-            answers = {(one.service, one.id): _answer(line, until) for one, line in zip(ours, lines, strict=True)}
-        finally:
-            _close(lines)
-    return [InstanceStatus(instance, answers.get((instance.service, instance.id))) for instance in found]
+    with closing(ClientContext(discovery)) as context, ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(lambda one: InstanceStatus(one, _outstanding(context, one)), found))
 
 
-def _answer(line: "zmq.Socket[bytes]", until: float) -> int | None:
-    if not line.poll(max(0, int(1000 * (until - time.monotonic())))):
+def _outstanding(context: ClientContext, instance: Instance) -> int | None:
+    if not instance.address.startswith(("ipc://", "tcp://")):
         return None
     try:
-        head = Codec().decode(line.recv_multipart())
+        answer = _call(context, instance, HOW_BUSY, (), PATIENCE_S)
     except SparringError:
         return None
-    return head.body if head.kind == ANSWER and isinstance(head.body, int) else None
+    return answer if isinstance(answer, int) else None
 
 
-def _close(lines: "Iterable[zmq.Socket[bytes]]") -> None:
-    for line in lines:
-        line.close()
+def _call(context: ClientContext, instance: Instance, verb: str, args: tuple[Any, ...], deadline_s: float) -> Any:
+    with closing(Connection(context, Target(instance), None)) as connection:
+        answer = connection.call(CALL, verb, (args, {}), time.monotonic() + deadline_s)
+    if answer.kind == ERROR:
+        raise error_of(answer.body)
+    return answer.body

@@ -1,106 +1,283 @@
 """Topics: the latest value by name, with a version.
 
-    publisher ─► one unnamed piece of memory for each version ─► every subscriber of the machine looks at that one
-        └─ tcp ─► one mirror for each other machine ─► the same there
+    publisher ─► one unnamed piece of memory for each version ─► every subscriber on the machine reads that memory
+        └─ tcp ─► one mirror on each other machine ─► the same there
 
-Publishing is one copy, whoever listens: subscribers are sent a descriptor, which takes microseconds, and one that is
-slow or dead costs nothing. A subscriber takes what is newest (async) or waits for a version (sync), as it was opened.
-Of two publishers of a topic the later one counts: a learner that was started again takes over from one that hangs.
+Publishing is one copy, however many subscribe: they are sent a descriptor (shared_value.py), and a slow or dead
+subscriber costs nothing. A subscriber takes the newest value (async) or waits for a version (sync), as it was opened.
+Of two publishers of a topic the later one counts: a learner that was restarted takes over from one that hangs.
 """
 
-import socket
+import fcntl
+import os
+import threading
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
 
+from sparring.errors import ConfigError, Unreachable
 from sparring.services.discovery import Discovery, Instance
-from sparring.services.publisher import ASK, MIRROR, TOLD, Publisher, service_of
-from sparring.services.shared_memory_codec import mapped, read
-from sparring.services.topic_mirror import Mirror, mirror, near_of
-from sparring.services.topic_reader import TopicReader
+from sparring.services.local_discovery import Local
+from sparring.services.register import register
+from sparring.services.server import Server
+from sparring.services.shared_value import ValueReader, ValueServer, read_value
+from sparring.services.solver import Solver
 
-__all__ = ["Publisher", "Subscription"]
+PREFIX, MIRROR = "topic-", "mirror-"
 LOOK_S = 0.5  # how often a subscriber looks whether another publisher has come
+WAIT_S = 0.25  # of one wait for a version: then the subscriber looks again who publishes
+POLL_S, RETRY_S, DEADLINE_S = 0.02, 0.2, 10.0  # of a mirror
+
+
+def service_of(topic: str) -> str:
+    """The service under which a topic is found; topics are named with slashes, files are not."""
+    if not topic or not all(part.replace("-", "").replace("_", "").isalnum() for part in topic.split("/")):
+        raise ConfigError(f"{topic!r} is no topic", where="topics", do='Name it like "weights/main"')
+    return PREFIX + topic.replace("/", ".")
+
+
+def next_version(last: int, version: int | None) -> int:
+    """The version of the next value: one more than the last, unless it is given."""
+    if version is not None and version <= last:
+        raise ConfigError(f"version {version} after {last}", where="topic", do="Count upwards")
+    return last + 1 if version is None else version
+
+
+class TopicReader(ABC):
+    """A subscriber, for one thread. It holds the newest value that it has seen. `wait_s` > 0 makes `take` wait."""
+
+    def __init__(self, topic: str, wait_s: float) -> None:
+        self.topic, self._wait_s = topic, wait_s
+        self.version, self.value = -1, None
+
+    def take(self, version: int = 0) -> Any:
+        """The value to use when `version` is wanted: that or a later one (sync), or the newest there is (async)."""
+        return self.at_least(version, self._wait_s) if self._wait_s > 0 else self.newest()
+
+    def newest(self, timeout_s: float = 0.0) -> Any:
+        """The newest value there is now; waits only where none was ever seen, at most so long."""
+        self._look(0.0 if self.version >= 0 else timeout_s)
+        return self.value
+
+    def at_least(self, version: int, timeout_s: float) -> Any:
+        """The value once its version is `version` or later; Unreachable after the timeout."""
+        until = time.monotonic() + timeout_s
+        while self.version < version:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Unreachable(
+                    f"version {version} did not come, {self.version} is the newest",
+                    where=f"topic {self.topic}",
+                    do="See whether its publisher lives: `spar services list`",
+                )
+            self._look(min(left, WAIT_S))
+        return self.value
+
+    @abstractmethod
+    def close(self) -> None:
+        """Listen no more; the value stays."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _look(self, timeout_s: float) -> None:
+        """Take the newest version if there is a newer one, or if it comes in time."""
+
+
+class _RemoteReads:
+    """The topic as a service, for mirrors on other machines."""
+
+    def __init__(self, publisher: "Publisher") -> None:
+        self._publisher = publisher
+
+    @register(idempotent=True)
+    def newest(self, since_s: float, after: int) -> Any:
+        """[since_s, version, value] where that is news to a reader that knows a publisher's start and a version."""
+        return self._publisher.newest(since_s, after)
+
+
+class Publisher:
+    """The writer of a topic."""
+
+    def __init__(self, topic: str, discovery: Discovery, service: str = "") -> None:
+        self._since_s, self._version = time.time(), -1
+        self._lock = threading.Lock()
+        self._server = Server(_RemoteReads(self), discovery, name=service or service_of(topic)).start()
+        self._values = ValueServer(_socket_of(self._server.address))
+
+    def publish(self, value: Any, version: int | None = None) -> int:
+        """Show `value` (plain data and arrays) to all; its version, one more than the last unless it is given."""
+        with self._lock:
+            version = next_version(self._version, version)
+            self._values.put(0, version, value)
+            self._version = version
+            return version
+
+    def newest(self, since_s: float, after: int) -> Any:
+        """[since_s, version, value] where that is news, else None."""
+        with self._lock:
+            if self._version < 0 or (since_s == self._since_s and after >= self._version):
+                return None
+            return [self._since_s, *self._values.newest(0)]
+
+    def close(self) -> None:
+        """End the topic; subscribers keep the values that they hold."""
+        self._server.close()
+        self._values.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Subscription(TopicReader):
-    """Arrays are views of the memory that all readers of the machine share, and cannot be written."""
+    """Arrays are views of memory that all readers on the machine share, and cannot be written."""
 
     def __init__(self, topic: str, discovery: Discovery, wait_s: float = 0.0) -> None:
         super().__init__(topic, wait_s)
         self._service, self._discovery = service_of(topic), discovery
-        self._line: socket.socket | None = None
-        self._asked = False
-        self._source, self._looked = "", 0.0  # who is listened to, and when that was last thought about
+        self._reader: ValueReader | None = None
+        self._source, self._looked_s = "", 0.0  # the publisher, and when it was last looked for
         self._mirror: Mirror | None = None
 
     def close(self) -> None:
-        """Listen no more; the value stays."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-        if self._mirror is not None:
-            self._mirror.close()
-            self._mirror = None
+        for one in (self._reader, self._mirror):
+            if one is not None:
+                one.close()
+        self._reader = self._mirror = None
 
     def _look(self, timeout_s: float) -> None:
-        """Take the newest version if there is a newer one, or if it comes in time."""
-        line = self._connected()
-        if line is None:
+        reader = self._connected()
+        if reader is None:
             time.sleep(min(timeout_s, 0.05))
             return
         try:
-            if not self._asked:
-                line.sendall(ASK.pack(self.version))
-                self._asked = True
-            line.settimeout(max(timeout_s, 0.001))
-            said, handles, _, _ = socket.recv_fds(line, TOLD.size, 1)
-        except TimeoutError:
-            return
+            found = reader.read(0, self.version, timeout_s)
         except OSError:
-            said, handles = b"", []
-        if len(said) != TOLD.size or len(handles) != 1:
-            line.close()
-            self._line, self._asked = None, False
+            reader.close()
+            self._reader = None
             return
-        self._asked = False
-        version, length = TOLD.unpack(said)
-        self.value, self.version = read(mapped(handles[0], length), length), version
+        if found is not None:
+            self.version, self.value = found[0], read_value(found[1])
 
-    def _connected(self) -> socket.socket | None:
-        """A line to the latest publisher, or to who mirrors it; the old one where there is none."""
+    def _connected(self) -> ValueReader | None:
+        """A connection to the latest publisher, or to its mirror here; the old one where there is none."""
         now = time.monotonic()
-        if self._line is not None and now - self._looked < LOOK_S:
-            return self._line
-        self._looked = now
+        if self._reader is not None and now - self._looked_s < LOOK_S:
+            return self._reader
+        self._looked_s = now
         found = self._find()
-        if found is None or (self._line is not None and found.id == self._source):
-            return self._line
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line.settimeout(1.0)
+        if found is None or (self._reader is not None and found.id == self._source):
+            return self._reader
         try:
-            line.connect(str(Path(found.address.removeprefix("ipc://")).with_suffix(".topic")))
+            reader = ValueReader(_socket_of(found.address), 1.0)
         except OSError:
-            line.close()
-            return self._line
-        if self._line is not None:
-            self._line.close()
+            return self._reader
+        if self._reader is not None:
+            self._reader.close()
         if found.id != self._source:
-            self.version = -1  # another publisher counts anew
-        self._line, self._asked, self._source = line, False, found.id
-        return line
+            self.version = -1  # another publisher counts from its own beginning
+        self._reader, self._source = reader, found.id
+        return reader
 
     def _find(self) -> Instance | None:
         latest = _latest(self._discovery, self._service)
         if latest is None or latest.address.startswith("ipc://"):
             return latest
-        near = near_of(self._discovery)
-        if self._mirror is None and (mirrored := _latest(near, MIRROR + self._service)) is not None:
+        local = local_part(self._discovery)
+        if self._mirror is None and (mirrored := _latest(local, MIRROR + self._service)) is not None:
             return mirrored
         if self._mirror is None:
-            self._mirror = mirror(self.topic, self._discovery)
-        return _latest(near, MIRROR + self._service)
+            self._mirror = open_mirror(self.topic, self._discovery)
+        return _latest(local, MIRROR + self._service)
 
 
 def _latest(discovery: Discovery, service: str) -> Instance | None:
-    there = [one for one in discovery.instances(service) if discovery.alive(one)]
-    return max(there, key=lambda one: one.since_s, default=None)
+    live = [one for one in discovery.instances(service) if discovery.alive(one)]
+    return max(live, key=lambda one: one.since_s, default=None)
+
+
+def _socket_of(address: str) -> Path:
+    return Path(address.removeprefix("ipc://")).with_suffix(".topic")
+
+
+@runtime_checkable
+class HasLocal(Protocol):
+    """A discovery of several machines that knows its own."""
+
+    @property
+    def local(self) -> Local: ...
+
+
+def local_part(discovery: Discovery) -> Local:
+    """The part of a discovery that is this machine's."""
+    if not isinstance(discovery, HasLocal):
+        do = "Hand values to instances by the host: host.share(…)"
+        raise ConfigError("topics are not known there", where=type(discovery).__name__, do=do)
+    return discovery.local
+
+
+def open_mirror(topic: str, discovery: Discovery) -> "Mirror | None":
+    """Begin to mirror a topic of another machine; None where a process of this machine does so already. A mirror holds
+    a lock on a file, which the kernel releases with the process; then the next subscriber mirrors."""
+    path = local_part(discovery).folder / f"{MIRROR}{service_of(topic)}.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return Mirror(topic, discovery, handle)
+
+
+class Mirror:
+    """Fetches a topic of another machine once for all its subscribers here, in a thread, and publishes it here."""
+
+    def __init__(self, topic: str, discovery: Discovery, handle: int) -> None:
+        self._topic, self._discovery, self._handle = topic, discovery, handle
+        self._publisher: Publisher | None = None
+        self._since_s, self._version = 0.0, -1
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._fetch, name=f"{MIRROR}{topic}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let another subscriber mirror."""
+        self._closed.set()
+        self._thread.join(DEADLINE_S)
+        if self._publisher is not None:
+            self._publisher.close()
+        os.close(self._handle)
+
+    def _fetch(self) -> None:
+        service = service_of(self._topic)
+        with Solver(self._discovery) as solver:
+            patient = solver.within(DEADLINE_S)
+            while not self._closed.is_set():
+                try:
+                    found = None
+                    if self._discovery.instances(service):  # else a call would wait for one
+                        found = patient.retrieve(service, "newest", self._since_s, self._version)
+                except Unreachable:  # subscribers keep the values that they hold
+                    self._closed.wait(RETRY_S)
+                    continue
+                if found is None or found[0] < self._since_s:  # of two publishers the later one counts
+                    self._closed.wait(POLL_S)
+                else:
+                    self._show(*found)
+
+    def _show(self, since_s: float, version: int, value: Any) -> None:
+        if self._publisher is not None and since_s != self._since_s:
+            self._publisher.close()  # another publisher counts from its own beginning
+            self._publisher = None
+        if self._publisher is None:
+            self._publisher = Publisher(self._topic, local_part(self._discovery), MIRROR + service_of(self._topic))
+        self._publisher.publish(value, version)
+        self._since_s, self._version = since_s, version

@@ -60,13 +60,13 @@ def read(path: Path) -> ClusterFile:
         )
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         wrong = f"it is no cluster of ours: {type(error).__name__}: {error}".replace("\n", " ")
-        raise ConfigError(wrong, where=str(path), do="Write it anew with `spar cluster yaml`") from None
+        raise ConfigError(wrong, where=str(path), do="Write it again with `spar cluster yaml`") from None
 
 
 def policy_of(cluster: ClusterFile) -> dict[str, Any]:
-    """The head's policy as it stands beside the file: whoever adds a bucket to it gives the head that bucket."""
+    """The head's policy as it stands beside the file: a bucket that is added to it is the head's too."""
     if not cluster.head_policy.is_file():
-        do = "Write it anew with `spar cluster yaml`, or give the head's policy back its place"
+        do = "Write it again with `spar cluster yaml`, or give the head's policy back its place"
         raise Missing("there is no such file", where=str(cluster.head_policy), do=do)
     try:
         policy: dict[str, Any] = json.loads(cluster.head_policy.read_text())

@@ -4,13 +4,13 @@ Ours carries the tag of this package or of Ray, or, where AWS keeps no tag or Ra
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from sparring.hosts.cluster import TAG
-from sparring.hosts.cluster import cleanup as removal
 from sparring.hosts.cluster.aws import client, refusals, session
 
 RAY_TAG = "ray-cluster-name"
@@ -46,7 +46,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(regions: Sequence[str], now: datetime.datetime, cluster: str = "") -> list[Leftover]:
-    """All that is left in these regions and in the account; of one cluster (and of nobody's) where it is named."""
+    """All that is left in these regions and in the account; of one cluster (and of unknown ones) where it is named."""
     found: list[Leftover] = []
     opened = session()
     for region in regions:
@@ -162,7 +162,7 @@ class _Region:
         open_to = [r["CidrIp"] for rule in one["IpPermissions"] for r in rule.get("IpRanges", [])]
         state = "open to the world" if "0.0.0.0/0" in open_to else ""
         found = self._leftover("security group", one, one["GroupId"], "", name=one["GroupName"], state=state)
-        return msgspec.structs.replace(found, commands=removal.group(found.id, self._region, self._named_by(found.id)))
+        return msgspec.structs.replace(found, commands=remove_group(found.id, self._region, self._named_by(found.id)))
 
     def _named_by(self, group: str) -> list[tuple[str, str]]:
         if self._rules is None:
@@ -184,7 +184,7 @@ class _Region:
             kind=kind,
             id=id,
             region=self._region,
-            commands=removal.commands(kind, id, self._region, holder),
+            commands=remove_commands(kind, id, self._region, holder),
             cluster=_cluster(one) or owner,
             name=name,
             age_s=_age_s(one.get(born), self._now),
@@ -198,7 +198,7 @@ def _profiles(iam: Any, now: datetime.datetime) -> Iterator[Leftover]:
             if one["InstanceProfileName"].startswith(PREFIXES):
                 name = one["InstanceProfileName"]
                 roles = [role["RoleName"] for role in one["Roles"]]
-                commands = removal.profile(name, roles)
+                commands = remove_profile(name, roles)
                 tags = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
                 yield _account("instance profile", name, commands, _tags(tags), _age_s(one["CreateDate"], now))
 
@@ -213,7 +213,7 @@ def _roles(iam: Any, now: datetime.datetime) -> Iterator[Leftover]:
                     iam, "list_attached_role_policies", "AttachedPolicies", lambda p: str(p["PolicyArn"]), name
                 )
                 tags = iam.get_role(RoleName=name)["Role"]
-                commands = removal.role(name, inline, attached)
+                commands = remove_role(name, inline, attached)
                 yield _account("role", name, commands, _tags(tags), _age_s(one["CreateDate"], now))
 
 
@@ -250,3 +250,78 @@ def _over(one: dict[str, Any]) -> bool:
 
 def _age_s(born: datetime.datetime | None, now: datetime.datetime) -> float | None:
     return None if born is None else max(0.0, (now - born).total_seconds())
+
+
+# How each goes away: the `aws` commands. A person runs them, knowing what goes: we never delete.
+
+ONE_COMMAND = {  # kind → operation and option of what goes with one command
+    "spot request": "cancel-spot-instance-requests --spot-instance-request-ids",
+    "launch template": "delete-launch-template --launch-template-id",
+    "network interface": "delete-network-interface --network-interface-id",
+    "key pair": "delete-key-pair --key-name",
+}
+
+
+def remove_commands(kind: str, id: str, region: str, holder: str = "") -> tuple[str, ...]:
+    """How one thing of a region is removed. `holder` is what keeps it: the instance whose disk it is, or an
+    address's association."""
+
+    def ec2(words: str, *values: str) -> str:
+        return f"aws ec2 {words} {shlex.join(values)} --region {region}"
+
+    if kind in ONE_COMMAND:
+        return (ec2(ONE_COMMAND[kind], id),)
+    if kind == "instance":
+        return _terminate(id, region)
+    if kind == "volume":
+        return _terminate(holder, region) if holder else (ec2("delete-volume --volume-id", id),)
+    if kind == "elastic address":
+        freed = (ec2("disassociate-address --association-id", holder),) if holder else ()
+        return (*freed, ec2("release-address --allocation-id", id))
+    return (ec2("delete-security-group --group-id", id),)
+
+
+def remove_group(id: str, region: str, named_by: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """How a security group is removed: not before no rule (group and id) of another one names it."""
+    freed = [
+        f"aws ec2 revoke-security-group-ingress --group-id {other} --security-group-rule-ids {rule} --region {region}"
+        for other, rule in named_by
+    ]
+    return (*freed, *remove_commands("security group", id, region))
+
+
+def _terminate(instance: str, region: str) -> tuple[str, ...]:
+    at = f"--instance-ids {instance} --region {region}"
+    return f"aws ec2 terminate-instances {at}", f"aws ec2 wait instance-terminated {at}"
+
+
+def remove_profile(name: str, roles: Sequence[str]) -> tuple[str, ...]:
+    """How an instance profile is removed."""
+    at = f"--instance-profile-name {shlex.quote(name)}"
+    freed = [f"aws iam remove-role-from-instance-profile {at} --role-name {shlex.quote(role)}" for role in roles]
+    return (*freed, f"aws iam delete-instance-profile {at}")
+
+
+def remove_role(name: str, inline: Sequence[str], attached: Sequence[str]) -> tuple[str, ...]:
+    """How a role is removed, once no instance profile has it."""
+    at = f"--role-name {shlex.quote(name)}"
+    return (
+        *(f"aws iam delete-role-policy {at} --policy-name {shlex.quote(policy)}" for policy in inline),
+        *(f"aws iam detach-role-policy {at} --policy-arn {shlex.quote(policy)}" for policy in attached),
+        f"aws iam delete-role {at}",
+    )
+
+
+PHASES = (" cancel-spot-", " terminate-instances ", " wait ", " revoke-")
+
+
+def removal_script(commands: Iterable[str]) -> list[str]:
+    """Each command once, in an order that works: what would start again first, every end requested before any is
+    awaited, and no security group deleted while a rule of another names it."""
+    wanted = list(dict.fromkeys(commands))
+    phases = [[command for command in wanted if mark in command] for mark in PHASES]
+    early = {command for phase in phases for command in phase}
+    return [
+        *(command for phase in phases for command in phase),
+        *(command for command in wanted if command not in early),
+    ]

@@ -24,7 +24,7 @@ class ClusterPlan:
     spot: bool = True  # workers only: a head that is taken back takes the run with it
     max_price: float = 0.0  # dollars an hour for a spot worker; 0: up to the on-demand price
     idle_minutes: float = 5.0  # a worker without work is terminated after this
-    max_hours: float = 24.0  # every node ends itself after this, whoever forgot it; 0: never
+    max_hours: float = 24.0  # every node ends itself after this, also a forgotten one; 0: never
     image: str = ""  # an AMI; "": Ubuntu 24.04, as Canonical names it on the day
     disk_gib: int = 60
     package: str = ""  # what pip installs

@@ -13,21 +13,9 @@ TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}],
 }
-LOOK = (
-    "ec2:DescribeAddresses",
-    "ec2:DescribeImages",
-    "ec2:DescribeInstances",
-    "ec2:DescribeInstanceTypes",
-    "ec2:DescribeKeyPairs",
-    "ec2:DescribeLaunchTemplates",
-    "ec2:DescribeNetworkInterfaces",
-    "ec2:DescribeRegions",
-    "ec2:DescribeSecurityGroupRules",
-    "ec2:DescribeSecurityGroups",
-    "ec2:DescribeSpotInstanceRequests",
-    "ec2:DescribeSubnets",
-    "ec2:DescribeVolumes",
-    "ec2:DescribeVpcs",
+DESCRIBE = (
+    *("Addresses", "Images", "Instances", "InstanceTypes", "KeyPairs", "LaunchTemplates", "NetworkInterfaces"),
+    *("Regions", "SecurityGroupRules", "SecurityGroups", "SpotInstanceRequests", "Subnets", "Volumes", "Vpcs"),
 )
 LOOK_AT_ROLES = (
     *("GetRole", "GetInstanceProfile", "ListRoles", "ListInstanceProfiles"),
@@ -59,7 +47,7 @@ def user_policy(plan: ClusterPlan) -> dict[str, Any]:
     looks = [f"iam:{verb}" for verb in LOOK_AT_ROLES]
     return _policy(
         [
-            _allow("Look", [*LOOK, *looks], "*"),
+            _allow("Look", [*(f"ec2:Describe{what}" for what in DESCRIBE), *looks], "*"),
             *_launching(plan),
             _ending(plan),
             *_ground(plan),

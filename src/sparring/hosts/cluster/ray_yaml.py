@@ -131,7 +131,7 @@ def _setup(plan: ClusterPlan, ray_version: str, sparring_version: str) -> list[s
 def _starts(plan: ClusterPlan, words: str) -> list[str]:
     path = f"PYTHONPATH=$HOME/{FOLDER.removeprefix('~/')} " if plan.folder else ""  # games of one's own, on every node
     commands = [f"{ENVIRONMENT}/bin/ray stop", f"ulimit -n 65536; {path}{ENVIRONMENT}/bin/ray start {words}"]
-    if plan.max_hours:  # a new `up` sets the clock anew
+    if plan.max_hours:  # a new `up` sets the clock again
         commands.append(f"sudo shutdown -P +{max(1, math.ceil(plan.max_hours * 60))}")
     return commands
 

@@ -1,47 +1,69 @@
 """Calls to a Ray actor that holds a service: Ray's own, with our errors."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
-from sparring.errors import SparringError
-from sparring.hosts.dispatcher import Failure, plain
-from sparring.services.errors import CallFailed, error_of, gone, late, lost
+from sparring.errors import SparringError, WireError
+from sparring.services.errors import CallFailed, ErrorData, error_of, gone, late, lost
 
 DEADLINE_S = 30.0
 LAST_LINES = 4
 LOOK_S = 0.001  # between two looks at what is there
+MAX_DEPTH = 64
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-class Callee(Protocol):
-    """Whom to ask: its Ray actor, its verbs that may be asked twice, and how it is called in errors."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An answer that is an error. As an argument of another call it fails that one too."""
 
-    @property
-    def who(self) -> str: ...
+    error: ErrorData
 
-    @property
-    def actor(self) -> Any: ...
 
-    @property
-    def idempotent(self) -> frozenset[str]: ...
+def plain(tree: Any, depth: int = 0) -> Any:
+    """What a message could carry, as it would arrive: tuples as lists, numbers as Python's own. WireError else."""
+    if isinstance(tree, np.ndarray):
+        if tree.dtype.hasobject:
+            raise WireError(f"an array of {tree.dtype}", where="call", do="Send plain data and arrays")
+        return tree
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, _PLAIN):
+        return tree
+    if depth < MAX_DEPTH and isinstance(tree, dict):
+        return {name: plain(one, depth + 1) for name, one in tree.items()}
+    if depth < MAX_DEPTH and isinstance(tree, list | tuple):
+        return [plain(one, depth + 1) for one in tree]
+    raise WireError(f"a {type(tree).__name__} has no place in a call", where="call", do="Send plain data and arrays")
 
-    def turn(self) -> tuple[str, int] | None:
-        """Of the next call: who calls, and how many were before; None: its order is of no account."""
-        ...
+
+@dataclass(slots=True, eq=False)
+class RayCallee:
+    """Whom to call: its Ray actor, its idempotent verbs, and how it is named in errors."""
+
+    who: str
+    actor: Any
+    idempotent: frozenset[str]
+
+    def order(self) -> tuple[str, int] | None:
+        """Of the next call: who calls, and how many calls were before; None: they may begin in any order."""
+        return None
 
     def why_gone(self) -> str:
         """Of one that is not started again."""
-        ...
+        return ""
 
     def why_late(self) -> str:
         """What is known of one that does not answer."""
-        ...
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +78,13 @@ class RayPending:
 
     __slots__ = ("__weakref__", "_callee", "_verb", "here", "over", "ref")
 
-    def __init__(self, callee: Callee, verb: str, ref: Any) -> None:
+    def __init__(self, callee: RayCallee, verb: str, ref: Any) -> None:
         self._callee, self._verb, self.ref = callee, verb, ref
         self.here, self.over = True, False
 
     def done(self) -> bool:
         if not self.over:
-            _LOOKS.look(self)
+            _DONE_POLL.look(self)
         return self.over
 
     def result(self, seconds: float | None = None) -> Any:
@@ -76,13 +98,13 @@ class RayPending:
         except RayError as error:
             raise _ours(error, self._callee, self._verb, patience) from None
         if isinstance(found, Failure):
-            raise error_of(found.told)
+            raise error_of(found.error)
         return found
 
 
-class _Looks:
-    """Whether answers are there. Ray takes as long to say so of many as of one, a learner asks of all of them at every
-    turn, and so one question is for all that were asked about."""
+class _DonePoll:
+    """Whether answers are there. Ray takes as long to say so of many as of one, and a learner asks of all of them again
+    and again: so one question to Ray is for all of them."""
 
     def __init__(self) -> None:
         self._asked: WeakSet[RayPending] = WeakSet()
@@ -106,19 +128,19 @@ class _Looks:
             self._looked_s = time.monotonic()
 
 
-_LOOKS = _Looks()  # of the process, as its way to Ray is
+_DONE_POLL = _DonePoll()
 
 
-def ask(callee: Callee, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> RayPending:
+def call(callee: RayCallee, verb: str, args: Sequence[Any], named: dict[str, Any]) -> RayPending:
     """Begin a call; answers under way and shared values go as their references."""
     again = verb in callee.idempotent
     method = callee.actor.call_again if again else callee.actor.call
     given = (*args, *named.values())
     # Inside of something Ray leaves them alone, and it is the callee who waits for them. As arguments of their own one
-    # that failed would keep the whole call from its callee, who then would wait for that call's turn in vain.
+    # that failed would keep the whole call from its callee, which would then wait in vain for it to begin.
     coming = {place: one.ref for place, one in enumerate(given) if isinstance(one, RayPending)}
     values = [None if place in coming else _given(one) for place, one in enumerate(given)]
-    return RayPending(callee, verb, method.remote(verb, callee.turn(), (list(named), coming), *values))
+    return RayPending(callee, verb, method.remote(verb, callee.order(), (list(named), coming), *values))
 
 
 def _given(argument: Any) -> Any:
@@ -134,7 +156,7 @@ def _of_constructor(error: RayError) -> bool:
     return isinstance(error, RayTaskError) and "Actor.__init__()" in str(error)
 
 
-def _ours(error: RayError, callee: Callee, verb: str, patience: float) -> SparringError:
+def _ours(error: RayError, callee: RayCallee, verb: str, patience: float) -> SparringError:
     if isinstance(error, GetTimeoutError):
         return late(callee.who, callee.who, verb, patience, callee.why_late())
     if why := callee.why_gone():
@@ -142,6 +164,6 @@ def _ours(error: RayError, callee: Callee, verb: str, patience: float) -> Sparri
     of_callee = isinstance(error, RayTaskError) and not isinstance(error, RayActorError | ObjectLostError)
     if not of_callee or _of_constructor(error):
         return lost(callee.who, callee.who, verb, last_lines(error))
-    failed = CallFailed(str(error).strip().splitlines()[-1], where=callee.who, do="Look at its story")
+    failed = CallFailed(str(error).strip().splitlines()[-1], where=callee.who, do="Look at its traceback")
     failed.story = str(error)
     return failed

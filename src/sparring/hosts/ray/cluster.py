@@ -36,6 +36,7 @@ REACH_S = 10.0
 START_S = 90.0  # after which no other try is made
 LEAST_CPUS = 32  # on a machine alone instances share its cores, as local processes do
 STORE_BYTES = 1 << 30
+END_S = 3.0  # for an orderly end of Ray's processes; then they are killed
 
 
 class Cluster:
@@ -101,26 +102,56 @@ def prepare(loopback: bool) -> None:
     if loopback and os.environ.setdefault(_LOOPBACK, "0") == "0" and "ray" in sys.modules:
         from ray._private import ray_constants
 
-        ray_constants.ENABLE_RAY_CLUSTER = False  # it was read when somebody imported Ray, and is not read again
+        ray_constants.ENABLE_RAY_CLUSTER = False  # it was read when Ray was imported, and is not read again
 
 
 def _begin(address: str, words: dict[str, Any], patience_s: float) -> None:
     """On a busy machine Ray's own parts may not find each other in the half minute that they give themselves."""
     import ray
 
-    from sparring.hosts.ray import cleanup as ray_remains
-
-    until, before = time.monotonic() + patience_s, ray_remains.parts()
+    until, before = time.monotonic() + patience_s, _ray_processes()
     while True:
         try:
             ray.init(address, **words)
             return
         except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
             ray.shutdown()
-            ray_remains.end(ray_remains.parts() - before)
+            _end(_ray_processes() - before)  # Ray forgets them; they would be in the way of the next try
             if time.monotonic() >= until:
                 where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
                 raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
+
+
+def _ray_processes() -> set[Any]:
+    """Children of this process that run one of Ray's programs, as psutil has them."""
+    import psutil  # Ray brings one along
+    import ray
+
+    home = os.path.dirname(ray.__file__)
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            if any(word.startswith(home) for word in child.cmdline()):
+                found.add(child)
+    return found
+
+
+def _end(left_behind: set[Any]) -> None:
+    """End those and all that they started."""
+    import psutil
+
+    every = list(left_behind)
+    for one in left_behind:
+        with suppress(psutil.Error):
+            every += one.children(recursive=True)
+    for one in every:
+        with suppress(psutil.Error):
+            one.terminate()
+    _, left = psutil.wait_procs(every, timeout=END_S)
+    for one in left:
+        with suppress(psutil.Error):
+            one.kill()
+    psutil.wait_procs(left, timeout=END_S)
 
 
 def _is_client() -> bool:

@@ -6,16 +6,15 @@ from typing import Any
 
 import ray
 
-from sparring.hosts.control import Offer, private_folder
-from sparring.hosts.dispatcher import plain
+from sparring.hosts.control import HostControl, private_folder
 from sparring.hosts.protocol import Event, Pending
 from sparring.hosts.ray.actor import RayServiceActor
-from sparring.hosts.ray.calls import RayPending, RayShared, ask
+from sparring.hosts.ray.calls import RayPending, RayShared, call, plain
 from sparring.hosts.ray.cluster import Cluster
-from sparring.hosts.ray.members import MAX_AT_ONCE, Group, Member, Watch, known_of
-from sparring.hosts.restart_policy import RestartPolicy
-from sparring.hosts.roster import Roster, Rostered, Started
-from sparring.hosts.service_path import path_of
+from sparring.hosts.ray.members import MAX_CONCURRENT, PlacedGroup, RayMember, RayWatch, known_of
+from sparring.hosts.running_services import ServiceHost, Started
+from sparring.hosts.service_class import path_of
+from sparring.processes.restart_policy import RestartPolicy
 from sparring.services.register import verbs_of
 
 STOP_S = 2.5  # for an orderly end; then Ray kills
@@ -24,7 +23,7 @@ STOP_S = 2.5  # for an orderly end; then Ray kills
 class RayHandle:
     """One instance on a cluster."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: RayMember) -> None:
         self.member = member
 
     @property
@@ -36,23 +35,23 @@ class RayHandle:
         return self.member.generation
 
     def ask(self, verb: str, *args: Any, **named: Any) -> RayPending:
-        return ask(self.member, verb, args, named)
+        return call(self.member, verb, args, named)
 
     def tell(self, verb: str, *args: Any, **named: Any) -> None:
         self.ask(verb, *args, **named).result()
 
 
-class RayHost(Rostered[RayHandle]):
+class RayHost(ServiceHost[RayHandle]):
     """A context manager. Threads may share one."""
 
     def __init__(self, url: str, cluster: Cluster, seen: str = "") -> None:
+        super().__init__()
         self.url, self._cluster = url, cluster
         self.discovery = cluster.discovery
-        self._watch = Watch()
+        self._watch = RayWatch()
         self._node = ray.remote(num_cpus=0)(known_of) if cluster.remote else None
         self._folder = private_folder(seen)
-        self._roster: Roster[RayHandle] = Roster(self._added, self._stop)
-        self._control = Offer(self._roster, self._folder.path, seen)
+        self._control = HostControl(self, self._folder.path, seen)
 
     def share(self, value: Any) -> RayShared:
         return RayShared(ray.put(plain(value)))
@@ -71,17 +70,14 @@ class RayHost(Rostered[RayHandle]):
         while self._watch.events:
             yield self._watch.events.popleft()
 
-    def close(self) -> None:
-        if self._roster.close():
-            self._control.close()
-            self._watch.close()
-            self._folder.close()
-            self._cluster.close()
+    def _close(self) -> None:
+        for one in (self._control, self._watch, self._folder, self._cluster):
+            one.close()
 
-    def _added(self, started: Started[RayHandle], first: int, given: Sequence[dict[str, Any]]) -> list[RayHandle]:
+    def _add(self, started: Started[RayHandle], first: int, given: Sequence[dict[str, Any]]) -> list[RayHandle]:
         if not given:
             return []
-        group = Group(started.needs, len(given))
+        group = PlacedGroup(started.needs, len(given))
         again = frozenset(verb.name for verb in verbs_of(started.service).values() if verb.idempotent)
         around = {"discovery": self.discovery, "paths": [path for path in sys.path if path]}
         path, kind = path_of(started.service), ray.remote(RayServiceActor)
@@ -91,11 +87,12 @@ class RayHost(Rostered[RayHandle]):
                 "name": f"sparring/{started.name}/{index}",
                 "namespace": self._cluster.namespace,
                 "max_restarts": started.needs.restarts,
-                "max_concurrency": MAX_AT_ONCE,
+                "max_concurrency": MAX_CONCURRENT,
             }
             actor = kind.options(**options).remote(path, started.name, index, one, around)
-            revival = RestartPolicy(started.needs.restarts)
-            member = Member(started.name, index, actor, again, revival, group, self._node)
+            policy = RestartPolicy(started.needs.restarts)
+            who = f"{started.name}/{index}"
+            member = RayMember(who, actor, again, started.name, index, policy, group, self._node)
             self._watch.add(member)
             handles.append(RayHandle(member))
         return handles

@@ -18,24 +18,23 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from sparring.hosts.protocol import Event, Kind, Resources
-from sparring.hosts.restart_policy import RestartPolicy
+from sparring.hosts.ray.calls import RayCallee
+from sparring.processes.restart_policy import RestartPolicy
 
 LOOK_S = 0.5
 ANSWER_S = 10.0  # of a node that is asked about an instance
 MAX_EVENTS = 1000
-MAX_AT_ONCE = 1000  # callers of one instance that Ray lets in
+MAX_CONCURRENT = 1000  # callers of one instance that Ray lets in
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """One instance."""
+class RayMember(RayCallee):
+    """One instance of a host."""
 
     service: str
     index: int
-    actor: Any
-    idempotent: frozenset[str]
-    revival: RestartPolicy
-    group: "Group"
+    policy: RestartPolicy
+    group: "PlacedGroup"
     node: Any = None  # Ray's function `known_of`, where this process is no node's and has to ask one
     generation: int = 0
     state: str = ""
@@ -45,11 +44,7 @@ class Member:
     caller: str = field(default_factory=lambda: os.urandom(6).hex())
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    @property
-    def who(self) -> str:
-        return f"{self.service}/{self.index}"
-
-    def turn(self) -> tuple[str, int]:
+    def order(self) -> tuple[str, int]:
         return self.caller, next(self._numbers)
 
     def look(self) -> dict[str, Any]:
@@ -69,13 +64,13 @@ class Member:
 
 
 def known_of(actor: str) -> dict[str, Any]:
-    """What the control store says of one of that number, in plain words: a cause of death cannot travel."""
+    """What the control store says of one of that number, as plain data, which can travel."""
     found = state.actors(actor)
     kept = {name: found[name] for name in ("State", "NumRestarts", "Address") if name in found}
     return kept | {"DeathCause": str(found["DeathCause"]).strip()} if found else {}
 
 
-class Group:
+class PlacedGroup:
     """Instances that are placed together; the place is given back when the last has left."""
 
     def __init__(self, needs: Resources, count: int) -> None:
@@ -105,22 +100,22 @@ class Group:
             self._placed = None
 
 
-class Watch:
+class RayWatch:
     """Looks at the instances' states, and ends those that keep dying young, which Ray would start again for ever."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
-        self._members: list[Member] = []
+        self._members: list[RayMember] = []
         self._over = Flag()
         self._thread: Thread | None = None
 
-    def add(self, member: Member) -> None:
+    def add(self, member: RayMember) -> None:
         self._members = [*self._members, member]
         if self._thread is None:
             self._thread = Thread(target=self._run, name="ray-watch", daemon=True)
             self._thread.start()
 
-    def remove(self, member: Member, kind: Kind, why: str) -> None:
+    def remove(self, member: RayMember, kind: Kind, why: str) -> None:
         self._members = [one for one in self._members if one is not member]
         member.why = why
         self._happened(member, kind, why)
@@ -137,16 +132,16 @@ class Watch:
                     with suppress(RayError, RuntimeError):  # the control store is away: look again later
                         self._look(member, time.monotonic())
 
-    def _look(self, member: Member, now: float) -> None:
+    def _look(self, member: RayMember, now: float) -> None:
         found = member.look()
         if not found:
             return
         for _ in range(int(found["NumRestarts"]) - member.generation):
             member.generation += 1
             self._happened(member, "died", "its process ended")
-            if member.revival.died(now, member.up_s) is None:
+            if member.policy.died(now, member.up_s) is None:
                 ray.kill(member.actor, no_restart=True)
-                self.remove(member, "gave up", f"it ended {member.revival.deaths} times")
+                self.remove(member, "gave up", f"it ended {member.policy.deaths} times")
                 return
             member.up_s = None
         if member.state == "ALIVE" and member.up_s is None:
@@ -157,6 +152,6 @@ class Watch:
             self._happened(member, "died", why)
             self.remove(member, "gave up", why)
 
-    def _happened(self, member: Member, kind: Kind, why: str) -> None:
+    def _happened(self, member: RayMember, kind: Kind, why: str) -> None:
         event = Event(kind=kind, service=member.service, index=member.index, why=why, at_s=time.time())
         self.events.append(event)

@@ -1,4 +1,4 @@
-"""Services by name: a class as text that another process can import, and the arguments that it takes."""
+"""A service's class as text that another process can import, and the arguments of its constructor."""
 
 import importlib
 import inspect
@@ -17,7 +17,9 @@ def path_of(service: type) -> str:
     """ "module:Class"; ConfigError where another process could not find it, or where it offers nothing."""
     path = f"{service.__module__}:{service.__qualname__}"
     if service.__module__ == "__main__" or "<locals>" in service.__qualname__:
-        raise ConfigError(f"{path} cannot be imported elsewhere", where="host", do="Define the class in a module")
+        raise ConfigError(
+            f"{path} cannot be imported by another process", where="host", do="Define the class in a module"
+        )
     if not verbs_of(service):
         raise ConfigError(f"{path} has no verb", where="host", do="Decorate a method with @register()")
     return path
@@ -54,8 +56,8 @@ def given_each(given: Given, count: int, name: str) -> list[dict[str, Any]]:
     return [dict(one) for one in given]
 
 
-def constructed(service: type, given: Mapping[str, Any], index: int, generation: int) -> object:
-    """An instance, told who it is where it asks to know."""
+def construct(service: type, given: Mapping[str, Any], index: int, generation: int) -> object:
+    """An instance; it is given `index` and `generation` where its constructor has parameters so named."""
     asked = inspect.signature(service).parameters
     own = {"index": index, "generation": generation}
     return service(**given, **{name: value for name, value in own.items() if name in asked and name not in given})
