@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from serving import serving
-from sparring.client.runner import Runner
 from sparring.config import load
 from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.plan import TrainRequest
 from sparring.learn.runs.train import TrainOptions, train
+from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import read_weights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import squashed
@@ -120,9 +120,9 @@ def test_mock_players_collect_with_the_model(server, data, model):
 def test_strength_mixes_the_mean_with_chance_on_both_sides(server, model):
     row = views(1)[0]
     mean = float(means(model, row[None])[0, 0])
-    runner, rng = Runner(model), np.random.default_rng(0)
-    runner.check(SEAT)
-    local = np.array([runner.decide(SEAT, {STATE: row}, None, rng, 0.5).action[0] for _ in range(120)])
+    chooser, rng = Chooser(model), np.random.default_rng(0)
+    chooser.check(SEAT)
+    local = np.array([chooser.decide(SEAT, ActRequest({STATE: row}, strength=0.5), rng).action[0] for _ in range(120)])
     body = {"observation": {"state": row.tolist()}, "strength": 0.5}
     with httpx.Client(base_url=server.url, trust_env=False) as http:
         served = np.array([http.post(f"/v1/games/{GAME}/act", json=body).json()["action"][0] for _ in range(120)])

@@ -211,7 +211,7 @@ def test_actions_that_act_chose_are_the_models_and_others_the_persons(peer, conn
     assert [(chunk.header.actor, chunk.header.steps) for chunk in chunks] == [("script:random", 1), ("person", 2)]
     assert chunks[0].columns["legal"].tolist() == [[0, 1]]
     assert chunks[0].columns["behaviour_logp"].tolist() == [0.0]
-    assert caplog.text.count("draws a legal action by chance") == 1
+    assert caplog.text.count("takes a random legal action") == 1
 
 
 def test_an_episode_that_has_ended_takes_nothing_more(peer, connect):
@@ -247,7 +247,7 @@ def test_a_spool_that_is_full_keeps_the_newest_whole_episodes(peer, connect):
     statistics = connection.statistics()
     assert statistics.waiting_bytes <= 20_000
     assert statistics.dropped_episodes + statistics.waiting_chunks == 30
-    assert "dropped episode" not in statistics.said or statistics.dropped_episodes
+    assert "dropped episode" not in statistics.last_problem or statistics.dropped_episodes
 
 
 def test_a_background_that_cannot_keep_up_costs_steps_and_never_the_games_time(peer, connect):
@@ -314,7 +314,7 @@ def test_the_gateway_may_be_asked_for_every_action_and_chance_steps_in_when_it_i
             assert episode.act(STATE, legal=[1, 0]) == 0
     statistics = connection.statistics()
     assert statistics.act_fallbacks == 20
-    assert caplog.text.count("draws a legal action by chance") == 1
+    assert caplog.text.count("takes a random legal action") == 1
 
 
 def test_a_spec_that_is_not_built_in_comes_from_the_gateway_and_then_from_disk(peer, connect):

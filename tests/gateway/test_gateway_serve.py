@@ -21,9 +21,8 @@ from serving import inside, serving, start, stop
 from sparring.cli import main
 from sparring.config import Config, GatewayConfig
 from sparring.errors import ConfigError
-from sparring.gateway.endpoints import ENDPOINTS, SOCKET
+from sparring.gateway.app import ENDPOINTS, SOCKET, describe
 from sparring.gateway.keys import ApiKeys
-from sparring.gateway.openapi import describe
 from sparring.gateway.server import GatewayServer, bound, serve
 
 NOW_MS = 1_790_000_000_000

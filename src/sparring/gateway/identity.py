@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparring.errors import NotYours
-from sparring.gateway import tokens
 from sparring.gateway.http_errors import BadRequest, TooMany, Unknown
 from sparring.gateway.keys import ApiKeys
 from sparring.gateway.rate_limits import Rates
-from sparring.gateway.secrets import Secrets
-from sparring.gateway.tokens import Claim
+from sparring.gateway.secrets import TOKEN_PREFIX, Secrets, TokenClaims, sign_token, verify_token
 from sparring.wire.ids import GameId, PlayerId
 
 __all__ = ["ANYBODY", "Caller", "Identity", "Secrets", "is_loopback"]
@@ -23,16 +21,12 @@ WRONG_PER_S, WRONG_AT_ONCE = 1.0, 30.0  # guesses at credentials, per address
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody, and what they may do. `uploader` is what is written beside their chunks."""
+    """Somebody, and what they may do. `id` is stored as the uploader of their chunks."""
 
     id: str
     scopes: frozenset[str]
     game: GameId | None = None  # a player token holds for one game
     player: PlayerId | None = None
-
-    @property
-    def uploader(self) -> str:
-        return self.id
 
     def may(self, scope: str) -> bool:
         return scope == PUBLIC or scope in self.scopes or ("admin" in self.scopes and scope != SELF)
@@ -71,11 +65,13 @@ class Identity:
 
     def token(self, game: GameId, player: PlayerId, expires_at_ms: int, key: str) -> str:
         """A player's token."""
-        return tokens.sign(Claim(game=game, player=player, expires_at_ms=expires_at_ms, key=key), self._token_secret)
+        return sign_token(
+            TokenClaims(game=game, player=player, expires_at_ms=expires_at_ms, key=key), self._token_secret
+        )
 
     def _recognise(self, text: str, now_s: float) -> Caller | None:
-        if text.startswith(tokens.PREFIX):
-            claim = tokens.verify(text, self._token_secret, int(time.time() * 1000))
+        if text.startswith(TOKEN_PREFIX):
+            claim = verify_token(text, self._token_secret, int(time.time() * 1000))
             self.keys.any(now_s)  # looks whether the file has changed
             if claim is None or not self.keys.valid(claim.key):
                 return None

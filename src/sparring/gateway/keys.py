@@ -1,4 +1,4 @@
-"""API keys: made, listed, revoked, and recognised, in `<data>/keys.json`.
+"""API keys: made, listed, revoked, and recognised, in `<data>/keys.json`; and the audit log of administrators.
 
 Only the SHA-256 of each 256-bit secret is kept, so the file lets nobody in. A running gateway looks
 at the file's time at most once a second, so a revocation holds within that.
@@ -9,10 +9,12 @@ import hashlib
 import hmac
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -149,3 +151,25 @@ class ApiKeys:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Audit:
+    """What administrators did, one JSON object per line in `<data>/audit.jsonl`: who, what, when; no secret, no name.
+
+    Each line is on disk before the action is answered.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+
+    def write(self, action: str, by: str, at_ms: int, **about: Any) -> None:
+        """One line."""
+        line = msgspec.json.encode({"at_ms": at_ms, "action": action, "by": by, **about}) + b"\n"
+        with self._lock:
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(handle, line)
+                os.fsync(handle)
+            finally:
+                os.close(handle)

@@ -79,13 +79,13 @@ def serve(config: Config, ready: Callable[[GatewayServer], None]) -> None:
             )
         )
         local = is_loopback(config.gateway.host)
-        parts = assemble(config, store, registry, catalogue, local=local, stream=stream)
-        opened.callback(parts.inference.close)
+        state = assemble(config, store, registry, catalogue, local=local, stream=stream)
+        opened.callback(state.inference.close)
         opened.enter_context(_quick_turns())
         hurry = None if stream is None else stream.close  # one that is throttled may not hold up the end
-        opened.callback(parts.commits.close, STOP_WITHIN_S, hurry)  # first at the end: what was accepted is written
+        opened.callback(state.commits.close, STOP_WITHIN_S, hurry)  # first at the end: what was accepted is written
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(parts, listener, ready))
+            runner.run(_run(state, listener, ready))
 
 
 @contextmanager
@@ -100,8 +100,8 @@ def _quick_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-async def _run(parts: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]) -> None:
-    server = _Server(_settings(parts))
+async def _run(state: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]) -> None:
+    server = _Server(_settings(state))
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -110,8 +110,8 @@ async def _run(parts: GatewayState, listener: socket.socket, ready: Callable[[Ga
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, stop)
-    care = asyncio.create_task(_care(parts))
-    told = asyncio.create_task(_tell(server, parts, listener, ready))
+    care = asyncio.create_task(_care(state))
+    told = asyncio.create_task(_tell(server, state, listener, ready))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -130,14 +130,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _settings(parts: GatewayState) -> uvicorn.Config:
-    gateway = parts.config.gateway
+def _settings(state: GatewayState) -> uvicorn.Config:
+    gateway = state.config.gateway
 
     class Http(LimitedHttp):
         head_deadline_s = gateway.body_deadline_s
 
     return uvicorn.Config(
-        build(parts),
+        build(state),
         http=Http,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
@@ -156,7 +156,7 @@ def _settings(parts: GatewayState) -> uvicorn.Config:
 
 
 async def _tell(
-    server: uvicorn.Server, parts: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]
+    server: uvicorn.Server, state: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]
 ) -> None:
     while not server.started:
         await asyncio.sleep(0.005)
@@ -164,39 +164,39 @@ async def _tell(
     def stop() -> None:
         server.should_exit = True
 
-    gateway = parts.config.gateway
+    gateway = state.config.gateway
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if gateway.tls_cert else "http"
     mark = tls.fingerprint(Path(gateway.tls_cert)) if gateway.tls_cert else None
     url = f"{scheme}://{shown}:{port}"
     try:
-        into = parts.config.stream.url.partition("?")[0]
-        ready(GatewayServer(url, parts.registry.trust, parts.identity.mode(), mark, into, stop))
+        into = state.config.stream.url.partition("?")[0]
+        ready(GatewayServer(url, state.registry.trust, state.identity.mode(), mark, into, stop))
     except BaseException:
         server.should_exit = True
         raise
 
 
-async def _care(parts: GatewayState) -> None:
+async def _care(state: GatewayState) -> None:
     """What must be done now and then while serving."""
     while True:
         try:
-            await asyncio.to_thread(_keep_within, parts)
-            for spec in parts.catalogue.games():
-                await asyncio.to_thread(parts.registry.champion, spec.id, spec.version)  # signs anew near expiry
+            await asyncio.to_thread(_keep_within, state)
+            for spec in state.catalogue.games():
+                await asyncio.to_thread(state.registry.champion, spec.id, spec.version)  # signs anew near expiry
         except SparringError as error:
             log.error("%s", error)
         await asyncio.sleep(CARE_EVERY_S)
 
 
-def _keep_within(parts: GatewayState) -> None:
-    keep = parts.config.store
+def _keep_within(state: GatewayState) -> None:
+    keep = state.config.store
     if keep.keep_days > 0 or keep.keep_bytes > 0:
-        before_ms = int(parts.now_ms() - keep.keep_days * DAY_MS) if keep.keep_days > 0 else 0
-        gone = parts.store.trim(before_ms=before_ms, max_bytes=keep.keep_bytes)
+        before_ms = int(state.now_ms() - keep.keep_days * DAY_MS) if keep.keep_days > 0 else 0
+        gone = state.store.trim(before_ms=before_ms, max_bytes=keep.keep_bytes)
         if gone.episodes:
-            parts.audit.write("retention", "serve", parts.now_ms(), episodes=gone.episodes, chunks=gone.chunks)
+            state.audit.write("retention", "serve", state.now_ms(), episodes=gone.episodes, chunks=gone.chunks)
 
 
 def _with_certificate(config: Config, data: Path) -> Config:
