@@ -78,11 +78,11 @@ def append_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     sync(path.parent)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """`path` with `content`, whole and durable, instead of whatever was there."""
     draft = path.parent / _unfinished()
     try:
-        write_new(draft, content)
+        write_new(draft, content, mode)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

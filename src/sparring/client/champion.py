@@ -73,9 +73,8 @@ class ChampionFile:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             # Not "nothing was": that would let an older champion in.
-            raise ModelDamaged(
-                f"it does not read: {error}", where=str(self._path), do="Remove it to pin the gateway's key again"
-            ) from None
+            wrong = f"it does not read: {error}"
+            raise ModelDamaged(wrong, where=str(self._path), do="Remove it to pin the gateway's key again") from None
 
     def accept(self, signed: Signed, trust: str | None, *, game: GameSpec, seat: int, now_ms: int) -> Champion:
         """Judge the manifest against what is held and remember it, under a lock that other processes respect."""

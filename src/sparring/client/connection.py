@@ -3,7 +3,6 @@
 import atexit
 import hashlib
 import logging
-import re
 import secrets
 import time
 from collections import OrderedDict
@@ -34,13 +33,12 @@ from sparring.games.step_buffer import MemoryBudget, StepBuffer
 from sparring.games.step_layout import StepLayout, refused
 from sparring.nets.chooser import RANDOM_ACTOR, ActRequest, Chooser, Decision, uniform
 from sparring.wire.chunk import Array, Source
-from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_episode, new_episode
+from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_actor, is_episode, new_episode
 
 STOP_S = 1.0  # a request under way may finish within this; after it the thread is left to its timeout
 REMEMBERED_RATES = 4096  # of episodes opened lately, so that their other seats get the same
 
 log = logging.getLogger("sparring.client")
-_ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def connect(url: str, game: str, player: str | None = None, **settings: Unpack[SettingsKeys]) -> "Connection":
@@ -105,7 +103,7 @@ class Connection:
         layout = self.layout(seat)
         if self._closed:
             raise Refused("the connection is closed", where="episode", do="Open episodes before close()")
-        if not _ACTOR.fullmatch(actor):
+        if not is_actor(actor):
             raise refused("actor", f"{actor!r} is no actor", actor, "person, script:NAME or model:SHA-256")
         if episode is not None and not is_episode(episode):
             raise refused("episode", f"{episode!r} is no episode", episode, "a UUIDv7 in lower case")

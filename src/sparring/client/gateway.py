@@ -158,9 +158,8 @@ class Gateway:
         try:
             return msgspec.json.decode(response.content, type=Signed), response.headers.get("etag", "")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreachable(
-                f"the champion does not read: {error}", where=self.url, do="It is asked for again"
-            ) from None
+            wrong = f"the champion does not read: {error}"
+            raise Unreachable(wrong, where=self.url, do="It is asked for again") from None
 
     def file(self, model: ModelId, name: str) -> bytes:
         """One file of a model, not yet verified; at most MAX_MODEL_BYTES of it."""
@@ -188,9 +187,8 @@ class Gateway:
             raise Unreachable(f"it answered {status}", where=f"{self.url}{path}", do="It is asked again later")
 
     def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(
-            f"no answer ({type(error).__name__})", where=self.url, do="Check that `spar serve` runs there"
-        )
+        wrong = f"no answer ({type(error).__name__})"
+        return Unreachable(wrong, where=self.url, do="Check that `spar serve` runs there")
 
 
 class Download:

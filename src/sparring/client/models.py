@@ -151,16 +151,12 @@ class Models:
         try:
             read = msgspec.json.decode(card, type=Card)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ModelDamaged(
-                f"its card does not read: {error}", where=f"model {model[:12]}", do="It is fetched again"
-            ) from None
+            wrong = f"its card does not read: {error}"
+            raise ModelDamaged(wrong, where=f"model {model[:12]}", do="It is fetched again") from None
         found = check(model, read, {ONNX: onnx})
         if (read.game, read.spec) != (self._game.id, self._game.hash):
-            raise ModelDamaged(
-                f"it is for {read.game} with spec {read.spec[:12]}, this game has {self._game.hash[:12]}",
-                where=f"model {model[:12]}",
-                do="Train for this version",
-            )
+            wrong = f"it is for {read.game} with spec {read.spec[:12]}, this game has {self._game.hash[:12]}"
+            raise ModelDamaged(wrong, where=f"model {model[:12]}", do="Train for this version")
         return found
 
     def _add_seat(self, seat: int) -> None:

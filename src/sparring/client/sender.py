@@ -81,7 +81,7 @@ class Sender:
         except Unreachable as error:
             return self._failed(error.wrong)
         except RuntimeError:
-            if self._stopping.is_set():  # close() let go of the HTTP client in mid-request
+            if self._stopping.is_set():  # close() closed the HTTP client during the request
                 return None
             raise
         return self._act_on(answer, batch)

@@ -5,7 +5,6 @@ they come from the gateway that `gateway=` names, if any.
 """
 
 import logging
-import re
 import threading
 import time
 
@@ -16,10 +15,9 @@ from sparring.stream import BACKENDS, open_stream
 from sparring.stream.protocol import Stream
 from sparring.wire.champion import Signed
 from sparring.wire.chunk import Chunk, decode
-from sparring.wire.ids import ModelId
+from sparring.wire.ids import ModelId, is_pseudonym
 
 SETTING = "sparring.connect"
-_PSEUDONYM = re.compile(r"[0-9a-f]{32}")
 
 log = logging.getLogger("sparring.client")
 
@@ -35,7 +33,7 @@ class StreamTransport:
     sample_rate = 1.0  # a stream takes every episode
 
     def __init__(self, url: str, game: str, player: str | None, settings: Settings) -> None:
-        if player is not None and not _PSEUDONYM.fullmatch(player):
+        if player is not None and not is_pseudonym(player):
             do = "Give 32 hex digits, such as an HMAC of the name under a secret of yours; names are never kept"
             raise ConfigError("the player of a stream is a pseudonym", where=f"{SETTING}(player=…)", do=do)
         if settings.gateway is None and (settings.act == "server" or settings.token is not None):

@@ -27,14 +27,9 @@ class ChunkRules:
         versions = [version for game, version in self._specs if game == head.game]
         field, value = ("version", head.version[:40]) if versions else ("game", head.game[:80])
         known = f"Send one of {', '.join(versions)}, or add" if versions else "Add"
-        raise ChunkRefused(
-            f"{'version' if versions else 'the game'} {value!r} is not known here",
-            where=f"chunk, {field}",
-            do=f"{known} its spec to `games` in spar.toml",
-            field=field,
-            value=value,
-            limit=versions or None,
-        )
+        wrong = f"{'version' if versions else 'the game'} {value!r} is not known here"
+        do = f"{known} its spec to `games` in spar.toml"
+        raise ChunkRefused(wrong, where=f"chunk, {field}", do=do, field=field, value=value, limit=versions or None)
 
     def accepted(self, chunk: Chunk, *, player: PlayerId | None, uploader: str, received_at_ms: int) -> Chunk:
         """The chunk as it is stored, with what the receiver sets in its header; ChunkRefused with the reason otherwise.
@@ -47,14 +42,9 @@ class ChunkRules:
         check(ready, spec)
         # An episode's time decides where it is stored and for how long, so it must be plausible.
         if wrong := misdated(header.episode, received_at_ms, int(self._keep_days * 86_400_000)):
-            raise ChunkRefused(
-                wrong,
-                where="chunk, episode",
-                do="Set the sender's clock (by `time_ms` of the gateway's answer), and open a new episode",
-                field="episode",
-                value=header.episode,
-                limit=f"a day ahead, or {self._keep_days:g} days old" if self._keep_days else "a day ahead",
-            )
+            do = "Set the sender's clock (by `time_ms` of the gateway's answer), and open a new episode"
+            limit = f"a day ahead, or {self._keep_days:g} days old" if self._keep_days else "a day ahead"
+            raise ChunkRefused(wrong, where="chunk, episode", do=do, field="episode", value=header.episode, limit=limit)
         return _readable(ready)
 
 
@@ -64,12 +54,8 @@ def _readable(chunk: Chunk) -> Chunk:
         return chunk
     encoded = encode(chunk)
     if len(encoded) > MAX_ENCODED_BYTES:
-        raise ChunkRefused(
-            f"it takes {len(encoded)} bytes, the limit is {MAX_ENCODED_BYTES}",
-            where="chunk",
-            do="Send shorter chunks",
-            field="steps",
-            value=chunk.header.steps,
-            limit=f"{MAX_ENCODED_BYTES} bytes",
-        )
+        wrong = f"it takes {len(encoded)} bytes, the limit is {MAX_ENCODED_BYTES}"
+        do = "Send shorter chunks"
+        limit = f"{MAX_ENCODED_BYTES} bytes"
+        raise ChunkRefused(wrong, where="chunk", do=do, field="steps", value=chunk.header.steps, limit=limit)
     return chunk if chunk.body else decode(encoded)

@@ -167,11 +167,6 @@ def layout_of(game: GameSpec, seat: int) -> StepLayout:
 
 def refused(field: str, wrong: str, value: Any, limit: Any) -> ChunkRefused:
     """What record() raises; nothing was written, and the episode may go on."""
-    return ChunkRefused(
-        f"{field}: {wrong}; the limit is {limit}",
-        where="record",
-        do="Give what the game's spec says; nothing was recorded",
-        field=field,
-        value=value,
-        limit=limit,
-    )
+    wrong = f"{field}: {wrong}; the limit is {limit}"
+    do = "Give what the game's spec says; nothing was recorded"
+    return ChunkRefused(wrong, where="record", do=do, field=field, value=value, limit=limit)

@@ -48,90 +48,40 @@ async def get_openapi(request: Request, state: GatewayState) -> Response:
     return json_response(describe())
 
 
-SOCKET = "/v1/games/{game}/play"
+_UPLOAD_ERRORS = {
+    **{400: "Not a chunk, or not JSON", 404: "No such game", 408: "The body came too slowly", 413: "Too large"},
+    **{409: "Another content is stored under that key", 410: "The player was erased", 422: "A chunk breaks its spec"},
+    **{503: "Try again later", 507: "The disk is full"},
+}
+_ACT_ERRORS = {400: "Not JSON", 404: "No such game or model", 422: "Not a view of that seat", 503: "Try again later"}
+_FILE_ANSWERS = {307: "With direct=1: get it there", 304: "Not changed", 404: "No such model or file"}
+_CHAMPION_ANSWERS = {304: "Not changed", 404: "There is none yet"}
+_TOKEN_ERRORS = {404: "No such game", 422: "Too long a life"}
 
+_GAME = "/v1/games/{game}"
+SOCKET = f"{_GAME}/play"
 ENDPOINTS = (
-    # First what is called most: routes are tried in this order.
-    Endpoint(
-        "POST",
-        "/v1/games/{game}/chunks",
-        "record",
-        post_chunks,
-        "Upload chunks; an ok means on disk",
-        takes=(BINARY, JSON),
-        gives={
-            400: "Not a chunk, or not JSON",
-            404: "No such game",
-            408: "The body came too slowly",
-            409: "Another content is stored under that key",
-            410: "The player was erased",
-            413: "Too large",
-            422: "A chunk breaks its spec",
-            503: "Try again later",
-            507: "The disk is full",
-        },
-    ),
-    Endpoint(
-        "POST",
-        "/v1/games/{game}/act",
-        "act",
-        handlers.post_act,
-        "One observation, one action",
-        takes=(JSON,),
-        gives={400: "Not JSON", 404: "No such game or model", 422: "Not a view of that seat", 503: "Try again later"},
-    ),
+    # The most frequent calls first: routes are tried in this order.
+    Endpoint("POST", f"{_GAME}/chunks", "record", post_chunks, "Upload chunks; an ok means on disk", (BINARY, JSON), (),
+             _UPLOAD_ERRORS),
+    Endpoint("POST", f"{_GAME}/act", "act", handlers.post_act, "One observation, one action", (JSON,), (), _ACT_ERRORS),
     Endpoint("GET", "/healthz", PUBLIC, handlers.get_health, "The process answers"),
     Endpoint("GET", "/readyz", PUBLIC, handlers.get_readiness, "The store takes writes", gives={503: "It does not"}),
     Endpoint("GET", "/openapi.json", PUBLIC, get_openapi, "This description"),
     Endpoint("GET", "/metrics", "read", handlers.get_metrics, "Counters, as Prometheus reads them"),
     Endpoint("GET", "/v1/games", "read", handlers.list_games, "The games that are served"),
-    Endpoint(
-        "GET",
-        "/v1/games/{game}/champion",
-        "read",
-        handlers.get_champion,
-        "The signed manifest of the champion",
-        query=("version", "seat"),
-        gives={304: "Not changed", 404: "There is none yet"},
-    ),
-    Endpoint(
-        "POST",
-        "/v1/games/{game}/tokens",
-        "admin",
-        post_token,
-        "A short-lived token for one player",
-        takes=(JSON,),
-        gives={404: "No such game", 422: "Too long a life"},
-    ),
-    Endpoint(
-        "GET",
-        "/v1/games/{game}/players/me",
-        SELF,
-        get_me,
-        "What is kept of the caller",
-        gives={410: "They were erased"},
-    ),
-    Endpoint("DELETE", "/v1/games/{game}/players/me", SELF, delete_me, "Remove all that is kept of the caller"),
-    Endpoint(
-        "GET",
-        "/v1/models/{model}/{file}",
-        "read",
-        handlers.get_model_file,
-        "A model's file; it never changes",
-        query=("direct",),
-        gives={307: "With direct=1: get it there", 304: "Not changed", 404: "No such model or file"},
-    ),
-    # Last, since {game} would swallow the others' ends.
-    Endpoint(
-        "GET",
-        "/v1/games/{game}",
-        "read",
-        handlers.get_game,
-        "A game's spec",
-        query=("version",),
-        gives={404: "No such game or version"},
-    ),
-)
+    Endpoint("GET", f"{_GAME}/champion", "read", handlers.get_champion, "The signed manifest of the champion", (),
+             ("version", "seat"), _CHAMPION_ANSWERS),
+    Endpoint("POST", f"{_GAME}/tokens", "admin", post_token, "A short-lived token for one player", (JSON,), (),
+             _TOKEN_ERRORS),
+    Endpoint("GET", f"{_GAME}/players/me", SELF, get_me, "What is kept of the caller", gives={410: "They were erased"}),
+    Endpoint("DELETE", f"{_GAME}/players/me", SELF, delete_me, "Remove all that is kept of the caller"),
+    Endpoint("GET", "/v1/models/{model}/{file}", "read", handlers.get_model_file, "A model's file; it never changes",
+             query=("direct",), gives=_FILE_ANSWERS),
+    # Last: {game} would match the paths of the others.
+    Endpoint("GET", _GAME, "read", handlers.get_game, "A game's spec", (), ("version",),
+             {404: "No such game or version"}),
+)  # fmt: skip
 
 
 def build(state: GatewayState) -> ASGIApp:
@@ -165,22 +115,16 @@ def _pages(state: GatewayState) -> list[Route]:
     return routes
 
 
+_TEXT = {"type": "string"}
 _PROBLEM = {
     "type": "object",
     "properties": {
         "error": {
             "type": "object",
-            "properties": {
-                "code": {"type": "string"},
-                "message": {"type": "string"},
-                "field": {"type": "string"},
-                "value": {},
-                "limit": {},
-                "do": {"type": "string"},
-            },
+            "properties": {"code": _TEXT, "message": _TEXT, "field": _TEXT, "value": {}, "limit": {}, "do": _TEXT},
             "required": ["code", "message", "field", "value", "limit", "do"],
         },
-        "request": {"type": "string"},
+        "request": _TEXT,
         "results": {"type": "array", "items": {"$ref": "#/components/schemas/Result"}},
     },
     "required": ["error", "request"],
@@ -189,10 +133,7 @@ _RESULT = {
     "type": "object",
     "properties": {
         "verdict": {"enum": ["new", "had", "taken", "refused", "conflict", "forbidden", "gone", "quota"]},
-        "reason": {"type": "string"},
-        "field": {"type": "string"},
-        "value": {},
-        "limit": {},
+        **{"reason": _TEXT, "field": _TEXT, "value": {}, "limit": {}},
     },
     "required": ["verdict"],
 }

@@ -60,9 +60,8 @@ async def get_model_file(request: Request, state: GatewayState) -> Response:
     where to get them instead: the registry's own server."""
     model, name = request.path_params["model"], request.path_params["file"]
     if not _ID.fullmatch(model) or name not in FILES:
-        raise Missing(
-            "there is no such file", where="models", do=f"Ask for {', '.join(FILES)} of a model's 64-digit id"
-        )
+        wrong = "there is no such file"
+        raise Missing(wrong, where="models", do=f"Ask for {', '.join(FILES)} of a model's 64-digit id")
     tag = f'"{model}/{name}"'
     headers = {"ETag": tag, "Cache-Control": "public, max-age=31536000, immutable"}
     if request.headers.get("if-none-match") == tag:
@@ -81,9 +80,8 @@ def _seat(text: str | None, seats: int) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or not int(text[:6]) < seats:
-        raise BadRequest(
-            "there is no such seat", where="query", do=f"Send 0 to {seats - 1}", field="seat", value=text[:40]
-        )
+        wrong = "there is no such seat"
+        raise BadRequest(wrong, where="query", do=f"Send 0 to {seats - 1}", field="seat", value=text[:40])
     return int(text)
 
 
@@ -110,9 +108,8 @@ async def post_act(request: Request, state: GatewayState) -> Response:
     spec = state.spec(request.path_params["game"], call.version)
     seat = seat_of(spec, call.seat)
     if call.strength is not None and not 0.0 <= call.strength <= 1.0:
-        raise ChunkRefused(
-            "strength is a share", where="act", do="Send 0 to 1", field="strength", value=call.strength, limit=[0, 1]
-        )
+        wrong = "strength is a share"
+        raise ChunkRefused(wrong, where="act", do="Send 0 to 1", field="strength", value=call.strength, limit=[0, 1])
     observation = observation_of(seat, call.observation, spec.frame_stack)
     act_request = ActRequest(observation, legal_of(seat, call.legal), call.strength, state_of(call.state))
     decision = await state.inference.decide(spec, call.seat, act_request, call.model)

@@ -85,14 +85,13 @@ async def read_body(request: Request, limit_bytes: int, deadline_s: float) -> by
                     raise _too_large(f"{size} or more", limit_bytes)
                 parts.append(part)
     except TimeoutError:
-        raise TooLate(
-            f"{size} bytes came in {deadline_s:.0f} s", where="body", do="Send it faster", limit=deadline_s
-        ) from None
+        wrong = f"{size} bytes came in {deadline_s:.0f} s"
+        raise TooLate(wrong, where="body", do="Send it faster", limit=deadline_s) from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def read_json(body: bytes) -> Any:
-    """JSON as everybody reads it the same: no key twice, no NaN or Infinity, UTF-8 alone, no endless nesting."""
+    """JSON that every parser reads alike: no key twice, no NaN or Infinity, UTF-8 alone, no endless nesting."""
     try:
         return json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_word)
     except (ValueError, RecursionError) as error:
@@ -131,11 +130,6 @@ def _path(message: str) -> str:
 
 
 def _too_large(found: str, limit_bytes: int) -> TooLarge:
-    return TooLarge(
-        f"{found} bytes, the limit is {limit_bytes}",
-        where="body",
-        do="Send fewer chunks at once",
-        field="Content-Length",
-        value=found,
-        limit=limit_bytes,
-    )
+    wrong = f"{found} bytes, the limit is {limit_bytes}"
+    do = "Send fewer chunks at once"
+    return TooLarge(wrong, where="body", do=do, field="Content-Length", value=found, limit=limit_bytes)

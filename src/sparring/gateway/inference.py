@@ -96,9 +96,8 @@ class _Batcher:
 
     async def decide(self, seat: SeatSpec, request: ActRequest) -> Decision:
         if len(self._waiting) >= MAX_WAITING:
-            raise ServerBusy(
-                "too many callers wait for this model", where="act", do="Ask again later", limit=MAX_WAITING
-            )
+            wrong = "too many callers wait for this model"
+            raise ServerBusy(wrong, where="act", do="Ask again later", limit=MAX_WAITING)
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting.append((seat, request, answer))
         if self._running is None:
@@ -125,14 +124,9 @@ class _Batcher:
 
 def _check_state(state: Array | None, numbers: int) -> None:
     if state is not None and state.shape != (numbers,):
-        raise ChunkRefused(
-            "the state is not this model's",
-            where="act",
-            do="Send what its last answer gave, with that answer's model; leave both out where an episode begins",
-            field="state",
-            value=list(state.shape),
-            limit=[numbers],
-        )
+        wrong = "the state is not this model's"
+        do = "Send what its last answer gave, with that answer's model; leave both out where an episode begins"
+        raise ChunkRefused(wrong, where="act", do=do, field="state", value=list(state.shape), limit=[numbers])
 
 
 def _fail(

@@ -1,6 +1,6 @@
 """API keys: made, listed, revoked, and recognised, in `<data>/keys.json`; and the audit log of administrators.
 
-Only the SHA-256 of each 256-bit secret is kept, so the file lets nobody in. A running gateway looks
+Only the SHA-256 of each 256-bit secret is kept, so the file admits no one. A running gateway looks
 at the file's time at most once a second, so a revocation holds within that.
 """
 
@@ -10,7 +10,6 @@ import hmac
 import os
 import secrets
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from sparring.durable import replace_file
 from sparring.errors import ConfigError, Missing
-from sparring.gateway.secrets import write_private
 
 FILE = "keys.json"
 SCOPES = ("record", "act", "read", "node", "admin")
@@ -87,7 +86,7 @@ class ApiKeys:
         return list(self._by_id.values())
 
     def any(self, now_s: float) -> bool:
-        """Whether a key was ever made here; from then on nobody comes in without one."""
+        """Whether a key was ever made here; from then on every caller needs one."""
         self._look(now_s)
         return bool(self._by_id)
 
@@ -128,9 +127,8 @@ class ApiKeys:
         except FileNotFoundError:
             return ()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"it does not read: {error}", where=str(self.path), do="Restore it from a backup"
-            ) from None
+            wrong = f"it does not read: {error}"
+            raise ConfigError(wrong, where=str(self.path), do="Restore it from a backup") from None
         if file.format != 1:
             raise ConfigError(f"its format is {file.format}", where=str(self.path), do="Upgrade Sparring")
         return file.keys
@@ -144,9 +142,7 @@ class ApiKeys:
         self.reload()
 
     def _write(self, keys: tuple[ApiKey, ...]) -> None:
-        fresh = self.path.with_name(f".{FILE}.{time.time_ns()}")
-        write_private(fresh, msgspec.json.format(msgspec.json.encode(_File(1, keys)), indent=2))
-        os.replace(fresh, self.path)
+        replace_file(self.path, msgspec.json.format(msgspec.json.encode(_File(1, keys)), indent=2), 0o600)
 
 
 def _digest(secret: str) -> str:

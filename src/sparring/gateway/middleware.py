@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.errors import SparringError
 from sparring.gateway.http_errors import BadRequest, NotFound, ServerBusy, TooMany, answer
-from sparring.gateway.identity import NOBODY, PUBLIC, Caller, admit, check_host
+from sparring.gateway.identity import NO_CALLER, PUBLIC, Caller, admit, check_host
 from sparring.gateway.state import GatewayState
 
 log = logging.getLogger("sparring.gateway")
@@ -89,7 +89,7 @@ class Middleware:
         endpoint = scope.get("endpoint_name", "other")
         self._state.metrics.request(endpoint, status, seconds)
         if requests.isEnabledFor(logging.INFO):
-            caller: Caller = scope.get("caller", NOBODY)
+            caller: Caller = scope.get("caller", NO_CALLER)
             # Neither address nor agent nor query: the log must not tell who plays.
             line = {
                 "request": request,

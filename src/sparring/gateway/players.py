@@ -35,22 +35,13 @@ async def post_token(request: Request, state: GatewayState) -> Response:
     longest = state.config.gateway.token_lifetime_s
     lifetime_s = longest if asked.lifetime_s is None else asked.lifetime_s
     if not 0.0 < lifetime_s <= longest:
-        raise ChunkRefused(
-            "a token does not live so long",
-            where="token",
-            do="Ask for less, or raise gateway.token_lifetime_s",
-            field="lifetime_s",
-            value=lifetime_s,
-            limit=longest,
-        )
+        wrong = "a token does not live so long"
+        do = "Ask for less, or raise gateway.token_lifetime_s"
+        raise ChunkRefused(wrong, where="token", do=do, field="lifetime_s", value=lifetime_s, limit=longest)
     if not 1 <= len(asked.player) <= MAX_NAME_CHARACTERS:
-        raise ChunkRefused(
-            f"a name of {len(asked.player)} characters",
-            where="token",
-            do="Send the game's own name for the person",
-            field="player",
-            limit=MAX_NAME_CHARACTERS,
-        )
+        wrong = f"a name of {len(asked.player)} characters"
+        do = "Send the game's own name for the person"
+        raise ChunkRefused(wrong, where="token", do=do, field="player", limit=MAX_NAME_CHARACTERS)
     player = state.identity.secrets.pseudonym(game, asked.player)
     key = caller_of(request).id
     expires_at_ms = state.now_ms() + int(lifetime_s * 1000)
@@ -126,13 +117,9 @@ def _export(game: GameId, player: PlayerId, state: GatewayState) -> bytes:
         encoded.append(encode(chunk))
         size += len(encoded[-1])
         if size > MAX_EXPORT_BYTES:
-            raise ChunkRefused(
-                "there is more than one answer holds",
-                where="export",
-                do="Ask the operator for `spar data export`",
-                field="bytes",
-                limit=MAX_EXPORT_BYTES,
-            )
+            wrong = "there is more than one answer holds"
+            do = "Ask the operator for `spar data export`"
+            raise ChunkRefused(wrong, where="export", do=do, field="bytes", limit=MAX_EXPORT_BYTES)
     return pack(encoded)
 
 

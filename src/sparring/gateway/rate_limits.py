@@ -56,7 +56,7 @@ class Rates:
 
 
 class Quotas:
-    """Steps kept of each player since midnight UTC. Counted in memory: a restart begins anew."""
+    """Steps kept of each player since midnight UTC. Counted in memory: a restart begins at 0."""
 
     def __init__(self, steps_per_day: int, players: int = 1_000_000) -> None:
         self.steps_per_day, self._most = steps_per_day, players

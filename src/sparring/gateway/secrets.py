@@ -2,14 +2,15 @@
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 
 import msgspec
 
+from sparring.durable import append_file
 from sparring.errors import ConfigError
 from sparring.wire.ids import GameId, PlayerId
 
@@ -22,7 +23,7 @@ MAX_TOKEN_CHARACTERS = 1_024
 class Secrets:
     """One random secret in `<data>/identity.key` (0600), from which one per purpose and game is derived.
 
-    Losing the file makes every player a new one; so it belongs to the backup, and to nobody's log.
+    Losing the file makes every player a new one; so it belongs in the backup, and in no log.
     """
 
     def __init__(self, data: Path) -> None:
@@ -50,15 +51,9 @@ def pseudonym(data: Path, game: GameId, name: str) -> PlayerId:
 
 def _read_or_make(path: Path) -> bytes:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.exists():
-        write_private(fresh, secrets.token_hex(32).encode())
-        try:
-            os.link(fresh, path)  # whole or not at all, and never over another process's
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink()
+        with contextlib.suppress(FileExistsError):  # another process made it first
+            append_file(path, secrets.token_hex(32).encode(), 0o600)
     try:
         root = bytes.fromhex(path.read_text().strip())
     except ValueError:
@@ -66,15 +61,6 @@ def _read_or_make(path: Path) -> bytes:
     if len(root) != 32:
         raise ConfigError("it does not hold 64 hex digits", where=str(path), do="Restore it from a backup")
     return root
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """A new file that only its owner may read, on disk when this returns."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class TokenClaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -66,9 +66,8 @@ def check_all(body: bytes, kind: str, game: str, caller: Caller, state: GatewayS
     elif kind == JSON:
         received = shaped(read_json(body), JsonUpload).chunks
     else:
-        raise BadRequest(
-            f"content type {kind[:80]!r}", where="upload", do=f"Send {BINARY} or {JSON}", field="Content-Type"
-        )
+        wrong = f"content type {kind[:80]!r}"
+        raise BadRequest(wrong, where="upload", do=f"Send {BINARY} or {JSON}", field="Content-Type")
     if not 1 <= len(received) <= MAX_CHUNKS:
         wrong = f"{len(received)} chunks, an upload has 1 to {MAX_CHUNKS}"
         refusal = TooLarge if received else BadRequest
@@ -100,13 +99,9 @@ def _player(head: Header, game: str, caller: Caller, state: GatewayState) -> Pla
     """The pseudonym that is stored. A player's token speaks for that player alone."""
     name = head.player
     if name is not None and not 1 <= len(name) <= MAX_NAME_CHARACTERS:
-        raise ChunkRefused(
-            f"a name of {len(name)} characters",
-            where="chunk, player",
-            do="Leave it out, or send the game's own name for the person",
-            field="player",
-            limit=MAX_NAME_CHARACTERS,
-        )
+        wrong = f"a name of {len(name)} characters"
+        do = "Leave it out, or send the game's own name for the person"
+        raise ChunkRefused(wrong, where="chunk, player", do=do, field="player", limit=MAX_NAME_CHARACTERS)
     if caller.player is None:
         return None if name is None else state.identity.secrets.pseudonym(game, name)
     if name is None:  # a bot's seat belongs to no player; a person's seat is this player's
@@ -119,9 +114,8 @@ def _player(head: Header, game: str, caller: Caller, state: GatewayState) -> Pla
 def _from_json(one: JsonChunk, game: str, state: GatewayState) -> Chunk:
     head = one.header
     if head.columns or head.codec != "zstd":
-        raise BadRequest(
-            "columns and codec have no place in a JSON header", where="header", do="Leave them out", field="header"
-        )
+        wrong = "columns and codec have no place in a JSON header"
+        raise BadRequest(wrong, where="header", do="Leave them out", field="header")
     spec = state.catalogue.spec(game, head.version)
     if spec is None or not 0 <= head.seat < len(spec.seats):
         return Chunk(head, {})  # `accepted` says what is wrong with it

@@ -1,9 +1,8 @@
 """Which records of a stream may be stored, by the rules that a gateway applies to uploads. No I/O.
 
-A stream is also written to by game servers without a gateway, so every chunk is checked here, whoever sent it.
+A stream is also written to by game servers without a gateway, so every chunk is checked here.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,9 +11,9 @@ from sparring.games.chunk_rules import ChunkRules
 from sparring.games.spec import GameSpec
 from sparring.stream.protocol import Placed
 from sparring.wire.chunk import Chunk, Header, decode
+from sparring.wire.ids import is_pseudonym
 
 MAX_TEXT = 200  # characters of anything that a sender chose
-_PSEUDONYM = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class ChunkJudge:
             chunk = decode(placed.data)
             header = chunk.header
             self._rules.spec(header)
-            if header.player is not None and not _PSEUDONYM.fullmatch(header.player):
+            if header.player is not None and not is_pseudonym(header.player):
                 do = "Send 32 hex digits that only you can trace back, or go through the gateway, which makes them"
                 # The value may be a person's name, so the refusal does not repeat it.
                 raise ChunkRefused("it is no pseudonym", where="chunk, player", do=do, field="player")
