@@ -81,7 +81,7 @@ def test_an_episode_remembers_and_every_chunk_carries_the_memory_of_its_first_st
                 person = i == steps // 3  # who listens to the model and does otherwise
                 episode.record(row, 1 - action if person else action, 1.0)
             episode.end(rows[0])
-    assert connection.flush(10)
+    assert connection.flush(30)
     with open_store(f"sqlite:///{server.data / 'experience.db'}") as store:
         chunks = [one for one in store.read(Query(game="cartpole")) if one.header.episode == episode.id]
     firsts = [chunk.header.first_step for chunk in chunks if chunk.header.actor == f"model:{model.id}"]

@@ -43,7 +43,7 @@ def socket_to(server, game="cartpole", **options):
 def speaker(socket, text=True):
     def say(message, answered=True):
         socket.send(message if isinstance(message, str | bytes) else encode(message, text=text))
-        return decode_answer(socket.recv(timeout=20)) if answered else None
+        return decode_answer(socket.recv(timeout=30)) if answered else None
 
     return say
 
@@ -206,13 +206,13 @@ def test_a_broken_protocol_is_said_and_closed(server, frames):
         assert isinstance(answers[-1], Problem)
         assert answers[-1].code in ("protocol", "wire")
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=5)
+            socket.recv(timeout=30)
 
 
 def _ask(socket, frame):
     """The answer; the socket may be closed while the frame is still being sent."""
     socket.send(frame)
-    return socket.recv(timeout=10)
+    return socket.recv(timeout=30)
 
 
 def test_a_frame_above_the_limit_closes_the_socket(server, http):
