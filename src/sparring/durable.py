@@ -73,11 +73,11 @@ def create_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     sync(path.parent)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """`path` with `content`, whole and durable, instead of whatever was there."""
     draft = path.parent / _draft_name()
     try:
-        write_new(draft, content)
+        write_new(draft, content, mode)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

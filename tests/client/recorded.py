@@ -1,21 +1,21 @@
-"""Lanes without a connection, for tests of what is decided without I/O."""
+"""Buffers without a connection, for tests of what is decided without I/O."""
 
 import numpy as np
 
-from sparring.client.cutter import cut, encoded
-from sparring.client.layout import Layout
-from sparring.client.step_buffer import About, Budget, By, StepBuffer
 from sparring.games.catalogue import spec_of
-from sparring.games.chunk_checks import check_chunk
+from sparring.games.chunk_checks import check
+from sparring.games.cutter import cut, encoded
+from sparring.games.step_buffer import Behaviour, MemoryBudget, StepBuffer
+from sparring.games.step_layout import StepLayout
 from sparring.wire.chunk import decode
 from sparring.wire.ids import new_episode
 
 CARTPOLE = spec_of("cartpole")
 
 
-def lane_of(game=CARTPOLE, seat=0, memory_bytes=64 << 20, seed=None):
-    about = About(game.id, game.version, game.hash, new_episode(), seat, None, "play", 1.0, seed)
-    return StepBuffer(about, Layout(game, seat), Budget(memory_bytes), lambda: None)
+def buffer_of(game=CARTPOLE, seat=0, memory_bytes=64 << 20, seed=None):
+    layout = StepLayout(game, seat)
+    return StepBuffer(layout.header(new_episode(), "play", seed=seed), layout, MemoryBudget(memory_bytes))
 
 
 def seen(step):
@@ -23,15 +23,15 @@ def seen(step):
     return np.array([step / 1000, 0, 0, 0], np.float32)
 
 
-def write(lane, step, action=0, reward=1.0, *, actor="person", tick=None, legal=None, logp=None, state=None):
-    lane.write(seen(step), action, reward, tick=tick, legal=legal, by=By(actor, logp, state))
+def write(buffer, step, action=0, reward=1.0, *, actor="person", tick=None, legal=None, logp=None, state=None):
+    buffer.write(seen(step), action, reward, tick=tick, legal=legal, by=Behaviour(actor, logp, state))
 
 
-def taken(lane, due=False, spec=CARTPOLE):
-    """What the lane gives now, as the gateway will read it: each chunk passes the gateway's own check."""
-    chunks = [decode(encoded(chunk)) for chunk in cut(lane, due=due)]
+def taken(buffer, due=False, spec=CARTPOLE):
+    """What the buffer gives now, as the gateway will read it: each chunk passes the gateway's own check."""
+    chunks = [decode(encoded(chunk)) for chunk in cut(buffer, due=due)]
     for chunk in chunks:
-        check_chunk(chunk, spec)
+        check(chunk, spec)
     return chunks
 
 

@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from serving import serving
-from sparring.client.runner import Runner
 from sparring.config import load
 from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.plan import TrainRequest
 from sparring.learn.runs.train import TrainOptions, train
+from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import read_weights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import squashed
@@ -72,6 +72,7 @@ def spar(data, *words):
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_card_says_gaussian_and_bounds_and_both_commands_take_it(data, model):
     assert model.card.policy == "gaussian"
     assert next(head for head in model.card.network.heads if head.name == "mean").bounds == (-2.0, 2.0)
@@ -99,7 +100,7 @@ def test_an_episode_does_the_mean_and_every_step_is_stored(server, connect, mode
         episode.end(view.observation[0][STATE][0], terminated=False)
     np.testing.assert_allclose(actions, means(model, np.stack(rows)), atol=1e-4)
     assert np.abs(actions).max() <= 2.0
-    assert connection.flush(10)
+    assert connection.flush(30)
     with open_store(f"sqlite:///{server.data / 'experience.db'}") as store:
         chunks = [one for one in store.read(Query(game=GAME)) if one.header.episode == episode.id]
     assert {chunk.header.actor for chunk in chunks} == {f"model:{model.id}"}
@@ -107,6 +108,7 @@ def test_an_episode_does_the_mean_and_every_step_is_stored(server, connect, mode
     np.testing.assert_array_equal(kept, np.stack(actions))
 
 
+@pytest.mark.slow
 def test_mock_players_collect_with_the_model(server, data, model):
     words = ("--clients", "2", "--episodes", "2", "--skills", "model,random", "--folder", str(data / "clients"))
     said = spar(data, "collect", GAME, *words, "--to", server.url)
@@ -120,9 +122,9 @@ def test_mock_players_collect_with_the_model(server, data, model):
 def test_strength_mixes_the_mean_with_chance_on_both_sides(server, model):
     row = views(1)[0]
     mean = float(means(model, row[None])[0, 0])
-    runner, rng = Runner(model), np.random.default_rng(0)
-    runner.check(SEAT)
-    local = np.array([runner.decide(SEAT, {STATE: row}, None, rng, 0.5).action[0] for _ in range(120)])
+    chooser, rng = Chooser(model), np.random.default_rng(0)
+    chooser.check(SEAT)
+    local = np.array([chooser.decide(SEAT, ActRequest({STATE: row}, strength=0.5), rng).action[0] for _ in range(120)])
     body = {"observation": {"state": row.tolist()}, "strength": 0.5}
     with httpx.Client(base_url=server.url, trust_env=False) as http:
         served = np.array([http.post(f"/v1/games/{GAME}/act", json=body).json()["action"][0] for _ in range(120)])

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sparring.client.champion import Held, Memory, accepted
+from sparring.client.champion import ChampionFile, HeldChampion, accepted
 from sparring.errors import ModelDamaged
 from sparring.games.catalogue import spec_of
 from sparring.wire.champion import Champion, Signed, key_name, sign
@@ -33,7 +33,7 @@ def manifest(counter=5, *, private=PRIVATE, **changes):
 
 
 def held(signed, counter=5):
-    return Held(key=signed.key, counter=counter, signed=signed)
+    return HeldChampion(key=signed.key, counter=counter, signed=signed)
 
 
 def judge(signed, before=None, trust=TRUST, seat=0, now_ms=NOW_MS):
@@ -81,32 +81,32 @@ def test_an_edited_manifest_is_refused_at_every_byte():
 
 
 def test_without_trust_the_first_key_is_pinned_and_another_refused(tmp_path):
-    memory = Memory(tmp_path / "champion" / "1-0.json")
+    memory = ChampionFile(tmp_path / "champion" / "1-0.json")
     assert memory.read() is None
-    memory.keep(manifest(), None, game=GAME, seat=0, now_ms=NOW_MS)
+    memory.accept(manifest(), None, game=GAME, seat=0, now_ms=NOW_MS)
     assert memory.read().key == TRUST
     with pytest.raises(ModelDamaged, match="not by the trusted"):
-        memory.keep(manifest(6, private=OTHER), None, game=GAME, seat=0, now_ms=NOW_MS)
+        memory.accept(manifest(6, private=OTHER), None, game=GAME, seat=0, now_ms=NOW_MS)
     assert memory.read().counter == 5
 
 
 def test_given_trust_outranks_a_pinned_key_and_the_counter_still_never_goes_back(tmp_path):
-    memory = Memory(tmp_path / "1-0.json")
-    memory.keep(manifest(5, private=OTHER), None, game=GAME, seat=0, now_ms=NOW_MS)
+    memory = ChampionFile(tmp_path / "1-0.json")
+    memory.accept(manifest(5, private=OTHER), None, game=GAME, seat=0, now_ms=NOW_MS)
     with pytest.raises(ModelDamaged, match="behind 5"):
-        memory.keep(manifest(4), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
-    memory.keep(manifest(6), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
+        memory.accept(manifest(4), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
+    memory.accept(manifest(6), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
     assert memory.read().key == TRUST
 
 
 def test_the_counter_survives_a_restart_and_a_damaged_memory_is_not_taken_for_none(tmp_path):
     path = tmp_path / "1-0.json"
-    Memory(path).keep(manifest(7), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
+    ChampionFile(path).accept(manifest(7), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
     with pytest.raises(ModelDamaged, match="behind 7"):
-        Memory(path).keep(manifest(6), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
+        ChampionFile(path).accept(manifest(6), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ModelDamaged, match="Remove it to trust the gateway anew"):
-        Memory(path).keep(manifest(6), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
+    with pytest.raises(ModelDamaged, match="Remove it to pin the gateway's key again"):
+        ChampionFile(path).accept(manifest(6), TRUST, game=GAME, seat=0, now_ms=NOW_MS)
 
 
 def test_processes_that_share_the_memory_never_take_its_counter_back(tmp_path):
@@ -115,11 +115,11 @@ def test_processes_that_share_the_memory_never_take_its_counter_back(tmp_path):
     signed = [manifest(counter) for counter in range(1, 101)]
     code = (
         "import sys, msgspec; from pathlib import Path\n"
-        "from sparring.client.champion import Memory; from sparring.errors import ModelDamaged\n"
+        "from sparring.client.champion import ChampionFile; from sparring.errors import ModelDamaged\n"
         "from sparring.games.catalogue import spec_of; from sparring.wire.champion import Signed\n"
-        "memory, kept = Memory(Path(sys.argv[1])), []\n"
+        "memory, kept = ChampionFile(Path(sys.argv[1])), []\n"
         "for signed in msgspec.json.decode(sys.stdin.buffer.read(), type=list[Signed]):\n"
-        "    try: kept.append(memory.keep(signed, None, game=spec_of('cartpole'), seat=0, now_ms=0).counter)\n"
+        "    try: kept.append(memory.accept(signed, None, game=spec_of('cartpole'), seat=0, now_ms=0).counter)\n"
         "    except ModelDamaged: continue\n"
         "    assert memory.read().counter >= kept[-1]\n"
         "assert kept == sorted(kept)\n"
@@ -131,7 +131,7 @@ def test_processes_that_share_the_memory_never_take_its_counter_back(tmp_path):
         child.stdin.close()
         children.append(child)
     assert [child.wait() for child in children] == [0] * 4
-    assert Memory(path).read().counter == 100
+    assert ChampionFile(path).read().counter == 100
 
 
 def test_a_manifest_travels_as_json_and_back():

@@ -26,7 +26,7 @@ def play(connection, steps=5, **how):
     return episode.id
 
 
-def until(condition, timeout_s=5.0):
+def until(condition, timeout_s=30.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -40,7 +40,7 @@ def said(results):
 def test_what_is_recorded_arrives_once_with_everything_that_was_said_of_it(peer, connect):
     connection = connect(peer.url, player="alice", token="secret")
     episode = play(connection, seed=7, actor="script:demo", source="collect")
-    assert connection.flush(5)
+    assert connection.flush(30)
     (chunk,) = peer.kept.values()
     head = chunk.header
     assert (head.episode, head.player, head.seed, head.actor, head.source) == (
@@ -68,7 +68,7 @@ def test_failures_of_every_kind_are_tried_again_until_each_chunk_is_kept_once(pe
     peer.answers.append(answered_but_lost)
     for _ in range(20):
         play(connection)
-    assert connection.flush(10)
+    assert connection.flush(30)
     statistics = connection.statistics()
     assert len(peer.kept) == 20
     assert statistics.acknowledged_chunks == 20
@@ -101,7 +101,7 @@ def test_a_mixed_answer_settles_each_chunk_by_its_own_verdict(peer, connect, tmp
         return 422, {}, {"error": {"code": "chunk", "message": "the action is wrong"}, "results": results}
 
     peer.answers.append(mixed)
-    assert connection.flush(5)
+    assert connection.flush(30)
     statistics = connection.statistics()
     assert (statistics.new_chunks, statistics.refused_chunks) == (2, 1)
     (reason,) = tmp_path.rglob("*.reason.txt")
@@ -120,7 +120,7 @@ def test_an_upload_refused_as_a_whole_is_halved_until_the_chunk_at_fault_stands_
         return None
 
     peer.always = no_fifth
-    assert connection.flush(5)
+    assert connection.flush(30)
     assert sorted(key.episode for key in peer.kept) == [*episodes[:4], *episodes[5:]]
     assert connection.statistics().refused_chunks == 1
 
@@ -135,7 +135,7 @@ def test_a_wrong_token_keeps_spooling_and_says_so_until_it_is_renewed(peer, conn
     assert "old" not in caplog.text.replace("spooled", "")
     peer.always = None
     connection.renew("new")
-    assert connection.flush(5)
+    assert connection.flush(30)
     assert peer.seen[-1] == "Bearer new"
 
 
@@ -146,7 +146,7 @@ def test_an_erased_player_is_forgotten_here_too(peer, connect, tmp_path):
     until(lambda: connection.statistics().erased_chunks == 1)
     assert not list(tmp_path.rglob("*.chunks"))
     play(connection)
-    assert connection.flush(1)
+    assert connection.flush(30)
     statistics = connection.statistics()
     assert (statistics.episodes_not_asked, statistics.waiting_chunks) == (1, 0)
 
@@ -159,7 +159,7 @@ def test_the_sample_rate_is_fixed_when_an_episode_is_opened_and_the_same_for_its
     with connection.episode() as episode:
         episode.record(board, 3)
         episode.end(board)
-    assert connection.flush(5)
+    assert connection.flush(30)
     assert connection.sample_rate == 0.25
     late = connection.episode(1, episode=early.id)
     assert early.sample_rate == late.sample_rate == 1.0
@@ -171,7 +171,7 @@ def test_the_sample_rate_is_fixed_when_an_episode_is_opened_and_the_same_for_its
         assert other.recorded == episode.recorded
         episode.record(board, 3)
         episode.end(board)
-    assert connection.flush(10)
+    assert connection.flush(30)
     assert len(peer.kept) == asked + 1
     assert {chunk.header.sample_rate for chunk in peer.kept.values()} == {1.0, 0.25}
 
@@ -180,7 +180,7 @@ def test_episodes_are_named_by_the_gateways_clock(peer, connect):
     connection = connect(peer.url)
     peer.ahead_ms = 86_400_000
     play(connection)
-    assert connection.flush(5)
+    assert connection.flush(30)
     ahead_ms = opened_at_ms(connection.episode().id) - time.time() * 1000
     assert abs(ahead_ms - 86_400_000) < 5_000
 
@@ -192,7 +192,7 @@ def test_a_long_episode_arrives_while_it_is_played(peer, connect):
             episode.record(STATE, 0, 1.0, tick=step)
         until(lambda: sum(chunk.header.steps for chunk in peer.kept.values()) == 8)
         episode.end(STATE)
-    assert connection.flush(5)
+    assert connection.flush(30)
     assert [chunk.header.ending for chunk in peer.kept.values()] == ["running", "terminated"]
 
 
@@ -206,12 +206,12 @@ def test_actions_that_act_chose_are_the_models_and_others_the_persons(peer, conn
         episode.record(STATE, 1 - chosen, 1.0)
         episode.record(STATE, chosen, 1.0)
         episode.end(STATE)
-    assert connection.flush(5)
+    assert connection.flush(30)
     chunks = sorted(peer.kept.values(), key=lambda chunk: chunk.header.first_step)
     assert [(chunk.header.actor, chunk.header.steps) for chunk in chunks] == [("script:random", 1), ("person", 2)]
     assert chunks[0].columns["legal"].tolist() == [[0, 1]]
     assert chunks[0].columns["behaviour_logp"].tolist() == [0.0]
-    assert caplog.text.count("draws a legal action by chance") == 1
+    assert caplog.text.count("takes a random legal action") == 1
 
 
 def test_an_episode_that_has_ended_takes_nothing_more(peer, connect):
@@ -247,7 +247,7 @@ def test_a_spool_that_is_full_keeps_the_newest_whole_episodes(peer, connect):
     statistics = connection.statistics()
     assert statistics.waiting_bytes <= 20_000
     assert statistics.dropped_episodes + statistics.waiting_chunks == 30
-    assert "dropped episode" not in statistics.said or statistics.dropped_episodes
+    assert "dropped episode" not in statistics.last_problem or statistics.dropped_episodes
 
 
 def test_a_background_that_cannot_keep_up_costs_steps_and_never_the_games_time(peer, connect):
@@ -281,7 +281,7 @@ def test_episodes_may_be_recorded_from_several_threads(peer, connect):
         thread.start()
     for thread in threads:
         thread.join()
-    assert connection.flush(10)
+    assert connection.flush(30)
     assert len({key.episode for key in peer.kept}) == 80
     assert sum(chunk.header.steps for chunk in peer.kept.values()) == 80 * 50
 
@@ -314,7 +314,7 @@ def test_the_gateway_may_be_asked_for_every_action_and_chance_steps_in_when_it_i
             assert episode.act(STATE, legal=[1, 0]) == 0
     statistics = connection.statistics()
     assert statistics.act_fallbacks == 20
-    assert caplog.text.count("draws a legal action by chance") == 1
+    assert caplog.text.count("takes a random legal action") == 1
 
 
 def test_a_spec_that_is_not_built_in_comes_from_the_gateway_and_then_from_disk(peer, connect):

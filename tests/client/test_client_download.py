@@ -8,8 +8,7 @@ from peer import Peer
 from served_models import always
 from test_client_models import STATE, TRUST, publish
 
-from sparring.client.download import Download
-from sparring.client.gateway import tls
+from sparring.client.gateway import Download
 from sparring.errors import Unreachable
 from sparring.wire.model import ONNX
 
@@ -79,7 +78,7 @@ def test_what_another_place_gives_is_verified_like_all_else(peer, bucket, connec
     point(peer, LEFT, bucket.url)
     connection = connect(peer.url, trust=TRUST)
     assert connection.wait_for_model() is None
-    assert "not what its card says" in connection.statistics().said
+    assert "not what its card says" in connection.statistics().last_problem
 
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1:9/x?signature=s", "file:///etc/passwd", "", "ftp://x/y"])
@@ -88,7 +87,7 @@ def test_a_gateway_over_tls_cannot_send_a_client_where_there_is_none(place):
         httpx.Client(base_url="https://127.0.0.1:9", verify=False) as http,
         pytest.raises(Unreachable, match="is no place for models") as caught,
     ):
-        Download(http, tls)._elsewhere(place, None)
+        Download(http)._redirected(place, None)
     assert "signature" not in str(caught.value)
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from recorded import lane_of, taken, write
+from recorded import buffer_of, taken, write
 from served_models import GAME, promote, registry_of
 
 from serving import serving
-from sparring.client.runner import Runner
+from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model, read_weights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.shapes import parameters, state_width
@@ -48,18 +48,17 @@ def alone(model, rows):
 
 
 @pytest.mark.parametrize("memory", [Gru(5), Lstm(5)])
-def test_a_runner_goes_on_from_the_decision_before_and_begins_without_one(memory):
-    model, rng, held = remembering(memory), np.random.default_rng(0), None
-    runner = Runner(model)
-    runner.check(GAME.seats[0])
+def test_a_chooser_goes_on_from_the_state_of_the_decision_before_and_begins_without_one(memory):
+    model, rng, state, seat = remembering(memory), np.random.default_rng(0), None, GAME.seats[0]
+    chooser = Chooser(model)
+    chooser.check(seat)
     for row, (action, before) in zip(views(20), alone(model, views(20)), strict=True):
-        held = runner.decide(GAME.seats[0], {"observation/state": row}, None, rng, None, held)
-        assert held.action == action
-        np.testing.assert_allclose(held.before, before, atol=1e-5)
-    fresh = runner.decide(GAME.seats[0], {"observation/state": views(1)[0]}, None, rng, None)
-    assert not fresh.before.any()
-    other = Runner(remembering(memory, 1))  # whose memory this is not
-    assert not other.decide(GAME.seats[0], {"observation/state": views(1)[0]}, None, rng, None, held).before.any()
+        decision = chooser.decide(seat, ActRequest({"observation/state": row}, state=state), rng)
+        assert decision.action == action
+        np.testing.assert_allclose(decision.state_before, before, atol=1e-5)
+        state = decision.state_after
+    fresh = chooser.decide(seat, ActRequest({"observation/state": views(1)[0]}), rng)
+    assert not fresh.state_before.any()
 
 
 @pytest.mark.parametrize("act", ["local", "server"])
@@ -67,7 +66,7 @@ def test_an_episode_remembers_and_every_chunk_carries_the_memory_of_its_first_st
     model = remembering(Gru(6), seed=7 if act == "local" else 8)
     with registry_of(server) as registry:
         promote(registry, model)
-        later = remembering(Gru(6), seed=9)  # reigns while the episode runs
+        later = remembering(Gru(6), seed=9)  # the champion from the middle of the episode on
         steps = STEPS if act == "local" else 40
         connection = connect(server.url, act=act, act_timeout_s=10.0, timeout_s=10.0)
         if act == "local":
@@ -82,7 +81,7 @@ def test_an_episode_remembers_and_every_chunk_carries_the_memory_of_its_first_st
                 person = i == steps // 3  # who listens to the model and does otherwise
                 episode.record(row, 1 - action if person else action, 1.0)
             episode.end(rows[0])
-    assert connection.flush(10)
+    assert connection.flush(30)
     with open_store(f"sqlite:///{server.data / 'experience.db'}") as store:
         chunks = [one for one in store.read(Query(game="cartpole")) if one.header.episode == episode.id]
     firsts = [chunk.header.first_step for chunk in chunks if chunk.header.actor == f"model:{model.id}"]
@@ -97,22 +96,22 @@ def test_an_episode_remembers_and_every_chunk_carries_the_memory_of_its_first_st
 
 
 def test_a_chunk_cut_in_the_middle_of_a_block_carries_the_memory_of_its_own_first_step():
-    lane, actor = lane_of(), "model:" + "a" * 64
+    buffer, actor = buffer_of(), "model:" + "a" * 64
     for step in range(12):
-        write(lane, step, actor=actor, logp=0.0, state=np.full(3, step, np.float32))
+        write(buffer, step, actor=actor, logp=0.0, state=np.full(3, step, np.float32))
         if step == 7:
-            (early,) = taken(lane, due=True)
-    lane.end(np.zeros(4, np.float32), terminated=True, outcome=None)
-    (late,) = taken(lane)
+            (early,) = taken(buffer, due=True)
+    buffer.end(np.zeros(4, np.float32), terminated=True, outcome=None)
+    (late,) = taken(buffer)
     assert (early.header.steps, late.header.first_step) == (6, 6)
     assert early.columns["state/state"].tolist() == [0.0] * 3
     assert late.columns["state/state"].tolist() == [6.0] * 3
 
 
 def test_memory_counts_against_the_budget_and_is_given_back():
-    lane = lane_of()
-    write(lane, 0, actor="model:" + "a" * 64, state=np.zeros(256, np.float32))
-    assert lane._budget.taken_bytes >= lane.layout.capacity_steps * 1024
-    lane.end(np.zeros(4, np.float32), terminated=True, outcome=None)
-    taken(lane)
-    assert lane._budget.taken_bytes == 0
+    buffer = buffer_of()
+    write(buffer, 0, actor="model:" + "a" * 64, state=np.zeros(256, np.float32))
+    assert buffer._budget.taken_bytes >= buffer.layout.capacity_steps * 1024
+    buffer.end(np.zeros(4, np.float32), terminated=True, outcome=None)
+    taken(buffer)
+    assert buffer._budget.taken_bytes == 0

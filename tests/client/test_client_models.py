@@ -61,7 +61,7 @@ def test_a_promoted_model_is_picked_up_between_episodes_and_named_in_what_it_did
     with connection.episode() as episode:
         assert episode.act(STATE) == 1
         assert episode.act(STATE, legal=[1, 0]) == 0
-    assert connection.flush(5)
+    assert connection.flush(30)
     promote(registry, LEFT)  # a rollback is a higher counter that names an older model
     assert connection.wait_for_model() == LEFT.id
     assert connection.statistics().model == LEFT.id
@@ -78,7 +78,7 @@ def test_strength_mixes_in_chance_and_its_probability_is_recorded_exactly(peer, 
             episode.record(STATE, chosen[-1], 1.0)
         episode.end(STATE)
     assert 250 < sum(chosen) < 350  # three of four
-    assert connection.flush(5)
+    assert connection.flush(30)
     (chunk,) = peer.kept.values()
     assert chunk.header.actor == f"model:{RIGHT.id}"
     expected = np.where(np.array(chosen) == 1, np.log(0.75), np.log(0.25))
@@ -98,11 +98,12 @@ def test_a_restart_without_a_gateway_acts_with_the_model_on_disk(peer, connect):
 
 
 def test_after_its_expiry_the_model_held_goes_on_and_that_is_said(peer, connect, caplog):
-    publish(peer, RIGHT, counter=3, expires_at_ms=int(time.time() * 1000) + 400)
+    expires_at_s = time.time() + 3.0
+    publish(peer, RIGHT, counter=3, expires_at_ms=int(expires_at_s * 1000))
     first = connect(peer.url, trust=TRUST)
     assert first.wait_for_model() == RIGHT.id
     first.close()
-    time.sleep(0.5)
+    time.sleep(max(0.0, expires_at_s - time.time()) + 0.01)
     second = connect(peer.url, trust=TRUST)
     assert second.wait_for_model() == RIGHT.id
     assert "has expired; the verified model held goes on" in caplog.text

@@ -65,6 +65,7 @@ def collect(server, tmp_path, *words):
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_eight_clients_collect_two_hundred_episodes_and_nothing_is_lost_or_twice(server, tmp_path):
     before = stored(server.data)
     result = collect(server, tmp_path, "cartpole", "--clients", "8", "--episodes", "200", "--skills", "random,script")
@@ -110,7 +111,7 @@ def test_what_was_recorded_while_the_gateway_was_down_arrives_when_it_is_back(tm
     connection = connect(server.url, flush_every_s=0.05)
     player, game = MockPlayer(connection, script_of("random", connection.spec)), open_game("cartpole")
     steps = sum(play(game, [player], number, 5) for number in range(10))
-    assert connection.flush(10)
+    assert connection.flush(30)
     server.kill()
     stop_quietly(server)
     steps += sum(play(game, [player], number, 5) for number in range(10, 40))
@@ -131,6 +132,7 @@ def stop_quietly(server):
         server.process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_game_killed_at_random_instants_loses_nothing_that_was_spooled(server, tmp_path):
     """5 kills -9 at random instants; then one whole run. Spooled = counted by the game, or whole in its files."""
     rng, said, kills = random.Random(3), 0, 5
@@ -168,6 +170,7 @@ def test_a_game_killed_at_random_instants_loses_nothing_that_was_spooled(server,
     assert_true(episodes)
 
 
+@pytest.mark.slow
 def test_through_a_network_that_drops_cuts_and_dribbles_everything_arrives_once(server, tmp_path, connect):
     host, port = "127.0.0.1", server.port
     before = stored(server.data)
@@ -203,7 +206,7 @@ def test_a_chunk_of_another_spec_is_refused_by_the_gateway_and_set_aside_with_th
     with connection.episode() as episode:
         episode.record(STATE, 0, 1.0)
         episode.end(STATE)
-    assert connection.flush(5)
+    assert connection.flush(30)
     assert connection.statistics().refused_chunks == 1
     (reason,) = (tmp_path / "client").rglob("*.reason.txt")
     assert "it follows another spec" in reason.read_text()

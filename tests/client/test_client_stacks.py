@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from served_models import GAME
 
-from sparring.client.episode import Episode, Opened
-from sparring.client.layout import Layout
-from sparring.client.runner import Runner
+from sparring.client.episode import Episode
 from sparring.errors import ChunkRefused, ModelDamaged
+from sparring.games.step_layout import StepLayout
+from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model, read_weights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.shapes import parameters
@@ -25,10 +25,10 @@ class Deciding:
     def __init__(self):
         self.rng = np.random.default_rng(0)
 
-    def decide(self, index, seat, runner, observation, legal, held):
-        return runner.decide(seat, observation, legal, self.rng, None, held)
+    def decide(self, index, seat, chooser, observation, legal, last):
+        return chooser.decide(seat, ActRequest(observation, legal), self.rng)
 
-    def ended(self, episode, lane):
+    def ended(self, episode, buffer):
         pass
 
 
@@ -39,17 +39,17 @@ def model():
     return make_model(STACKED, network, weights, "greedy", Lineage(algorithm="none", config={}, steps={}), 1)
 
 
-def opened(runner):
-    place = Opened(new_episode(), 0, 1.0, "person")
-    return Episode(Deciding(), Layout(STACKED, 0), None, runner, place)
+def opened(chooser):
+    layout = StepLayout(STACKED, 0)
+    return Episode(Deciding(), layout, layout.header(new_episode(), "play"), "person", None, chooser)
 
 
 def test_act_gives_the_model_the_last_frames_of_its_own_episode():
     made = model()
-    forward, runner = NumpyForward(made.card.network, read_weights(made)), Runner(made)
+    forward, chooser = NumpyForward(made.card.network, read_weights(made)), Chooser(made)
     views = np.random.default_rng(1).normal(0, 0.05, (40, 4)).astype(np.float32)
     for start in (0, 20):
-        episode = opened(runner)
+        episode = opened(chooser)
         for at in range(start, start + 20):
             stack = views[np.maximum([at - 2, at - 1, at], start)]
             wanted = int(forward({"observation/state": stack[None]})["logits"].argmax())
@@ -63,7 +63,7 @@ def test_act_gives_the_model_the_last_frames_of_its_own_episode():
 
 def test_a_frame_that_is_refused_is_in_no_stack():
     made = model()
-    episode, other = opened(Runner(made)), opened(Runner(made))
+    episode, other = opened(Chooser(made)), opened(Chooser(made))
     view = np.full(4, 0.01, np.float32)
     with pytest.raises(ChunkRefused):
         episode.act(np.zeros(5, np.float32))
@@ -71,7 +71,7 @@ def test_a_frame_that_is_refused_is_in_no_stack():
 
 
 def test_a_model_of_stacks_is_for_games_with_stacks():
-    runner = Runner(model())
-    runner.check(STACKED.seats[0], 3)
+    chooser = Chooser(model())
+    chooser.check(STACKED.seats[0], 3)
     with pytest.raises(ModelDamaged, match="has shape"):
-        runner.check(GAME.seats[0])
+        chooser.check(GAME.seats[0])

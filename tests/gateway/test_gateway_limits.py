@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from sparring.gateway.rate_limits import DAY_S, Quotas, Rates
-from sparring.gateway.sample_rate import SampleRate
+from sparring.gateway.rate_limits import DAY_S, Quotas, Rates, SampleRate
 from sparring.wire.ids import asked_for, new_episode
 
 

@@ -54,7 +54,7 @@ def ask(http, row, **more):
 
 
 def until(http, model):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while ask(http, np.zeros(4)).json()["model"] != model.id:
         assert time.monotonic() < deadline
         time.sleep(0.1)

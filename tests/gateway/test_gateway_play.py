@@ -9,7 +9,10 @@ from talking import stored
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from sparring.games.catalogue import open_game
+from sparring.errors import ChunkRefused
+from sparring.games.catalogue import open_game, spec_of
+from sparring.gateway.play import OpenSeat
+from sparring.nets.chooser import RANDOM_ACTOR, Decision
 from sparring.wire.ids import new_episode
 from sparring.wire.messages import (
     Action,
@@ -40,7 +43,7 @@ def socket_to(server, game="cartpole", **options):
 def speaker(socket, text=True):
     def say(message, answered=True):
         socket.send(message if isinstance(message, str | bytes) else encode(message, text=text))
-        return decode_answer(socket.recv(timeout=20)) if answered else None
+        return decode_answer(socket.recv(timeout=30)) if answered else None
 
     return say
 
@@ -107,36 +110,53 @@ def test_what_is_not_to_be_recorded_is_not(talk, server):
     assert kept(server, episode) == []
 
 
-def test_a_long_episode_is_cut_into_chunks_without_a_gap(server, monkeypatch):
-    from sparring.games.catalogue import spec_of
-    from sparring.gateway import seat_recorder as recording
-    from sparring.gateway.inference import Decision
-
-    monkeypatch.setattr(recording, "MAX_STEPS", 10)
-    recorder = recording.SeatRecorder(spec_of("cartpole"), Start(new_episode()), 1.0, True)
-    chunks, state = [], {"observation/state": np.zeros(4, np.float32)}
-    for tick in range(25):
-        recorder.earned(float(tick > 0), tick)
-        model = None if tick < 15 else "a" * 64  # a change of actor starts a new chunk
-        chunks += recorder.chose(state, None, Decision(0, -0.5, None, model))
-    chunks += recorder.end(state, 1.0, True, 25.0)
-    assert [(chunk.header.first_step, chunk.header.steps) for chunk in chunks] == [(0, 10), (10, 5), (15, 10)]
-    assert [chunk.header.ending for chunk in chunks] == ["running", "running", "terminated"]
+def test_a_long_episode_is_cut_into_chunks_without_a_gap():
+    spec = msgspec.structs.replace(spec_of("cartpole"), max_ticks=2_000)
+    seat = OpenSeat(spec, Start(new_episode()), 1.0, recorded=True)
+    chunks, view = [], {"observation/state": np.zeros(4, np.float32)}
+    for tick in range(1_300):
+        seat.advance(float(tick > 0), tick)
+        actor = RANDOM_ACTOR if tick < 600 else "model:" + "a" * 64  # a change of actor starts a new chunk
+        chunks += seat.decided(view, None, Decision(0, actor, -0.5))
+    chunks += seat.end(view, End("", 0, {}, 1.0, outcome=25.0))
+    assert [(chunk.header.first_step, chunk.header.steps) for chunk in chunks] == [
+        (0, 512),
+        (512, 88),
+        (600, 512),
+        (1112, 188),
+    ]
+    assert [chunk.header.ending for chunk in chunks] == ["running"] * 3 + ["terminated"]
     assert all(chunk.columns["reward"].tolist() == [1.0] * chunk.header.steps for chunk in chunks)
 
 
-def test_leaving_without_an_end_keeps_what_is_whole(server):
+def test_a_refused_end_that_is_sent_again_earns_once():
+    seat = OpenSeat(spec_of("cartpole"), Start(new_episode()), 1.0, recorded=True)
+    view = {"observation/state": np.zeros(4, np.float32)}
+    seat.advance(0.0, 0)
+    seat.decided(view, None, Decision(0, RANDOM_ACTOR, -0.5))
+    with pytest.raises(ChunkRefused):
+        seat.end(view, End("", 0, {}, 1.0, outcome=float("inf")))
+    (chunk,) = seat.end(view, End("", 0, {}, 1.0, outcome=1.0))
+    assert chunk.columns["reward"].tolist() == [1.0]
+
+
+def test_closing_the_socket_without_an_end_truncates_the_episode(server):
+    """As where a client leaves an episode: the last decision falls away, and what it saw is the final observation."""
     episode = new_episode()
     with socket_to(server) as socket:
         say = speaker(socket)
         say(Hello(1))
-        play(say, episode, steps=4)
-    deadline = time.monotonic() + 5
+        say(Start(episode), answered=False)
+        for tick in range(4):
+            say(Observe(episode, 0, {"state": [0, 0, 0, tick / 10]}, tick, float(tick > 0)))
+    deadline = time.monotonic() + 30
     while not (found := kept(server, episode)):
         assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert found[0].header.steps == 3
-    assert found[0].header.ending == "running"
+        time.sleep(0.05)
+    (chunk,) = found
+    assert (chunk.header.steps, chunk.header.ending) == (3, "truncated")
+    assert chunk.columns["reward"].tolist() == [1.0] * 3
+    np.testing.assert_allclose(chunk.columns["final_observation/state"], [0, 0, 0, 0.3], atol=1e-6)
 
 
 EPISODE = new_episode()
@@ -186,13 +206,13 @@ def test_a_broken_protocol_is_said_and_closed(server, frames):
         assert isinstance(answers[-1], Problem)
         assert answers[-1].code in ("protocol", "wire")
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=5)
+            socket.recv(timeout=30)
 
 
 def _ask(socket, frame):
     """The answer; the socket may be closed while the frame is still being sent."""
     socket.send(frame)
-    return socket.recv(timeout=10)
+    return socket.recv(timeout=30)
 
 
 def test_a_frame_above_the_limit_closes_the_socket(server, http):

@@ -21,9 +21,8 @@ from serving import inside, serving, start, stop
 from sparring.cli import main
 from sparring.config import Config, GatewayConfig
 from sparring.errors import ConfigError
-from sparring.gateway.endpoints import ENDPOINTS, SOCKET
+from sparring.gateway.app import ENDPOINTS, SOCKET, describe
 from sparring.gateway.keys import ApiKeys
-from sparring.gateway.openapi import describe
 from sparring.gateway.server import GatewayServer, bound, serve
 
 NOW_MS = 1_790_000_000_000
@@ -98,7 +97,7 @@ def test_it_stops_cleanly_and_answers_what_it_accepted(tmp_path, signum):
         time.sleep(0.01)
     begun = time.monotonic()
     assert stop(server, signum) == 0
-    assert time.monotonic() - begun < 9
+    assert time.monotonic() - begun < 15  # the promise is 3 s; the machine may be busy
     assert gone.wait(20)
     uploader.join()
     idle.close()
@@ -225,7 +224,7 @@ def test_a_full_queue_sends_callers_away_and_what_waited_is_kept(tmp_path):
 
         with ThreadPoolExecutor(6) as pool:
             waiting = [pool.submit(upload, number) for number in range(6)]
-            deadline = time.monotonic() + 24
+            deadline = time.monotonic() + 60
             while sum(one.done() for one in waiting) < 2:  # two are being kept at most, two wait
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -247,7 +246,7 @@ def test_retention_runs_when_it_starts_and_says_what_went(tmp_path):
         post(client, [one_chunk(1)]).raise_for_status()
     assert len(stored(data)) == 1
     with serving(data, "--set", "store.keep_days=1e-9"):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not (data / "audit.jsonl").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)

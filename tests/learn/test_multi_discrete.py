@@ -6,13 +6,13 @@ import torch
 from small_games import BUTTONS, buttons
 
 from sparring.acting.evaluate import _drawn, evaluate
-from sparring.client.runner import Runner
 from sparring.games.scripted_play import play
 from sparring.games.spec import Leaf, discrete
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, train
 from sparring.learn.topologies import build
 from sparring.nets import policies
+from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.distributions import distribution
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.registry import open_registry
@@ -51,11 +51,11 @@ def test_actors_in_processes_play_it_and_a_game_runs_the_model(config):
     trained = train(wish, TrainOptions(), config, lambda progress: None)
     assert trained.published.evaluation.mean == pytest.approx(4.0)
     with open_registry(config.registry_url) as registry:
-        runner = Runner(registry.fetch(trained.published.model))
+        chooser = Chooser(registry.fetch(trained.published.model))
     seat, rng = BUTTONS.seats[0], np.random.default_rng(0)
-    runner.check(seat)
+    chooser.check(seat)
     for cue, place, legal in ((1.0, [2, 3], [True] * 3 + [False] + [True] * 3), (-1.0, [1, 0], None)):
-        decided = runner.decide(seat, {"observation/cue": np.array([cue, 0.0], np.float32)}, legal, rng, None)
+        decided = chooser.decide(seat, ActRequest({"observation/cue": np.array([cue, 0.0], np.float32)}, legal), rng)
         assert decided.action.tolist() == place
         assert decided.logp == 0.0
 

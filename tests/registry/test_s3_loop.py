@@ -139,4 +139,4 @@ def test_a_registry_is_copied_into_a_bucket_and_clients_follow_without_noticing(
         assert server.trust == trust
         bucket.promote(GAME, right.id, EVIDENCE)
         assert _followed(game, right.id)
-        assert not game.statistics().said
+        assert not game.statistics().last_problem

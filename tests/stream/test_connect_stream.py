@@ -55,7 +55,7 @@ def test_what_cannot_be_sent_waits_in_the_spool(kinesalite_server, local_credent
             proxy.rule = lambda operation, body: Refuse("ExpiredTokenException")
             played(game)
             assert not game.flush(1.0)
-            assert "these AWS credentials have expired" in game.statistics().said
+            assert "these AWS credentials have expired" in game.statistics().last_problem
             assert game.statistics().waiting_chunks == 3
         proxy.rule = lambda operation, body: None
         with sparring.connect(proxy.url(name_of(url)), "cartpole", PLAYER, **settings) as game:

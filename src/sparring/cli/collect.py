@@ -213,8 +213,9 @@ def _sum(counted: "list[Statistics]") -> dict[str, int]:
 
 
 def _explain(counted: "list[Statistics]", output: Output) -> None:
-    for said in sorted({one.said for one in counted if one.said and (one.waiting_chunks or one.refused_chunks)}):
-        output.say(f"note: {said}")
+    unsent = [one for one in counted if one.waiting_chunks or one.refused_chunks]
+    for problem in sorted({one.last_problem for one in unsent if one.last_problem}):
+        output.say(f"note: {problem}")
 
 
 def _report(result: dict[str, Any], output: Output) -> None:

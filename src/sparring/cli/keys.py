@@ -23,8 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.gateway.audit import Audit
-    from sparring.gateway.keys import ApiKeys
+    from sparring.gateway.keys import ApiKeys, Audit
 
     data = Path(args.config.data)
     keys, audit, now_ms = ApiKeys(data), Audit(data / "audit.jsonl"), int(time.time() * 1000)

@@ -1,4 +1,4 @@
-"""Which champion a client accepts. `accepted` decides without I/O; `Held` is what it remembers on disk.
+"""Which champion a client accepts. `accepted` decides without I/O; `HeldChampion` is what it remembers on disk.
 
 Guards against the four tricks of an update: an edited or foreign manifest (signature by the trusted key), an
 older one (the counter never goes back, also over a restart), a frozen server (expiry), and files of another
@@ -15,7 +15,7 @@ from sparring.games.spec import GameSpec
 from sparring.wire.champion import Champion, Signed, verify
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HeldChampion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is known of the champion of one seat.
 
     `signed` is the newest manifest accepted; `running` the newest whose model was there, whole and loaded: what a
@@ -31,7 +31,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def accepted(
-    signed: Signed, held: Held | None, trust: str | None, *, game: GameSpec, seat: int, now_ms: int
+    signed: Signed, held: HeldChampion | None, trust: str | None, *, game: GameSpec, seat: int, now_ms: int
 ) -> Champion:
     """The manifest, if this client may follow it; ModelDamaged with the reason otherwise."""
     champion = belongs(signed, trust or (held.key if held is not None else signed.key), game=game, seat=seat)
@@ -40,7 +40,8 @@ def accepted(
         raise _not(f"it expired {hours:.1f} hours ago", "Check this machine's clock, and that the gateway is alive")
     if held is not None and champion.counter < held.counter:
         raise _not(
-            f"its counter {champion.counter} is behind {held.counter}, seen before", "Somebody replays an old one"
+            f"its counter {champion.counter} is behind {held.counter}, seen before",
+            "An old manifest is being replayed: ask the gateway's operator",
         )
     if held is not None and champion.counter == held.counter and signed.payload != held.signed.payload:
         raise _not(f"there are two manifests with counter {champion.counter}", "Ask the gateway's operator")
@@ -58,31 +59,30 @@ def belongs(signed: Signed, trust: str, *, game: GameSpec, seat: int) -> Champio
     return champion
 
 
-class Memory:
-    """The `Held` of one seat in a file that several processes share."""
+class ChampionFile:
+    """The `HeldChampion` of one seat in a file that several processes share."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> Held | None:
+    def read(self) -> HeldChampion | None:
         """What was accepted last; None where nothing was. ModelDamaged where the file does not read."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Held)
+            return msgspec.json.decode(self._path.read_bytes(), type=HeldChampion)
         except FileNotFoundError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             # Not "nothing was": that would let an older champion in.
-            raise ModelDamaged(
-                f"it does not read: {error}", where=str(self._path), do="Remove it to trust the gateway anew"
-            ) from None
+            wrong = f"it does not read: {error}"
+            raise ModelDamaged(wrong, where=str(self._path), do="Remove it to pin the gateway's key again") from None
 
-    def keep(self, signed: Signed, trust: str | None, *, game: GameSpec, seat: int, now_ms: int) -> Champion:
-        """Judge the manifest against what is held and remember it, in one step that no other process divides."""
+    def accept(self, signed: Signed, trust: str | None, *, game: GameSpec, seat: int, now_ms: int) -> Champion:
+        """Judge the manifest against what is held and remember it, under a lock that other processes respect."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._path.with_suffix(".lock")):
             held = self.read()
             champion = accepted(signed, held, trust, game=game, seat=seat, now_ms=now_ms)
-            fresh = Held(key=signed.key, counter=champion.counter, signed=signed)
+            fresh = HeldChampion(key=signed.key, counter=champion.counter, signed=signed)
             if held is not None:
                 fresh = msgspec.structs.replace(fresh, running=held.running, etag=held.etag)
             self._write(fresh, held)
@@ -95,7 +95,7 @@ class Memory:
             if held is not None:
                 self._write(msgspec.structs.replace(held, running=signed, etag=etag), held)
 
-    def _write(self, fresh: Held, held: Held | None) -> None:
+    def _write(self, fresh: HeldChampion, held: HeldChampion | None) -> None:
         if fresh != held:
             write_whole(self._path, msgspec.json.encode(fresh))
 

@@ -3,7 +3,6 @@
 import atexit
 import hashlib
 import logging
-import re
 import secrets
 import time
 from collections import OrderedDict
@@ -16,33 +15,30 @@ from typing import Any, Self, Unpack
 import msgspec
 import numpy as np
 
-from sparring.client.episode import Episode, Opened
+from sparring.client.episode import Episode
 from sparring.client.file_lock import locked, write_whole
-from sparring.client.game_spec import spec_for
-from sparring.client.gateway import Gateway
-from sparring.client.layout import Layout, refused
+from sparring.client.gateway import ServerAct
 from sparring.client.models import Models
 from sparring.client.recorder import Recorder
-from sparring.client.runner import CHANCE, Decision, Runner, by_chance
 from sparring.client.sender import Sender
-from sparring.client.server_act import ServerAct
 from sparring.client.settings import Settings, SettingsKeys, read_settings
 from sparring.client.spool import Spool
 from sparring.client.statistics import Counters, Statistics
-from sparring.client.step_buffer import About, Budget, StepBuffer
-from sparring.client.stream_transport import StreamTransport, is_stream
-from sparring.client.transport import Transport
+from sparring.client.transport import StreamTransport, Transport, open_transport
 from sparring.client.vector_recorder import VectorRecorder
-from sparring.errors import ConfigError, Refused, Unreachable
-from sparring.games.spec import GameSpec, SeatSpec
+from sparring.errors import ConfigError, Missing, Refused, Unreachable
+from sparring.games.catalogue import spec_of
+from sparring.games.spec import GameSpec, SeatSpec, checked, read
+from sparring.games.step_buffer import MemoryBudget, StepBuffer
+from sparring.games.step_layout import StepLayout, refused
+from sparring.nets.chooser import RANDOM_ACTOR, ActRequest, Chooser, Decision, uniform
 from sparring.wire.chunk import Array, Source
-from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_episode, new_episode
+from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_actor, is_episode, new_episode
 
 STOP_S = 1.0  # a request under way may finish within this; after it the thread is left to its timeout
 REMEMBERED_RATES = 4096  # of episodes opened lately, so that their other seats get the same
 
 log = logging.getLogger("sparring.client")
-_ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def connect(url: str, game: str, player: str | None = None, **settings: Unpack[SettingsKeys]) -> "Connection":
@@ -61,31 +57,32 @@ class Connection:
     def __init__(self, url: str, game: str, player: str | None, settings: Settings) -> None:
         self._settings, self._player, self._counters = settings, player, Counters()
         token, ca = settings.token, settings.ca
-        self._gateway = _way(url, game, player, settings)
+        self._transport = open_transport(url, game, player, settings)
         self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
         self._groups: dict[str, VectorRecorder] = {}
         self._open: dict[int, Episode] = {}
         self._rng = np.random.default_rng(settings.seed)
-        self._budget = Budget(settings.memory_bytes)
+        self._budget = MemoryBudget(settings.memory_bytes)
         self._server: ServerAct | None = None
-        with ExitStack() as begun:  # what was begun is closed again where a later part cannot be had
-            begun.callback(self._gateway.close)
-            folder = settings.root / _name(self._gateway.url, game)
-            self.spec: GameSpec = spec_for(game, settings.spec, self._gateway, folder / "spec.json")
-            self._hash = self.spec.hash
-            self._layouts = [Layout(self.spec, seat) for seat in range(len(self.spec.seats))]
+        with ExitStack() as begun:  # closes what was opened where a later part fails
+            begun.callback(self._transport.close)
+            folder = settings.root / _name(self._transport.url, game)
+            self.spec: GameSpec = _spec_for(game, settings.spec, self._transport, folder / "spec.json")
+            self._layouts = [StepLayout(self.spec, seat) for seat in range(len(self.spec.seats))]
             self._spool = Spool(folder / "spool" / _name(player or ""), settings.spool_bytes, self._counters)
             begun.callback(self._spool.close)
             client = _client_id(settings.root)
             begun.pop_all()
-        self._sender = Sender(self._gateway, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s)
+        self._sender = Sender(
+            self._transport, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s
+        )
         self._recorder = Recorder(self._spool, self._counters, settings.flush_every_s, self._sender.wake)
-        self._models = Models(self._gateway, folder, self.spec, client, settings.trust, self._counters)
+        self._models = Models(self._transport, folder, self.spec, client, settings.trust, self._counters)
         if settings.act == "server":
-            self._server = ServerAct(settings.gateway or self._gateway.url, game, token, settings.act_timeout_s, ca)
+            self._server = ServerAct(settings.gateway or self._transport.url, game, token, settings.act_timeout_s, ca)
         else:
             self._models.start(settings.poll_every_s, self._rng.spawn(1)[0])
-        self._said_chance = self._closed = False
+        self._warned_random = self._closed = False
         atexit.register(self.close)
 
     def episode(
@@ -103,19 +100,29 @@ class Connection:
         `seed` is what the game was started from, where it can be run again. `sample_rate` is needed only for an
         episode that another process opened: the rate is the opener's, for all seats.
         """
-        opened, layout = self._settle(seat, episode, actor, sample_rate), self.layout(seat)
-        runner = self._models.runner(seat)
-        lane = None
+        layout = self.layout(seat)
+        if self._closed:
+            raise Refused("the connection is closed", where="episode", do="Open episodes before close()")
+        if not is_actor(actor):
+            raise refused("actor", f"{actor!r} is no actor", actor, "person, script:NAME or model:SHA-256")
+        if episode is not None and not is_episode(episode):
+            raise refused("episode", f"{episode!r} is no episode", episode, "a UUIDv7 in lower case")
+        name = new_episode(self.now_ms()) if episode is None else EpisodeId(episode)
+        rate = self._rates.get(name, self.sample_rate) if sample_rate is None else sample_rate
+        self._rates[name] = rate
+        while len(self._rates) > REMEMBERED_RATES:
+            self._rates.popitem(last=False)
+        player = None if self._player is None else PlayerId(self._player)
+        header = layout.header(name, source, player=player, sample_rate=rate, seed=seed)
+        chooser = self._models.chooser(seat)
+        buffer = None
         self._counters.add(episodes=1)
-        if self._sender.gone or not asked_for(opened.id, opened.sample_rate):
+        if self._sender.gone or not asked_for(name, rate):
             self._counters.add(episodes_not_asked=1)
         else:
-            player = None if self._player is None else PlayerId(self._player)
-            version, spec = self.spec.version, self._hash
-            about = About(self.spec.id, version, spec, opened.id, seat, player, source, opened.sample_rate, seed)
-            lane = StepBuffer(about, layout, self._budget, self._recorder.wake)
-            self._recorder.watch(lane)
-        made = Episode(self, layout, lane, runner, opened)
+            buffer = StepBuffer(header, layout, self._budget, self._recorder.wake)
+            self._recorder.watch(buffer)
+        made = Episode(self, layout, header, actor, buffer, chooser)
         self._open[id(made)] = made
         return made
 
@@ -128,7 +135,7 @@ class Connection:
         source: Source = "play",
         group: str = "",
     ) -> None:
-        """Many steps of n games at once, each column [steps, n, …]; see docs/client.md and `many.Group.record`."""
+        """Many steps of n games at once, each column [steps, n, …]; see docs/client.md and `VectorRecorder.record`."""
         self.layout(seat)
         self._groups.setdefault(group, VectorRecorder(self, group)).record(
             columns, seat=seat, actor=actor, source=source
@@ -138,47 +145,50 @@ class Connection:
         self,
         index: int,
         seat: SeatSpec,
-        runner: Runner | None,
+        chooser: Chooser | None,
         observation: dict[str, Array],
         legal: Array | None,
-        held: Decision | None,
+        last: Decision | None,
     ) -> Decision:
-        """The action for one observation, by whoever acts here; used by Episode.act. `held`: see Runner.decide."""
+        """The action for one observation, for Episode.act: by the gateway, by `chooser`, or at random without either.
+        `last` is the episode's last decision by a recurrent model."""
         strength = self._settings.strength
         if self._server is not None:
+            state, model = (None, None) if last is None else (last.state_after, last.model)
             try:
-                return self._server.decide(index, seat, observation, legal, strength, held)
+                return self._server.decide(index, seat, ActRequest(observation, legal, strength, state), model)
             except Unreachable as error:
                 self._counters.add(act_fallbacks=1)
-                self._tell_chance(str(error))
-                return by_chance(seat, legal, self._rng)
-        if runner is None:
-            by_stream = isinstance(self._gateway, StreamTransport) and self._settings.gateway is None
+                self._warn_random(str(error))
+                return uniform(seat, legal, self._rng)
+        if chooser is None:
+            by_stream = isinstance(self._transport, StreamTransport) and self._settings.gateway is None
             none = "models do not come by a stream, and gateway= is not given"
-            self._tell_chance(none if by_stream else f"there is no champion of {self.spec.id} {self.spec.version} yet")
-            return by_chance(seat, legal, self._rng)
-        return runner.decide(seat, observation, legal, self._rng, strength, held)
+            self._warn_random(none if by_stream else f"there is no champion of {self.spec.id} {self.spec.version} yet")
+            return uniform(seat, legal, self._rng)
+        state = last.state_after if last is not None and last.actor == chooser.actor else None
+        return chooser.decide(seat, ActRequest(observation, legal, strength, state), self._rng)
 
-    def ended(self, episode: Episode, lane: StepBuffer | None) -> None:
+    def ended(self, episode: Episode, buffer: StepBuffer | None) -> None:
         """Called by an episode when it is over."""
         self._open.pop(id(episode), None)
-        if lane is not None and lane.dropped_steps:
-            self._counters.add(dropped_steps=lane.dropped_steps)
+        if buffer is not None and buffer.dropped_steps:
+            self._counters.add(dropped_steps=buffer.dropped_steps)
 
     def now_ms(self) -> int:
         """The gateway's clock as far as it is known, from which episodes are named."""
-        return self._gateway.now_ms()
+        return self._transport.now_ms()
 
     @property
     def model(self) -> ModelId | None:
         """The model that a new episode of the first seat acts with."""
-        runner = self._models.runner(0)
-        return runner.id if runner is not None else None
+        chooser = self._models.chooser(0)
+        return chooser.id if chooser is not None else None
 
     @property
     def sample_rate(self) -> float:
         """The share of episodes that the gateway asks for now."""
-        return self._gateway.sample_rate
+        return self._transport.sample_rate
 
     def wait_for_model(self, timeout_s: float = 10.0) -> ModelId | None:
         """Ask for the champion now and wait for the answer; the model held then."""
@@ -187,7 +197,7 @@ class Connection:
 
     def renew(self, token: str | None) -> None:
         """Use another token from now on, and try again at once."""
-        self._gateway.renew(token)
+        self._transport.renew(token)
         if self._server is not None:
             self._server.renew(token)
         self._sender.hurry()
@@ -231,7 +241,7 @@ class Connection:
             thread.stop(0.0)  # both hear of it before either is waited for
         for thread in (self._sender, self._models):
             thread.stop(STOP_S)
-        self._gateway.close()
+        self._transport.close()
         if self._server is not None:
             self._server.close()
         self._spool.close()
@@ -244,43 +254,47 @@ class Connection:
     ) -> None:
         self.close()
 
-    def _settle(self, seat: int, episode: str | None, actor: str, sample_rate: float | None) -> Opened:
-        if self._closed:
-            raise Refused("the connection is closed", where="episode", do="Open episodes before close()")
-        if not _ACTOR.fullmatch(actor):
-            raise refused("actor", f"{actor!r} is no actor", actor, "person, script:NAME or model:SHA-256")
-        if episode is None:
-            name = new_episode(self.now_ms())
-        elif is_episode(episode):
-            name = EpisodeId(episode)
-        else:
-            raise refused("episode", f"{episode!r} is no episode", episode, "a UUIDv7 in lower case")
-        rate = self._rates.get(name, self.sample_rate) if sample_rate is None else sample_rate
-        self._rates[name] = rate
-        while len(self._rates) > REMEMBERED_RATES:
-            self._rates.popitem(last=False)
-        return Opened(name, seat, rate, actor)
-
-    def layout(self, seat: int) -> Layout:
+    def layout(self, seat: int) -> StepLayout:
         """The columns of that seat."""
         if not 0 <= seat < len(self._layouts):
             raise refused("seat", f"there is no seat {seat}", seat, len(self._layouts) - 1)
         return self._layouts[seat]
 
-    def _tell_chance(self, why: str) -> None:
-        """Once in a row: a game that asks sixty times a second must not log as often."""
-        self._counters.say(why)
-        if not self._said_chance:
-            self._said_chance = True
-            log.warning("%s: act() draws a legal action by chance, recorded as %s", why, CHANCE)
+    def _warn_random(self, why: str) -> None:
+        """Logged once: a game may ask sixty times a second."""
+        self._counters.note_problem(why)
+        if not self._warned_random:
+            self._warned_random = True
+            log.warning("%s: act() takes a random legal action, recorded as %s", why, RANDOM_ACTOR)
 
 
-def _way(url: str, game: str, player: str | None, settings: Settings) -> Transport:
-    if is_stream(url):
-        return StreamTransport(url, game, player, settings)
-    if settings.gateway is not None:
-        raise ConfigError("gateway= goes with a stream", where="sparring.connect", do="Give its address first")
-    return Gateway(url, game, settings.token, settings.timeout_s, settings.ca)
+class _GameAnswer(msgspec.Struct, frozen=True):
+    spec: GameSpec
+
+
+def _spec_for(game: str, given: GameSpec | str | Path | None, transport: Transport, cache: Path) -> GameSpec:
+    """The spec: given, built in, from the gateway (the caller waits for it), or as it was fetched last time."""
+    if given is not None:
+        spec = given if isinstance(given, GameSpec) else read(Path(given))
+        if spec.id != game:
+            raise ConfigError(f"the spec is of {spec.id!r}, not {game!r}", where="sparring.connect", do="Name one game")
+        return checked(spec, "sparring.connect(spec=…)")
+    try:
+        return spec_of(game)
+    except Missing as unknown:
+        try:
+            content = transport.spec()
+            spec = checked(msgspec.json.decode(content, type=_GameAnswer).spec, transport.url)
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(cache, content)
+            return spec
+        except Missing:
+            raise unknown from None
+        except (Unreachable, msgspec.DecodeError) as error:
+            if cache.exists():
+                log.warning("%s; the spec of %s is the one fetched last time", error, game)
+                return msgspec.json.decode(cache.read_bytes(), type=_GameAnswer).spec
+            raise
 
 
 def _name(*parts: str) -> str:

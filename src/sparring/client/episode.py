@@ -1,17 +1,16 @@
-"""An episode as one seat lives it: act, record, earn, end."""
+"""One seat of an episode: act, record, earn, end."""
 
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from sparring.client.layout import Layout
-from sparring.client.runner import Decision, Runner
-from sparring.client.step_buffer import By, Rows, StepBuffer
 from sparring.errors import Refused
 from sparring.games.frame_stack import FrameStacks
-from sparring.wire.chunk import Array
-from sparring.wire.ids import EpisodeId
+from sparring.games.step_buffer import Behaviour, Rows, StepBuffer
+from sparring.games.step_layout import StepLayout
+from sparring.nets.chooser import Chooser, Decision
+from sparring.wire.chunk import Array, Header
 
 if TYPE_CHECKING:
     from sparring.client.connection import Connection
@@ -24,14 +23,21 @@ class Episode:
     """
 
     def __init__(
-        self, connection: "Connection", layout: Layout, lane: StepBuffer | None, runner: Runner | None, opened: "Opened"
+        self,
+        connection: "Connection",
+        layout: StepLayout,
+        header: Header,
+        actor: str,
+        buffer: StepBuffer | None,
+        chooser: Chooser | None,
     ) -> None:
-        self.id, self.sample_rate, self.seat = opened.id, opened.sample_rate, opened.seat
+        """`buffer` is None where the steps are not recorded, `chooser` where this process holds no model."""
+        self.id, self.sample_rate, self.seat = header.episode, header.sample_rate, header.seat
         self.steps = 0  # decisions given to record()
-        self._connection, self._layout, self._lane, self._runner = connection, layout, lane, runner
-        self._actor = opened.actor
+        self._connection, self._layout, self._buffer, self._chooser = connection, layout, buffer, chooser
+        self._actor = actor
         self._decision: Decision | None = None
-        self._held: Decision | None = None  # the last one that left a memory
+        self._last: Decision | None = None  # the last one by a recurrent model, whose state goes on
         self._legal: Any = None
         self._stacks = FrameStacks(layout.seat, layout.frame_stack, 1)  # of this seat's decisions
         self._ended = False
@@ -39,19 +45,19 @@ class Episode:
     @property
     def recorded(self) -> bool:
         """Whether the steps of this episode are kept: the gateway asked for it, and memory sufficed."""
-        return self._lane is not None and not self._lane.lost
+        return self._buffer is not None and not self._buffer.lost
 
     def act(self, observation: Any, legal: Any = None) -> Any:
-        """An action for `observation`, by the model that this episode began with; chance where there is none yet.
+        """An action for `observation`, by the model that this episode began with; random where there is none yet.
 
-        A recurrent model remembers each call, and so do stacks of frames: ask once for each decision.
+        A recurrent model's state and stacks of frames advance with each call: ask once for each decision.
         """
         seen = self._stacks.push(self._read(observation))
         leaves = {name: row[0] for name, row in seen.items()}
         mask = None if legal is None else self._layout.checked_legal(legal)
-        self._decision = self._connection.decide(self.seat, self._layout.seat, self._runner, leaves, mask, self._held)
-        if self._decision.after is not None:
-            self._held = self._decision
+        self._decision = self._connection.decide(self.seat, self._layout.seat, self._chooser, leaves, mask, self._last)
+        if self._decision.state_after is not None:
+            self._last = self._decision
         self._legal = mask
         return self._decision.action
 
@@ -74,45 +80,45 @@ class Episode:
         if legal is None:
             legal = self._legal
         if decision is not None and _same(decision.action, action):
-            actor, state = decision.actor, decision.before
+            actor, state = decision.actor, decision.state_before
             if logp is None:
                 logp = decision.logp
         if self._ended:
             raise self._over("record")
-        lane = self._lane
-        if lane is not None:
-            lane.write(observation, action, reward, tick=tick, legal=legal, by=By(actor, logp, state))
+        buffer = self._buffer
+        if buffer is not None:
+            buffer.write(observation, action, reward, tick=tick, legal=legal, by=Behaviour(actor, logp, state))
         if decision is None and self._stacks.frames > 1:
-            self._stacks.push(self._read(observation))  # a decision that nobody asked the model for is seen, too
+            self._stacks.push(self._read(observation))  # the model sees a person's decisions, too
         self.steps += 1
         self._decision = self._legal = None
 
     def record_rows(self, rows: Rows) -> None:
-        """Many decisions at once, checked by whoever made `rows`: the way of `record_many`."""
-        if self._lane is not None:
-            self._lane.write_rows(rows, self._actor)
+        """Many decisions at once, which `record_many` has checked."""
+        if self._buffer is not None:
+            self._buffer.write_rows(rows, self._actor)
         self.steps += len(rows.reward)
 
     def earn(self, reward: float) -> None:
         """Add to the last step what its player earned since, while others moved."""
         if self._ended:
             raise self._over("earn")
-        if self._lane is not None:
-            self._lane.earn(reward)
+        if self._buffer is not None:
+            self._buffer.earn(reward)
 
     def end(self, final_observation: Any, *, terminated: bool = True, outcome: float | None = None) -> None:
         """The episode is over for this seat; `terminated=False` where it was cut short. `outcome` is its score."""
         if self._ended:
             raise self._over("end")
-        if self._lane is not None:
-            self._lane.end(final_observation, terminated=terminated, outcome=outcome)
+        if self._buffer is not None:
+            self._buffer.end(final_observation, terminated=terminated, outcome=outcome)
         self._close()
 
     def leave(self) -> None:
         """Left before the end: truncated at the last observation seen, and the decision taken on it falls away."""
         if not self._ended:
-            if self._lane is not None:
-                self._lane.leave()
+            if self._buffer is not None:
+                self._buffer.leave()
             self._close()
 
     def __enter__(self) -> Self:
@@ -131,19 +137,10 @@ class Episode:
 
     def _close(self) -> None:
         self._ended = True
-        self._connection.ended(self, self._lane)
+        self._connection.ended(self, self._buffer)
 
     def _over(self, verb: str) -> Refused:
         return Refused("the episode has ended", where=verb, do="Open the next one with episode()")
-
-
-class Opened:
-    """What was settled when an episode was opened."""
-
-    __slots__ = ("actor", "id", "sample_rate", "seat")
-
-    def __init__(self, name: EpisodeId, seat: int, sample_rate: float, actor: str) -> None:
-        self.id, self.seat, self.sample_rate, self.actor = name, seat, sample_rate, actor
 
 
 def _same(chosen: Any, action: Any) -> bool:

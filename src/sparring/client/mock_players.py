@@ -56,7 +56,7 @@ def script_of(skill: str, spec: GameSpec) -> Script | None:
 
 
 def seed_of(seed: int, number: int) -> int:
-    """The seed of the episode of that number: the same whoever plays it, so that it can be run again."""
+    """The seed of the episode of that number: the same for all players, so that it can be run again."""
     return int(SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 from numpy.random import Generator
 
-from sparring.client.champion import Memory, belongs
+from sparring.client.champion import ChampionFile, belongs
 from sparring.client.file_lock import write_whole
-from sparring.client.runner import Runner
 from sparring.client.statistics import Counters
 from sparring.client.transport import Transport
 from sparring.errors import Missing, ModelDamaged, SparringError, StoreFailed
 from sparring.games.spec import GameSpec
+from sparring.nets.chooser import Chooser
 from sparring.wire.champion import Champion, for_client
 from sparring.wire.ids import ModelId
 from sparring.wire.model import ONNX, Card, Model, check
@@ -23,7 +23,7 @@ log = logging.getLogger("sparring.client")
 
 
 class Models:
-    """Owns its thread. `runner(seat)` is what a new episode of that seat acts with, to its end."""
+    """Owns its thread. `chooser(seat)` is what a new episode of that seat acts with, to its end."""
 
     def __init__(
         self, gateway: Transport, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters
@@ -31,10 +31,10 @@ class Models:
         self._gateway, self._folder, self._game = gateway, folder, game
         self._client, self._trust, self._counters = client, trust, counters
         self._seats: dict[int, str] = {}  # seat → ETag of the manifest heard last
-        self._runners: dict[int, Runner] = {}
-        self._for_all: Runner | None = None
+        self._choosers: dict[int, Chooser] = {}
+        self._for_all: Chooser | None = None
         self._expires_at_ms: dict[int, int] = {}
-        self._refused: set[str] = set()  # said once each
+        self._warned: set[str] = set()  # texts logged once each
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._polled = threading.Condition()
         self._begun, self._done = 0, 0  # polls
@@ -46,14 +46,14 @@ class Models:
         self._thread = threading.Thread(target=self._run, args=(every_s, rng), name="sparring-models", daemon=True)
         self._thread.start()
 
-    def runner(self, seat: int) -> Runner | None:
+    def chooser(self, seat: int) -> Chooser | None:
         """The newest verified model for that seat; None where there is none yet."""
         if self._thread is not None and seat not in self._seats:
             self._add_seat(seat)
             self._wake.set()
-        return self._runners.get(seat) or self._shared(seat)
+        return self._choosers.get(seat) or self._shared(seat)
 
-    def _shared(self, seat: int) -> Runner | None:
+    def _shared(self, seat: int) -> Chooser | None:
         """The model of another seat, where its manifest is for every seat and it takes what this one sees."""
         if self._for_all is None:
             return None
@@ -96,34 +96,36 @@ class Models:
         try:
             signed, etag = self._gateway.champion(self._game.version, seat, self._seats[seat])
             if signed is not None:
-                memory = self._memory(seat)
-                if self._trust is None and memory.read() is None:
+                file = self._champion_file(seat)
+                if self._trust is None and file.read() is None:
                     log.warning("no trust was given: the first key is pinned, %s", signed.key)
-                champion = memory.keep(signed, self._trust, game=self._game, seat=seat, now_ms=now_ms)
+                champion = file.accept(signed, self._trust, game=self._game, seat=seat, now_ms=now_ms)
                 self._follow(champion, seat)
-                memory.loaded(signed, etag)
+                file.loaded(signed, etag)
                 self._seats[seat] = etag
         except Missing:
             log.debug("no champion of %s %s yet", self._game.id, self._game.version)
         except (SparringError, OSError, RuntimeError) as error:
             if not self._stopping.is_set():
-                self._tell(f"champion: {error}" + ("; the model held before stays" if seat in self._runners else ""))
+                self._warn_once(
+                    f"champion: {error}" + ("; the model held before stays" if seat in self._choosers else "")
+                )
         self._say_if_expired(seat, now_ms)
 
     def _follow(self, champion: Champion, seat: int) -> None:
         """Load the model that the manifest names for this client."""
         self._expires_at_ms[seat] = champion.expires_at_ms
         model = for_client(champion, self._client)
-        known = next((runner for runner in self._runners.values() if runner.id == model), None)
-        self._install(known or Runner(self._fetch(model)), champion, seat)
+        known = next((chooser for chooser in self._choosers.values() if chooser.id == model), None)
+        self._install(known or Chooser(self._fetch(model)), champion, seat)
 
-    def _install(self, runner: Runner, champion: Champion, seat: int) -> None:
-        runner.check(self._game.seats[seat], self._game.frame_stack)
-        if self._runners.get(seat) is not runner:
-            log.info("seat %d acts with model %s from its next episode on", seat, runner.id[:12])
-        self._runners[seat] = runner
+    def _install(self, chooser: Chooser, champion: Champion, seat: int) -> None:
+        chooser.check(self._game.seats[seat], self._game.frame_stack)
+        if self._choosers.get(seat) is not chooser:
+            log.info("seat %d acts with model %s from its next episode on", seat, chooser.id[:12])
+        self._choosers[seat] = chooser
         if champion.seat is None:
-            self._for_all = runner
+            self._for_all = chooser
 
     def _fetch(self, model: ModelId) -> Model:
         """From disk where it is whole, else from the gateway; verified either way."""
@@ -138,7 +140,7 @@ class Models:
             write_whole(folder / ONNX, found.files[ONNX])
             write_whole(folder / "card.json", msgspec.json.encode(found.card))
         except OSError as error:
-            self._tell(f"{StoreFailed(f'it is not kept: {error}', where=str(folder), do='Free some space')}")
+            self._warn_once(f"{StoreFailed(f'it is not kept: {error}', where=str(folder), do='Free some space')}")
         return found
 
     def _read(self, model: ModelId) -> Model:
@@ -149,47 +151,43 @@ class Models:
         try:
             read = msgspec.json.decode(card, type=Card)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ModelDamaged(
-                f"its card does not read: {error}", where=f"model {model[:12]}", do="It is fetched again"
-            ) from None
+            wrong = f"its card does not read: {error}"
+            raise ModelDamaged(wrong, where=f"model {model[:12]}", do="It is fetched again") from None
         found = check(model, read, {ONNX: onnx})
         if (read.game, read.spec) != (self._game.id, self._game.hash):
-            raise ModelDamaged(
-                f"it is for {read.game} with spec {read.spec[:12]}, this game has {self._game.hash[:12]}",
-                where=f"model {model[:12]}",
-                do="Train for this version",
-            )
+            wrong = f"it is for {read.game} with spec {read.spec[:12]}, this game has {self._game.hash[:12]}"
+            raise ModelDamaged(wrong, where=f"model {model[:12]}", do="Train for this version")
         return found
 
     def _add_seat(self, seat: int) -> None:
         """Begin with the model held on disk: verified again, but however old, since none newer is known."""
         self._seats[seat] = ""
         try:
-            held = self._memory(seat).read()
+            held = self._champion_file(seat).read()
             if held is not None and held.running is not None:
                 champion = belongs(held.running, self._trust or held.key, game=self._game, seat=seat)
                 self._expires_at_ms[seat] = champion.expires_at_ms
-                self._install(Runner(self._read(for_client(champion, self._client))), champion, seat)
+                self._install(Chooser(self._read(for_client(champion, self._client))), champion, seat)
                 if held.signed == held.running:
                     self._seats[seat] = held.etag
         except FileNotFoundError:
             log.debug("the model held for seat %d is not on disk; it is fetched", seat)
         except (ModelDamaged, OSError) as error:
-            self._tell(f"the model held on disk is not used: {error}")
+            self._warn_once(f"the model held on disk is not used: {error}")
 
     def _say_if_expired(self, seat: int, now_ms: int) -> None:
         expires_at_ms = self._expires_at_ms.get(seat)
-        if expires_at_ms is not None and expires_at_ms <= now_ms and seat in self._runners:
-            self._tell(f"the champion's manifest for seat {seat} has expired; the verified model held goes on")
+        if expires_at_ms is not None and expires_at_ms <= now_ms and seat in self._choosers:
+            self._warn_once(f"the champion's manifest for seat {seat} has expired; the verified model held goes on")
 
-    def _memory(self, seat: int) -> Memory:
+    def _champion_file(self, seat: int) -> ChampionFile:
         version = self._game.version.encode().hex() or "none"
-        return Memory(self._folder / "champion" / f"{version[:64]}-{seat}.json")
+        return ChampionFile(self._folder / "champion" / f"{version[:64]}-{seat}.json")
 
-    def _tell(self, text: str) -> None:
-        self._counters.say(text)
-        if text not in self._refused:
-            if len(self._refused) > 256:
-                self._refused.clear()
-            self._refused.add(text)
+    def _warn_once(self, text: str) -> None:
+        self._counters.note_problem(text)
+        if text not in self._warned:
+            if len(self._warned) > 256:
+                self._warned.clear()
+            self._warned.add(text)
             log.warning("%s", text)

@@ -1,29 +1,26 @@
-"""The recorder: a thread that cuts lanes into chunks and spools them, so that the game's thread never does."""
+"""The recorder: a thread that cuts step buffers into chunks and spools them, so that the game's thread never waits."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
-from sparring.client.cutter import cut, encoded
 from sparring.client.spool import Spool
 from sparring.client.statistics import Counters
-from sparring.client.step_buffer import StepBuffer
 from sparring.errors import ChunkRefused
+from sparring.games.cutter import cut, encoded
+from sparring.games.step_buffer import StepBuffer
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import EpisodeId
 
 SPOOL_AGAIN_S = 1.0  # a spool that would not take a chunk (disk full) is tried again after this
 
-log = logging.getLogger("sparring.client")
-
 
 class Recorder:
-    """Owns its thread. Lanes wait here until they are over and spooled; the memory budget bounds them."""
+    """Owns its thread. Buffers wait here until they are over and spooled; the memory budget bounds them."""
 
     def __init__(self, spool: Spool, counters: Counters, flush_every_s: float, spooled: Callable[[], None]) -> None:
         self._spool, self._counters, self._every_s, self._spooled = spool, counters, flush_every_s, spooled
-        self._lanes: dict[int, tuple[StepBuffer, float]] = {}  # with the time of its last cut
+        self._buffers: dict[int, tuple[StepBuffer, float]] = {}  # with the time of its last cut
         self._fresh: list[StepBuffer] = []
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._asked, self._answered = 0, 0  # flushes
@@ -31,12 +28,12 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="sparring-recorder", daemon=True)
         self._thread.start()
 
-    def watch(self, lane: StepBuffer) -> None:
-        """Take the lane's steps from now on."""
-        self._fresh.append(lane)
+    def watch(self, buffer: StepBuffer) -> None:
+        """Take the buffer's steps from now on."""
+        self._fresh.append(buffer)
 
     def wake(self) -> None:
-        """A block is full, or a lane is over."""
+        """A block is full, or a buffer is over."""
         if not self._wake.is_set():
             self._wake.set()
 
@@ -71,27 +68,27 @@ class Recorder:
     def _pass(self, *, due: bool) -> None:
         now_s = time.monotonic()
         while self._fresh:
-            lane = self._fresh.pop(0)
-            self._lanes[id(lane)] = (lane, now_s)
+            buffer = self._fresh.pop(0)
+            self._buffers[id(buffer)] = (buffer, now_s)
         cuts = 0
-        for name, (lane, cut_s) in tuple(self._lanes.items()):
-            over = lane.over
+        for name, (buffer, cut_s) in tuple(self._buffers.items()):
+            over = buffer.over
             ripe = due or now_s - cut_s >= self._every_s
-            chunks = cut(lane, due=ripe)
+            chunks = cut(buffer, due=ripe)
             for chunk in chunks:
                 self._keep(chunk)
             cuts += len(chunks)
             if over:
-                del self._lanes[name]
-                self._finish(lane)
+                del self._buffers[name]
+                self._finish(buffer)
             elif chunks or ripe:
-                self._lanes[name] = (lane, now_s)
+                self._buffers[name] = (buffer, now_s)
         if cuts:
             self._spooled()
         try:
             self._spool.sync(now_s)
         except OSError as error:
-            self._tell(f"the spool does not sync: {error}")
+            self._counters.warn(f"the spool does not sync: {error}")
 
     def _keep(self, chunk: Chunk) -> None:
         head = chunk.header
@@ -99,7 +96,7 @@ class Recorder:
             part = encoded(chunk)
         except ChunkRefused as error:
             self._counters.add(refused_chunks=1, dropped_steps=head.steps)
-            self._tell(f"{head.steps} steps of episode {head.episode} are not sent: {error}")
+            self._counters.warn(f"{head.steps} steps of episode {head.episode} are not sent: {error}")
             return
         if self._spool_patiently(head.episode, head.seat, part):
             self._counters.add(chunks=1, steps=head.steps)
@@ -112,18 +109,14 @@ class Recorder:
             try:
                 return self._spool.add(episode, seat, part)
             except OSError as error:
-                self._tell(f"the spool takes nothing: {error}; trying again")
+                self._counters.warn(f"the spool takes nothing: {error}; trying again")
                 if self._stopping.wait(SPOOL_AGAIN_S):
                     return False
 
-    def _finish(self, lane: StepBuffer) -> None:
-        episode = lane.about.episode
-        if not any(other.about.episode == episode for other, _ in self._lanes.values()):
+    def _finish(self, buffer: StepBuffer) -> None:
+        episode = buffer.header.episode
+        if not any(other.header.episode == episode for other, _ in self._buffers.values()):
             self._spool.closed(episode)
-        if lane.lost:
+        if buffer.lost:
             self._counters.add(dropped_episodes=1)
-            self._tell(f"memory_bytes is used up: the rest of episode {episode} is dropped")
-
-    def _tell(self, text: str) -> None:
-        self._counters.say(text)
-        log.warning("%s", text)
+            self._counters.warn(f"memory_bytes is used up: the rest of episode {episode} is dropped")

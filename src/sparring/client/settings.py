@@ -1,4 +1,4 @@
-"""What `connect` may be told beside address, game and player; each default is the one most games want."""
+"""The settings of `connect` beside address, game and player; each default suits most games."""
 
 import difflib
 import os
@@ -39,13 +39,13 @@ class Settings:
 
     token: str | None = None  # an API key or a player token; never logged, never written to disk
     trust: str | None = None  # "ed25519:…" as `spar serve` prints it; None pins the first key seen
-    strength: float | None = None  # 1 is the model at its best, 0 is chance; None leaves it at its best
+    strength: float | None = None  # 1 is the model at its best, 0 a random action; None is 1
     act: Literal["local", "server"] = "local"  # where the model runs
     spec: GameSpec | str | Path | None = None  # the game's spec, or its TOML file; None asks catalogue, then gateway
     folder: str | Path | None = None  # spool, models and pins; None is the user's data folder
     ca: str | Path | None = None  # PEM file of the authority that signed the gateway's certificate
     gateway: str | None = None  # of connect("kinesis://…"): the gateway that models come from; None: no models
-    seed: int | None = None  # of act()'s chance; None draws one
+    seed: int | None = None  # of act()'s random numbers; None draws one
     flush_every_s: float = 3.0  # what a running episode has recorded is sent this often
     memory_bytes: int = 64 << 20  # of steps not yet on disk; beyond it the rest of an episode is dropped
     spool_bytes: int = 256 << 20  # on disk; beyond it the oldest whole episodes are dropped

@@ -157,7 +157,7 @@ class Spool:
         return adopted
 
     def close(self) -> None:
-        """Sync what is left, let go of the lock, and remove the folder if it is empty."""
+        """Sync what is left, release the lock, and remove the folder if it is empty."""
         self.sync(time.monotonic(), all_of_it=True)
         self._held.close()
         if not any(self._folder.glob(f"*{_SUFFIX}")):
@@ -287,9 +287,8 @@ def _own_folder(home: Path) -> tuple[Path, BinaryIO]:
             if (held := try_lock(folder / "lock")) is not None:
                 return folder, held  # otherwise another process took it for an orphan in that instant
     except OSError as error:
-        raise StoreFailed(
-            f"no spool can be kept there: {error}", where=str(home), do="Give connect(folder=…)"
-        ) from error
+        wrong = f"no spool can be kept there: {error}"
+        raise StoreFailed(wrong, where=str(home), do="Give connect(folder=…)") from error
 
 
 def _remove_folder(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""How chunks lie in a spool file: each behind a mark, its length and a digest.
+"""How chunks lie in a spool file: each after a magic number, its length and a digest.
 
-    "SPR" + format byte | u32 little-endian length | 16 bytes of BLAKE2b over length and chunk | chunk
+    "SPS" + format byte | u32 little-endian length | 16 bytes of BLAKE2b over length and chunk | chunk
 
-No I/O. A record that does not verify is passed over and reported; the next mark that verifies goes on.
+No I/O. A record that does not verify is skipped and reported; reading goes on at the next one that verifies.
 """
 
 import hashlib
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from sparring.wire.chunk import MAX_ENCODED_BYTES
 
-MARK = b"SPR\x01"
+MAGIC = b"SPS\x01"
 _PREFIX = struct.Struct("<4sI16s")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where the whole records of a file lie, and which stretches are none."""
+    """Where the whole records of a file lie, and which ranges hold none."""
 
     records: tuple[tuple[int, int], ...]  # (offset of the record, its bytes)
     damaged: tuple[tuple[int, int], ...]  # (offset, bytes) between or after whole records
@@ -26,7 +26,7 @@ class Found:
 
 def record(chunk: bytes) -> bytes:
     """The chunk as it stands in a spool file."""
-    return _PREFIX.pack(MARK, len(chunk), _digest(chunk)) + chunk
+    return _PREFIX.pack(MAGIC, len(chunk), _digest(chunk)) + chunk
 
 
 def content(data: bytes | memoryview) -> bytes | None:
@@ -34,9 +34,9 @@ def content(data: bytes | memoryview) -> bytes | None:
     view = memoryview(data)
     if len(view) < _PREFIX.size:
         return None
-    mark, size, digest = _PREFIX.unpack_from(view)
+    magic, size, digest = _PREFIX.unpack_from(view)
     chunk = bytes(view[_PREFIX.size : _PREFIX.size + size])
-    if mark != MARK or size > MAX_ENCODED_BYTES or len(chunk) != size or _digest(chunk) != digest:
+    if magic != MAGIC or size > MAX_ENCODED_BYTES or len(chunk) != size or _digest(chunk) != digest:
         return None
     return chunk
 
@@ -65,9 +65,9 @@ def find(data: bytes) -> Found:
 
 def _next(data: bytes, start: int) -> int:
     """The offset of the next record that verifies, or -1."""
-    at = data.find(MARK, start)
+    at = data.find(MAGIC, start)
     while at >= 0 and content(memoryview(data)[at:]) is None:
-        at = data.find(MARK, at + 1)
+        at = data.find(MAGIC, at + 1)
     return at
 
 
@@ -75,9 +75,9 @@ def _cut_short(data: bytes, at: int) -> bool:
     """Whether what stands there is the beginning of a record and the file ends before its end."""
     rest = data[at : at + _PREFIX.size]
     if len(rest) < _PREFIX.size:
-        return MARK.startswith(rest[:4]) if len(rest) < 4 else rest.startswith(MARK)
-    mark, size, _ = _PREFIX.unpack(rest)
-    return bool(mark == MARK and size <= MAX_ENCODED_BYTES and at + _PREFIX.size + size > len(data))
+        return MAGIC.startswith(rest[:4]) if len(rest) < 4 else rest.startswith(MAGIC)
+    magic, size, _ = _PREFIX.unpack(rest)
+    return bool(magic == MAGIC and size <= MAX_ENCODED_BYTES and at + _PREFIX.size + size > len(data))
 
 
 def _digest(chunk: bytes) -> bytes:

@@ -1,9 +1,12 @@
 """What a connection has done so far, in numbers that a game can show."""
 
+import logging
 import threading
 from dataclasses import dataclass, replace
 
 from sparring.wire.ids import ModelId
+
+log = logging.getLogger("sparring.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +14,7 @@ class Statistics:
     """Counts since `connect`. A chunk is spooled, then acknowledged, refused, dropped or damaged; or it waits."""
 
     episodes: int = 0  # opened
-    episodes_not_asked: int = 0  # opened, and by the sample rate not recorded
+    episodes_not_asked: int = 0  # opened, but outside the sample rate, so not recorded
     steps: int = 0  # made into chunks and spooled
     chunks: int = 0  # spooled
     new_chunks: int = 0  # acknowledged; the gateway took them
@@ -20,17 +23,17 @@ class Statistics:
     damaged_chunks: int = 0  # did not verify when read back; set aside, not sent
     erased_chunks: int = 0  # removed unsent, since the player was erased
     dropped_chunks: int = 0  # removed unsent: the spool was full
-    dropped_episodes: int = 0  # that lost chunks so
+    dropped_episodes: int = 0  # that lost chunks or steps this way
     dropped_steps: int = 0  # never spooled: memory was full, or their episode was dropped
     tries: int = 0  # uploads sent
     failed_tries: int = 0  # uploads to be sent again
-    act_fallbacks: int = 0  # act="server" asked in vain, and chance chose
+    act_fallbacks: int = 0  # act="server" got no answer, and a random action was taken
     waiting_chunks: int = 0  # in the spool now
     waiting_bytes: int = 0
     memory_bytes: int = 0  # of steps not yet spooled
     sample_rate: float = 1.0
-    model: ModelId | None = None  # that new episodes of the first seat act with
-    said: str = ""  # the last thing that went wrong, as it was logged
+    model: ModelId | None = None  # of new episodes of the first seat
+    last_problem: str = ""  # the last thing that went wrong, as it was logged
 
     @property
     def acknowledged_chunks(self) -> int:
@@ -47,10 +50,15 @@ class Counters:
         with self._lock:
             self._now = replace(self._now, **{name: getattr(self._now, name) + count for name, count in counts.items()})
 
-    def say(self, text: str) -> None:
+    def note_problem(self, text: str) -> None:
         """Remember the last thing that went wrong."""
         with self._lock:
-            self._now = replace(self._now, said=text)
+            self._now = replace(self._now, last_problem=text)
+
+    def warn(self, text: str) -> None:
+        """Log what went wrong, and remember it."""
+        self.note_problem(text)
+        log.warning("%s", text)
 
     def read(self) -> Statistics:
         return self._now

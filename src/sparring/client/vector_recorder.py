@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring.client.layout import TOLERANCE, Layout, refused
-from sparring.client.step_buffer import Rows
+from sparring.games.step_buffer import Rows
+from sparring.games.step_layout import TOLERANCE, StepLayout, refused
 from sparring.wire.chunk import Array, Source
 from sparring.wire.ids import EpisodeId, new_episode
 
@@ -24,7 +24,7 @@ _PLAIN = {  # columns of one number a row, and their dtype where it matters
     "ending": "",
     "outcome": "",
 }
-REMEMBERED = 64  # episodes of one game whose names are kept for its other seats
+REMEMBERED_NAMES = 64  # episodes of one game whose names are kept for its other seats
 
 
 class VectorRecorder:
@@ -33,7 +33,7 @@ class VectorRecorder:
     def __init__(self, connection: "Connection", name: str) -> None:
         self._connection, self._name = connection, name
         self._names: dict[tuple[int, int], EpisodeId] = {}
-        self._seats: dict[int, list[_Place]] = {}
+        self._seats: dict[int, list[_Track]] = {}
 
     def record(self, columns: Mapping[str, Array], *, seat: int, actor: str, source: Source) -> None:
         """Each column is [steps, n, …].
@@ -47,40 +47,40 @@ class VectorRecorder:
         layout = self._connection.layout(seat)
         checked = _checked(columns, layout)
         games = checked["reward"].shape[1]
-        places = self._seats.setdefault(seat, [_Place(j) for j in range(games)])
-        if len(places) != games:
-            raise refused("columns", f"they hold {games} games", games, len(places))
-        for place in places:
+        tracks = self._seats.setdefault(seat, [_Track(j) for j in range(games)])
+        if len(tracks) != games:
+            raise refused("columns", f"they hold {games} games", games, len(tracks))
+        for track in tracks:
             self._record_game(
-                place, {name: array[:, place.game] for name, array in checked.items()}, layout, (seat, actor, source)
+                track, {name: array[:, track.game] for name, array in checked.items()}, layout, (seat, actor, source)
             )
 
     def _record_game(
-        self, place: "_Place", rows: dict[str, Array], layout: Layout, how: tuple[int, str, Source]
+        self, track: "_Track", rows: dict[str, Array], layout: StepLayout, how: tuple[int, str, Source]
     ) -> None:
         start, total = 0, len(rows["reward"])
         ends = np.flatnonzero(rows["ending"]) + 1 if "ending" in rows else np.array([], int)
         for end in (*ends.tolist(), total):
             if end > start:
-                episode = place.episode or self._open(place, rows, start, how)
+                episode = track.episode or self._open(track, rows, start, how)
                 part = {name: array[start:end] for name, array in rows.items()}
-                _write(episode, place, part, layout)
+                _write(episode, track, part, layout)
                 if end in ends:
                     _finish(episode, {name: array[end - 1] for name, array in rows.items()}, layout)
-                    place.close()
+                    track.close()
             start = end
 
-    def _open(self, place: "_Place", rows: dict[str, Array], row: int, how: tuple[int, str, Source]) -> "Episode":
+    def _open(self, track: "_Track", rows: dict[str, Array], row: int, how: tuple[int, str, Source]) -> "Episode":
         seat, actor, source = how
-        key = (place.game, place.count)
+        key = (track.game, track.count)
         name = self._names.setdefault(key, new_episode(self._connection.now_ms()))
-        self._names.pop((place.game, place.count - REMEMBERED), None)
+        self._names.pop((track.game, track.count - REMEMBERED_NAMES), None)
         seed = int(rows["seed"][row]) if "seed" in rows else None
-        place.episode = self._connection.episode(seat, episode=name, seed=seed, actor=actor, source=source)
-        return place.episode
+        track.episode = self._connection.episode(seat, episode=name, seed=seed, actor=actor, source=source)
+        return track.episode
 
 
-class _Place:
+class _Track:
     """One seat of one game: its open episode, how many it had, and its clock."""
 
     def __init__(self, game: int) -> None:
@@ -92,10 +92,10 @@ class _Place:
         self.count += 1
 
 
-def _write(episode: "Episode", place: _Place, part: dict[str, Array], layout: Layout) -> None:
+def _write(episode: "Episode", track: _Track, part: dict[str, Array], layout: StepLayout) -> None:
     total = len(part["reward"])
-    tick = part["tick"] if "tick" in part else np.arange(place.clock, place.clock + total)
-    place.clock = int(tick[-1]) + 1
+    tick = part["tick"] if "tick" in part else np.arange(track.clock, track.clock + total)
+    track.clock = int(tick[-1]) + 1
     acting = np.flatnonzero(part["acts"]) if "acts" in part else np.arange(total)
     before = part["reward"][: acting[0] if len(acting) else total].sum(dtype=float)
     if before and episode.steps:  # a seat that has not moved yet has no step to carry it
@@ -115,13 +115,13 @@ def _write(episode: "Episode", place: _Place, part: dict[str, Array], layout: La
     episode.record_rows(rows)
 
 
-def _finish(episode: "Episode", row: dict[str, Array], layout: Layout) -> None:
+def _finish(episode: "Episode", row: dict[str, Array], layout: StepLayout) -> None:
     final = {slot.name: row[f"final_{slot.name}"] for slot in layout.slots}
     outcome = float(row["outcome"]) if "outcome" in row else None
     episode.end(final, terminated=int(row["ending"]) == TERMINATED, outcome=outcome)
 
 
-def _checked(columns: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
+def _checked(columns: Mapping[str, Array], layout: StepLayout) -> dict[str, Array]:
     """The columns by their full names, in their dtypes; ChunkRefused before anything is recorded."""
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_PLAIN, ())
     shapes |= {"action": layout.action.shape, "legal": (layout.masks,)}
@@ -154,7 +154,7 @@ def _checked(columns: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
     return out
 
 
-def _check_ranges(columns: dict[str, Array], layout: Layout) -> None:
+def _check_ranges(columns: dict[str, Array], layout: StepLayout) -> None:
     acts = columns.get("acts", np.ones(columns["reward"].shape, bool)).astype(bool)
     action, reward = columns["action"][acts], columns["reward"]
     if layout.action.choices:

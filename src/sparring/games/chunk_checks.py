@@ -6,7 +6,6 @@ spec is worked out once, and each column is reduced to its minimum and maximum, 
 
 import functools
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,10 @@ from sparring.errors import ChunkRefused
 from sparring.games.game_state import did_you_mean
 from sparring.games.spec import DISCRETE, GameSpec, Leaf, SeatSpec
 from sparring.wire.chunk import MAX_COLUMNS, MAX_STEPS, Array, Chunk, Header
-from sparring.wire.ids import is_episode
+from sparring.wire.ids import is_actor, is_episode
 
 REWARD_SLACK = 1e-6  # a bound such as 0.1 has no exact float32
 LOGP_SLACK = 1e-5  # log 1 = 0, give or take the rounding of a softmax
-_ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_chunk(chunk: Chunk, spec: GameSpec) -> None:
@@ -155,7 +153,7 @@ def _check_header(head: Header, spec: GameSpec, spec_hash: str) -> None:
         raise _refused("first_step", head.first_step, 0, "it is no count", "Count the seat's decisions from 0")
     if not is_episode(head.episode):
         raise _refused("episode", head.episode, "UUIDv7", "it is no episode's name", "Send a UUIDv7 in lower case")
-    if not _ACTOR.fullmatch(head.actor):
+    if not is_actor(head.actor):
         limit = "person, model:SHA-256 or script:NAME"
         raise _refused("actor", head.actor, limit, "nobody acts under that name", "Say who chose the actions")
     if not 0.0 < head.sample_rate <= 1.0:

@@ -1,1 +1,1 @@
-"""The only door: HTTP and WebSocket, identity, checks, quotas, inference."""
+"""The one server that games and players reach: HTTP and WebSocket, identity, checks, quotas, inference."""

@@ -1,4 +1,4 @@
-"""What the gateway refuses by itself, and how every error is said over HTTP.
+"""What the gateway refuses by itself, and the HTTP form of every error.
 
 {"error": {"code", "message", "field", "value", "limit", "do"}, "request": id}
 """
@@ -11,8 +11,8 @@ from starlette.responses import Response
 from sparring.errors import Missing, Refused, SparringError, StoreFailed, Unreachable, WireError
 
 
-class Unknown(Refused):
-    """Nobody that we know: no credential, or one that does not hold. Never says which."""
+class Unauthorized(Refused):
+    """No credential, or one that is not valid. Never says which."""
 
     code = "unauthorized"
     status = 401

@@ -30,7 +30,7 @@ class Intake(Protocol):
         ...
 
 
-class ThroughStream:
+class StreamIntake:
     """Appends to a stream what is not of a player whom the store has forgotten. Appended to by one thread."""
 
     def __init__(self, stream: Stream, store: Store, clock: Callable[[], float] = time.monotonic) -> None:

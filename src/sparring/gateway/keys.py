@@ -1,6 +1,6 @@
-"""API keys: made, listed, revoked, and recognised, in `<data>/keys.json`.
+"""API keys: made, listed, revoked, and recognised, in `<data>/keys.json`; and the audit log of administrators.
 
-Only the SHA-256 of each 256-bit secret is kept, so the file lets nobody in. A running gateway looks
+Only the SHA-256 of each 256-bit secret is kept, so the file admits no one. A running gateway looks
 at the file's time at most once a second, so a revocation holds within that.
 """
 
@@ -9,15 +9,16 @@ import hashlib
 import hmac
 import os
 import secrets
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from sparring.durable import replace_file
 from sparring.errors import ConfigError, Missing
-from sparring.gateway.secrets import write_private
 
 FILE = "keys.json"
 SCOPES = ("record", "act", "read", "node", "admin")
@@ -85,7 +86,7 @@ class ApiKeys:
         return list(self._by_id.values())
 
     def any(self, now_s: float) -> bool:
-        """Whether a key was ever made here; from then on nobody comes in without one."""
+        """Whether a key was ever made here; from then on every caller needs one."""
         self._look(now_s)
         return bool(self._by_id)
 
@@ -126,9 +127,8 @@ class ApiKeys:
         except FileNotFoundError:
             return ()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"it does not read: {error}", where=str(self.path), do="Restore it from a backup"
-            ) from None
+            wrong = f"it does not read: {error}"
+            raise ConfigError(wrong, where=str(self.path), do="Restore it from a backup") from None
         if file.format != 1:
             raise ConfigError(f"its format is {file.format}", where=str(self.path), do="Upgrade Sparring")
         return file.keys
@@ -142,10 +142,30 @@ class ApiKeys:
         self.reload()
 
     def _write(self, keys: tuple[ApiKey, ...]) -> None:
-        fresh = self.path.with_name(f".{FILE}.{time.time_ns()}")
-        write_private(fresh, msgspec.json.format(msgspec.json.encode(_File(1, keys)), indent=2))
-        os.replace(fresh, self.path)
+        replace_file(self.path, msgspec.json.format(msgspec.json.encode(_File(1, keys)), indent=2), 0o600)
 
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Audit:
+    """What administrators did, one JSON object per line in `<data>/audit.jsonl`: who, what, when; no secret, no name.
+
+    Each line is on disk before the action is answered.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+
+    def write(self, action: str, by: str, at_ms: int, **about: Any) -> None:
+        """One line."""
+        line = msgspec.json.encode({"at_ms": at_ms, "action": action, "by": by, **about}) + b"\n"
+        with self._lock:
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(handle, line)
+                os.fsync(handle)
+            finally:
+                os.close(handle)

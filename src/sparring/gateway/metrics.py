@@ -37,6 +37,10 @@ class Metrics:
         """Add to a series; `labels` is as Prometheus writes them, from a fixed set of values only."""
         self._counts[name, labels] += by  # type: ignore[assignment]
 
+    def count_act(self, model: str | None) -> None:
+        """An action was chosen by that model, or at random."""
+        self.count("spar_acts_total", f'by="{"chance" if model is None else "model"}"')
+
     def request(self, endpoint: str, status: int, seconds: float) -> None:
         """One request was answered."""
         self._counts["spar_requests_total", f'endpoint="{endpoint}",status="{status}"'] += 1

@@ -1,4 +1,8 @@
-"""Around every request: its name, who sent it, how often they may, what is logged, and the headers of each answer."""
+"""Around every request: its id, the caller, the rate limit, the log line, and the headers of each answer.
+
+`Middleware` wraps the whole application; `CallerCheck` wraps each endpoint and calls `admitted_caller`, which is the
+one place where identity, rate, scope, Host and Origin are checked (the play socket calls it too).
+"""
 
 import itertools
 import json
@@ -14,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.errors import SparringError
 from sparring.gateway.http_errors import BadRequest, NotFound, ServerBusy, TooMany, answer
-from sparring.gateway.identity import NOBODY, PUBLIC, Caller, admit, check_host
+from sparring.gateway.identity import NO_CALLER, PUBLIC, Caller, admit, check_host
 from sparring.gateway.state import GatewayState
 
 log = logging.getLogger("sparring.gateway")
@@ -26,7 +30,7 @@ SECURITY = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
 )
 SAFE = ("GET", "HEAD", "OPTIONS")
-PAGES = (  # a game in a page of another site, which sends its token itself: nothing comes along by accident
+CORS = (  # for a game in a page of another site, which sends its token itself; browsers add no credential
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", b"etag, retry-after, x-request-id"),
 )
@@ -38,56 +42,56 @@ PREFLIGHT = (
 
 
 class Middleware:
-    """The outermost layer. Nothing passes it without an answer, and nothing it answers says more than it must."""
+    """The outermost layer: every request gets an answer, and no error reveals more than it must."""
 
-    def __init__(self, app: ASGIApp, parts: GatewayState) -> None:
-        self._app, self._parts = app, parts
+    def __init__(self, app: ASGIApp, state: GatewayState) -> None:
+        self._app, self._state = app, state
         self._boot, self._count = secrets.token_hex(4), itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A name needs to be unique, not secret: no system call for each, which would also hand over the GIL.
+        # An id must be unique, not secret, so it costs no system call, which would also hand over the GIL.
         request = scope["request_id"] = f"{self._boot}{next(self._count):08x}"
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         begun_s, status = time.perf_counter(), 0
-        shared = PAGES if scope["path"].startswith("/v1/") and self._parts.identity.mode() == "keys" else ()
+        cors = CORS if scope["path"].startswith("/v1/") and self._state.identity.mode() == "keys" else ()
 
-        async def dressed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*_dressed(message.get("headers", []), request), *shared]
+                message["headers"] = [*_with_headers(message.get("headers", []), request), *cors]
             await send(message)
 
         try:
             _check_framing(scope)
-            if shared and scope["method"] == "OPTIONS":
+            if cors and scope["method"] == "OPTIONS":
                 headers = {name.decode(): value.decode() for name, value in PREFLIGHT}
-                await Response(None, 204, headers)(scope, receive, dressed)
+                await Response(None, 204, headers)(scope, receive, send_with_headers)
                 return
-            scope["app"] = self  # at which routes raise what they cannot answer, instead of answering in plain text
-            await self._app(scope, receive, dressed)
+            scope["app"] = self  # so that routes raise what they cannot answer, instead of answering in plain text
+            await self._app(scope, receive, send_with_headers)
         except HTTPException as error:
-            await answer(_no_such_place(scope["method"], error), request)(scope, receive, dressed)
+            await answer(_not_found(scope["method"], error), request)(scope, receive, send_with_headers)
         except SparringError as error:
-            await answer(error, request)(scope, receive, dressed)
+            await answer(error, request)(scope, receive, send_with_headers)
         except Exception:
             log.exception("request %s failed", request)
             if not status:
                 broken = ServerBusy("something broke here", where="gateway", do=f"Tell the operator: request {request}")
                 broken.status, broken.code = 500, "broken"
-                await answer(broken, request)(scope, receive, dressed)
+                await answer(broken, request)(scope, receive, send_with_headers)
         finally:
-            self._note(scope, request, status, time.perf_counter() - begun_s)
+            self._log(scope, request, status, time.perf_counter() - begun_s)
 
-    def _note(self, scope: Scope, request: str, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, request: str, status: int, seconds: float) -> None:
         endpoint = scope.get("endpoint_name", "other")
-        self._parts.metrics.request(endpoint, status, seconds)
+        self._state.metrics.request(endpoint, status, seconds)
         if requests.isEnabledFor(logging.INFO):
-            caller: Caller = scope.get("caller", NOBODY)
-            # Neither address nor agent nor query: a log is no place to keep who plays.
-            said = {
+            caller: Caller = scope.get("caller", NO_CALLER)
+            # Neither address nor agent nor query: the log must not tell who plays.
+            line = {
                 "request": request,
                 "method": scope["method"],
                 "path": scope["path"][:200],
@@ -95,46 +99,46 @@ class Middleware:
                 "ms": round(seconds * 1e3, 2),
                 "caller": "player" if caller.player else caller.id,
             }
-            requests.info(json.dumps(said))
+            requests.info(json.dumps(line))
 
 
 class CallerCheck:
-    """Around one endpoint: lets in who may, and says no to the rest before a byte of the body is read."""
+    """Around one endpoint: admits callers that have its scope, and refuses the others before the body is read."""
 
-    def __init__(self, app: ASGIApp, parts: GatewayState, scope: str, name: str) -> None:
-        self._app, self._parts, self._scope, self._name = app, parts, scope, name
+    def __init__(self, app: ASGIApp, state: GatewayState, required_scope: str, name: str) -> None:
+        self._app, self._state, self._required_scope, self._name = app, state, required_scope, name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["endpoint_name"] = self._name
-        if self._scope == PUBLIC:
-            self._take(_address(scope))
+        if self._required_scope == PUBLIC:
+            _take_rate(_address(scope), self._state)
         else:
-            scope["caller"] = self.admitted(scope)
+            scope["caller"] = admitted_caller(scope, self._state, self._required_scope)
         await self._app(scope, receive, send)
 
-    def admitted(self, scope: Scope) -> Caller:
-        """The caller, or the refusal."""
-        headers = Headers(scope=scope)
-        address = _address(scope)
-        credential = headers.get("authorization", "") or _from_subprotocol(headers)
-        caller = self._parts.identity.caller(credential, address)
-        self._take(caller.id if credential else address)
-        admit(caller, self._scope, scope.get("path_params", {}).get("game"))
-        changes = scope["type"] == "websocket" or scope["method"] not in SAFE
-        check_host(caller, headers.get("host", ""), headers.get("origin") if changes else None)
-        return caller
 
-    def _take(self, who: str) -> None:
-        if (wait_s := self._parts.rates.take(who, time.monotonic())) > 0.0:
-            limit = self._parts.rates.per_s
-            raise TooMany("too many requests", where="rate", limit=limit, retry_s=wait_s)
+def admitted_caller(scope: Scope, state: GatewayState, required_scope: str) -> Caller:
+    """Who calls, after the rate limit and the checks of scope, game, Host and Origin; raises the refusal otherwise."""
+    headers, address = Headers(scope=scope), _address(scope)
+    credential = headers.get("authorization", "") or _from_subprotocol(headers)
+    caller = state.identity.caller(credential, address)
+    _take_rate(caller.id if credential else address, state)
+    admit(caller, required_scope, scope.get("path_params", {}).get("game"))
+    changes = scope["type"] == "websocket" or scope["method"] not in SAFE
+    check_host(caller, headers.get("host", ""), headers.get("origin") if changes else None)
+    return caller
+
+
+def _take_rate(who: str, state: GatewayState) -> None:
+    if (wait_s := state.rates.take(who, time.monotonic())) > 0.0:
+        raise TooMany("too many requests", where="rate", limit=state.rates.per_s, retry_s=wait_s)
 
 
 def _address(scope: Scope) -> str:
     return (scope.get("client") or ("", 0))[0]
 
 
-def _no_such_place(method: str, error: HTTPException) -> NotFound:
+def _not_found(method: str, error: HTTPException) -> NotFound:
     if error.status_code != 405:
         return NotFound("there is nothing here", where="path", do="See /openapi.json", field="path")
     refusal = NotFound(f"it has no {method[:20]}", where="path", do="See /openapi.json", field="method")
@@ -157,7 +161,7 @@ def _check_framing(scope: Scope) -> None:
         raise BadRequest("its length is said twice", where="head", do="Send one Content-Length", field="Content-Length")
 
 
-def _dressed(headers: Any, request: str) -> list[tuple[bytes, bytes]]:
+def _with_headers(headers: Any, request: str) -> list[tuple[bytes, bytes]]:
     found = list(headers)
     present = {name.lower() for name, _ in found}
     found += [(name, value) for name, value in SECURITY if name not in present]

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 from typing import assert_never
 
 import numpy as np
@@ -11,71 +10,58 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from sparring.errors import ChunkRefused, NotYours, SparringError, WireError
+from sparring.games.cutter import cut
+from sparring.games.frame_stack import FrameStacks
 from sparring.games.spec import GameSpec
+from sparring.games.step_buffer import Behaviour, StepBuffer
+from sparring.games.step_layout import layout_of
 from sparring.gateway.http_errors import ServerBusy, TooMany, answer, described
 from sparring.gateway.identity import Caller
-from sparring.gateway.inference import Decision, InferenceRequest
-from sparring.gateway.middleware import CallerCheck
-from sparring.gateway.request_views import legal_of, observation_of, seat_of
-from sparring.gateway.seat_recorder import SeatRecorder
+from sparring.gateway.middleware import admitted_caller
+from sparring.gateway.request_arrays import legal_of, observation_of, seat_of
 from sparring.gateway.state import GatewayState, request_id
-from sparring.gateway.uploads import keep, prepared
+from sparring.gateway.uploads import accepted, commit
+from sparring.nets.chooser import ActRequest, Decision
+from sparring.wire import messages
 from sparring.wire.chunk import Array, Chunk
-from sparring.wire.ids import EpisodeId, asked_for, is_episode
-from sparring.wire.messages import (
-    PROTOCOL,
-    Action,
-    End,
-    Ended,
-    FromGateway,
-    Hello,
-    Observe,
-    Problem,
-    Start,
-    decode,
-    encode,
-)
+from sparring.wire.ids import EpisodeId, PlayerId, asked_for, is_episode
+from sparring.wire.messages import PROTOCOL, Action, End, Ended, FromGateway, Hello, Observe, Problem, Start
 
 log = logging.getLogger(__name__)
 
 MAX_SOCKETS = 1_024
 MAX_OPEN = 128  # seats open on one socket
 SUBPROTOCOL = "spar.1"
-BROKEN = 1002  # the close code of a conversation that cannot go on
+PROTOCOL_ERROR = 1002  # WebSocket close code
 
 
 class Play:
     """The endpoint, as an ASGI application."""
 
-    def __init__(self, parts: GatewayState) -> None:
-        self._parts = parts
-        self._guard = CallerCheck(self._refuse_nothing, parts, "act", "play")
+    def __init__(self, state: GatewayState) -> None:
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = WebSocket(scope, receive, send)
         try:
-            caller = self._guard.admitted(scope)
-            spec = self._parts.spec(scope["path_params"]["game"])
-            if self._parts.metrics.sockets >= MAX_SOCKETS:
-                raise ServerBusy(
-                    f"{MAX_SOCKETS} sockets are open", where="play", do="Try again later", limit=MAX_SOCKETS
-                )
+            caller = admitted_caller(scope, self._state, "act")
+            spec = self._state.spec(scope["path_params"]["game"])
+            if self._state.metrics.sockets >= MAX_SOCKETS:
+                wrong = f"{MAX_SOCKETS} sockets are open"
+                raise ServerBusy(wrong, where="play", do="Try again later", limit=MAX_SOCKETS)
         except SparringError as error:
             await socket.send_denial_response(answer(error, request_id(HTTPConnection(scope))))
             return
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", []) else None)
-        self._parts.metrics.sockets += 1
-        conversation = Conversation(self._parts, caller, spec)
+        self._state.metrics.sockets += 1
+        conversation = Conversation(self._state, caller, spec)
         try:
             await _converse(socket, conversation)
         except WebSocketDisconnect:
             pass  # the usual end
         finally:
-            self._parts.metrics.sockets -= 1
+            self._state.metrics.sockets -= 1
             await conversation.leave()
-
-    async def _refuse_nothing(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError("the guard is only asked who comes in")
 
 
 async def _converse(socket: WebSocket, conversation: "Conversation") -> None:
@@ -85,57 +71,100 @@ async def _converse(socket: WebSocket, conversation: "Conversation") -> None:
             return
         text = message.get("text")
         frame: str | bytes = text if text is not None else message.get("bytes") or b""
-        said, broken = await conversation.hear(frame)
-        if said is None:
+        reply, broken = await conversation.handle(frame)
+        if reply is None:
             continue
-        framed = encode(said, text=text is not None)
+        framed = messages.encode(reply, text=text is not None)
         if socket.application_state is not WebSocketState.CONNECTED:
             return
         await (socket.send_text(framed) if isinstance(framed, str) else socket.send_bytes(framed))
         if broken:
-            await socket.close(BROKEN)
+            await socket.close(PROTOCOL_ERROR)
             return
 
 
-class _Seat:
-    """An open seat and the frames that its model sees stacked."""
+class OpenSeat:
+    """One seat between `start` and `end`: the frames that its model sees stacked, and its steps where they are kept.
 
-    def __init__(self, recorder: SeatRecorder, frames: int) -> None:
-        self.recorder = recorder
+    A step's reward comes with the next observation.
+    """
+
+    def __init__(self, spec: GameSpec, start: Start, sample_rate: float, *, recorded: bool) -> None:
+        layout = layout_of(spec, start.seat)
+        self.strength, self._tick = start.strength, -1
         self.failed: SparringError | None = None  # why nothing more of it is recorded
-        self.held: Decision | None = None  # a recurrent model's last one: its memory goes on, whoever reigns by now
-        self._frames: deque[dict[str, Array]] = deque(maxlen=frames)
+        self.last: Decision | None = None  # a recurrent model's: the same model goes on from its state
+        self._stacks = FrameStacks(layout.seat, spec.frame_stack, 1)
+        self._buffer: StepBuffer | None = None
+        if recorded:
+            player = None if start.player is None else PlayerId(start.player)
+            header = layout.header(start.episode, "play", player=player, sample_rate=sample_rate, seed=start.seed)
+            self._buffer = StepBuffer(header, layout)
 
-    def stacked(self, seen: dict[str, Array]) -> dict[str, Array]:
-        """The last frames in a row, the first one repeated where there are too few."""
-        most = self._frames.maxlen or 1
-        if most == 1:
-            return seen
-        self._frames.append(seen)
-        row = [self._frames[0]] * (most - len(self._frames)) + list(self._frames)
-        spec = self.recorder.spec.seats[self.recorder.start.seat]
-        return {
-            leaf.name: np.stack([one[leaf.name] for one in row]).reshape(leaf.stacked(most))
-            for leaf in spec.observation
-        }
+    def stacked(self, observation: dict[str, Array]) -> dict[str, Array]:
+        """The last frames, as the model sees them."""
+        stacks = self._stacks.push({name: array[None] for name, array in observation.items()})
+        return {name: array[0] for name, array in stacks.items()}
+
+    def advance(self, reward: float, tick: int) -> None:
+        """The next observation came, with what the last decision earned; ChunkRefused where either cannot be."""
+        if tick <= self._tick:
+            raise _wrong("tick", f"the game's clock did not rise: {tick} after {self._tick}")
+        self._earn(reward)
+        self._tick = tick
+
+    def decided(self, observation: dict[str, Array], legal: Array | None, decision: Decision) -> list[Chunk]:
+        """The seat's next step; the chunks that are complete with it."""
+        if self._buffer is None:
+            return []
+        by = Behaviour(decision.actor, decision.logp, decision.state_before)
+        self._buffer.write(observation, decision.action, 0.0, tick=self._tick, legal=legal, by=by)
+        return cut(self._buffer, due=False)
+
+    def end(self, final: dict[str, Array], message: End) -> list[Chunk]:
+        """The last chunks."""
+        if self._buffer is None:
+            self._earn(message.reward)
+            return []
+        self._buffer.end(final, terminated=message.terminated, outcome=message.outcome)
+        self._earn(message.reward)  # last: a message that is refused and sent again must not earn twice
+        return cut(self._buffer, due=True)
+
+    def leave(self) -> list[Chunk]:
+        """The socket closed without an end: the episode is truncated, as where a client leaves one."""
+        if self._buffer is None:
+            return []
+        self._buffer.leave()
+        return cut(self._buffer, due=True)
+
+    def stop_recording(self, error: SparringError) -> None:
+        """The game goes on without being recorded; the answer to its end says why."""
+        self.failed, self._buffer = error, None
+
+    def _earn(self, reward: float) -> None:
+        if not np.isfinite(reward):
+            raise _wrong("reward", f"{reward} is no finite number")
+        if self._tick < 0 and reward:
+            raise _wrong("reward", "it was earned before the first decision")
+        if self._buffer is not None and self._buffer.steps:
+            self._buffer.earn(reward)
 
 
 class Conversation:
     """One socket's state: frames in, one answer each. Knows no socket."""
 
-    def __init__(self, parts: GatewayState, caller: Caller, spec: GameSpec) -> None:
-        self._parts, self._caller, self._spec = parts, caller, spec
+    def __init__(self, state: GatewayState, caller: Caller, spec: GameSpec) -> None:
+        self._state, self._caller, self._spec = state, caller, spec
         self._greeted = False
-        self._open: dict[tuple[EpisodeId, int], _Seat] = {}
+        self._open: dict[tuple[EpisodeId, int], OpenSeat] = {}
 
-    async def hear(self, frame: str | bytes) -> tuple[FromGateway | None, bool]:
+    async def handle(self, frame: str | bytes) -> tuple[FromGateway | None, bool]:
         """The answer to a frame, if it has one, and whether the conversation is over with it."""
         episode: EpisodeId | None = None
         try:
-            if (wait_s := self._parts.rates.take(self._caller.id, time.monotonic())) > 0.0:
-                limit = self._parts.rates.per_s
-                raise TooMany("too many messages", where="rate", limit=limit, retry_s=wait_s)
-            message = decode(frame)
+            if (wait_s := self._state.rates.take(self._caller.id, time.monotonic())) > 0.0:
+                raise TooMany("too many messages", where="rate", limit=self._state.rates.per_s, retry_s=wait_s)
+            message = messages.decode(frame)
             episode = None if isinstance(message, Hello) else message.episode
             if not self._greeted and not isinstance(message, Hello):
                 return Problem("protocol", "the first message is hello", "type", episode), True
@@ -143,7 +172,7 @@ class Conversation:
                 case Hello():
                     return self._greet(message)
                 case Start():
-                    self._begin(message)
+                    self._start(message)
                     return None, False  # the first observation is answered
                 case Observe():
                     return await self._observe(message), False
@@ -154,14 +183,14 @@ class Conversation:
         except WireError as error:
             return Problem("wire", error.wrong[:300]), True
         except SparringError as error:
-            _, said = described(error)
-            return Problem(said["code"], f"{said['message']}. {said['do']}.", said["field"], episode), False
+            _, body = described(error)
+            return Problem(body["code"], f"{body['message']}. {body['do']}.", body["field"], episode), False
 
     async def leave(self) -> None:
-        """Keep what is whole of every seat that was left open."""
+        """Truncate every seat that was left open, and keep its steps."""
         for seat in self._open.values():
             try:
-                await self._keep(seat.recorder.leave())
+                await self._commit(seat.leave())
             except SparringError as error:
                 log.warning("an open seat was not kept: %s", error)
         self._open.clear()
@@ -170,66 +199,64 @@ class Conversation:
         if hello.protocol != PROTOCOL:
             return Problem("protocol", f"protocol {hello.protocol}, this is {PROTOCOL}", "protocol"), True
         if hello.version:
-            self._spec = self._parts.spec(self._spec.id, hello.version)
+            self._spec = self._state.spec(self._spec.id, hello.version)
         self._greeted = True
         return Hello(PROTOCOL, self._spec.version), False
 
-    def _begin(self, start: Start) -> None:
+    def _start(self, start: Start) -> None:
         seat_of(self._spec, start.seat)
-        place = start.episode, start.seat
         if not is_episode(start.episode):
             raise _wrong("episode", "it is no episode's name: send a UUIDv7 in lower case")
-        if place in self._open:
+        if (start.episode, start.seat) in self._open:
             raise _wrong("episode", "the seat is open already")
         if len(self._open) >= MAX_OPEN:
             raise _wrong("episode", f"{MAX_OPEN} seats are open: end one first")
         if start.strength is not None and not 0.0 <= start.strength <= 1.0:
             raise _wrong("strength", "strength is a share: send 0 to 1")
         mine = self._caller.player
-        named = None if start.player is None else self._parts.identity.secrets.pseudonym(self._spec.id, start.player)
+        named = None if start.player is None else self._state.identity.secrets.pseudonym(self._spec.id, start.player)
         if mine is not None and named not in (None, mine):
             raise NotYours("the token is another player's", where="play", do="Leave it out", field="player")
-        rate = self._parts.sample_rate()
+        rate = self._state.sample_rate()
         recorded = start.record and self._caller.may("record") and asked_for(start.episode, rate)
-        recorder = SeatRecorder(self._spec, start, rate, recorded)
-        self._open[place] = _Seat(recorder, self._spec.frame_stack)
+        self._open[start.episode, start.seat] = OpenSeat(self._spec, start, rate, recorded=recorded)
 
-    async def _observe(self, seen: Observe) -> FromGateway:
-        seat = self._seat(seen.episode, seen.seat)
-        spec = self._spec.seats[seen.seat]
-        observation, legal = observation_of(spec, seen.observation), legal_of(spec, seen.legal)
-        seat.recorder.earned(seen.reward, seen.tick)
-        state, model = (None, None) if seat.held is None else (seat.held.after, seat.held.model)
-        asked = InferenceRequest(seat.stacked(observation), legal, seat.recorder.start.strength, state)
-        chosen = await self._parts.inference.decide(self._spec, seen.seat, asked, model)
-        seat.held = chosen if chosen.after is not None else None
-        self._parts.metrics.count("spar_acts_total", f'by="{"chance" if chosen.model is None else "model"}"')
+    async def _observe(self, message: Observe) -> FromGateway:
+        seat = self._seat(message.episode, message.seat)
+        spec = self._spec.seats[message.seat]
+        observation, legal = observation_of(spec, message.observation), legal_of(spec, message.legal)
+        seat.advance(message.reward, message.tick)
+        state, model = (None, None) if seat.last is None else (seat.last.state_after, seat.last.model)
+        request = ActRequest(seat.stacked(observation), legal, seat.strength, state)
+        decision = await self._state.inference.decide(self._spec, message.seat, request, model)
+        seat.last = decision if decision.state_after is not None else None
+        self._state.metrics.count_act(decision.model)
         try:
-            await self._keep(seat.recorder.chose(observation, legal, chosen))
-        except SparringError as error:  # the game goes on; its end is answered with what went wrong
-            seat.failed = error
-            seat.recorder.recorded = False
-        return Action(seen.episode, seen.seat, chosen.action, chosen.model, chosen.logp)
+            await self._commit(seat.decided(observation, legal, decision))
+        except SparringError as error:
+            seat.stop_recording(error)
+        action = np.asarray(decision.action).tolist()
+        return Action(message.episode, message.seat, action, decision.model, decision.logp)
 
-    async def _end(self, end: End) -> FromGateway:
-        seat = self._seat(end.episode, end.seat)
-        final = observation_of(self._spec.seats[end.seat], end.final_observation)
-        chunks = seat.recorder.end(final, end.reward, end.terminated, end.outcome)
-        del self._open[end.episode, end.seat]
+    async def _end(self, message: End) -> FromGateway:
+        seat = self._seat(message.episode, message.seat)
+        final = observation_of(self._spec.seats[message.seat], message.final_observation)
+        chunks = seat.end(final, message)
+        del self._open[message.episode, message.seat]
         if seat.failed is not None:
             raise seat.failed
-        return Ended(end.episode, end.seat, await self._keep(chunks))
+        return Ended(message.episode, message.seat, await self._commit(chunks))
 
-    def _seat(self, episode: EpisodeId, seat: int) -> _Seat:
+    def _seat(self, episode: EpisodeId, seat: int) -> OpenSeat:
         found = self._open.get((episode, seat))
         if found is None:
             raise _wrong("episode", "that seat is not open: send start first")
         return found
 
-    async def _keep(self, chunks: list[Chunk]) -> str:
+    async def _commit(self, chunks: list[Chunk]) -> str:
         """Through the same checks and the same commit as an upload; the last verdict."""
-        ready = [prepared(chunk, self._spec.id, self._caller, self._parts) for chunk in chunks]
-        results, first = await keep(list(ready), self._parts)
+        ready = [accepted(chunk, self._spec.id, self._caller, self._state) for chunk in chunks]
+        results, first = await commit(list(ready), self._state)
         if first is not None:
             raise first
         return str(results[-1]["verdict"]) if results else ""

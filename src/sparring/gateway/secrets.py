@@ -1,22 +1,29 @@
-"""The data folder's own secret: what pseudonyms and player tokens are made with."""
+"""The data folder's own secret, and what is made with it: players' pseudonyms and player tokens."""
 
+import base64
+import binascii
+import contextlib
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 
+import msgspec
+
+from sparring.durable import append_file
 from sparring.errors import ConfigError
 from sparring.wire.ids import GameId, PlayerId
 
 FILE = "identity.key"
 MAX_NAME_CHARACTERS = 1_024
+TOKEN_PREFIX = "spat_"
+MAX_TOKEN_CHARACTERS = 1_024
 
 
 class Secrets:
     """One random secret in `<data>/identity.key` (0600), from which one per purpose and game is derived.
 
-    Losing the file makes every player a new one; so it belongs to the backup, and to nobody's log.
+    Losing the file makes every player a new one; so it belongs in the backup, and in no log.
     """
 
     def __init__(self, data: Path) -> None:
@@ -44,15 +51,9 @@ def pseudonym(data: Path, game: GameId, name: str) -> PlayerId:
 
 def _read_or_make(path: Path) -> bytes:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.exists():
-        write_private(fresh, secrets.token_hex(32).encode())
-        try:
-            os.link(fresh, path)  # whole or not at all, and never over another process's
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink()
+        with contextlib.suppress(FileExistsError):  # another process made it first
+            append_file(path, secrets.token_hex(32).encode(), 0o600)
     try:
         root = bytes.fromhex(path.read_text().strip())
     except ValueError:
@@ -62,10 +63,43 @@ def _read_or_make(path: Path) -> bytes:
     return root
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """A new file that only its owner may read, on disk when this returns."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+class TokenClaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a player token says: short-lived, for one game and one player. It ends with the API key that asked for it.
+
+        spat_<base64url of these claims as JSON>.<base64url of their HMAC-SHA-256>
+
+    There is one algorithm and no field that names it.
+    """
+
+    game: GameId
+    player: PlayerId
+    expires_at_ms: int
+    key: str
+
+
+def sign_token(claim: TokenClaims, secret: bytes) -> str:
+    """The token's text."""
+    said = _text(msgspec.json.encode(claim))
+    return f"{TOKEN_PREFIX}{said}.{_text(_mac(said, secret))}"
+
+
+def verify_token(token: str, secret: bytes, now_ms: int) -> TokenClaims | None:
+    """The claim, if the token is ours and has not expired; None otherwise, without saying why."""
+    if not token.startswith(TOKEN_PREFIX) or len(token) > MAX_TOKEN_CHARACTERS or not token.isascii():
+        return None
+    said, _, mac = token.removeprefix(TOKEN_PREFIX).partition(".")
+    if not hmac.compare_digest(_text(_mac(said, secret)), mac):
+        return None
+    try:
+        claim = msgspec.json.decode(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)), type=TokenClaims)
+    except (msgspec.DecodeError, binascii.Error, UnicodeDecodeError):
+        return None
+    return claim if claim.expires_at_ms > now_ms else None
+
+
+def _mac(said: str, secret: bytes) -> bytes:
+    return hmac.new(secret, said.encode(), hashlib.sha256).digest()
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")

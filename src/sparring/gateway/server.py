@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 STOP_WITHIN_S = 3.0
 MAX_CONNECTIONS = 4_096
 IDLE_S = 75  # a kept-alive connection may be quiet for so long
-CARE_EVERY_S = 600.0  # retention, and champions signed anew
+MAINTENANCE_EVERY_S = 600.0  # retention, and champions signed again
 DAY_MS = 86_400_000
 
 
@@ -57,7 +57,7 @@ class GatewayServer:
 
 
 def serve(config: Config, ready: Callable[[GatewayServer], None]) -> None:
-    """Serve until SIGTERM, SIGINT or `Serving.stop`; calls `ready` once connections are accepted.
+    """Serve until SIGTERM, SIGINT or `GatewayServer.stop`; calls `ready` once connections are accepted.
 
     Raises ConfigError before anything is opened where it must not bind, cannot bind, or another
     gateway has the data folder.
@@ -67,7 +67,7 @@ def serve(config: Config, ready: Callable[[GatewayServer], None]) -> None:
     config = _with_certificate(config, data)
     _check_exposure(config, data)
     with ExitStack() as opened:
-        opened.enter_context(_alone(data))
+        opened.enter_context(_data_folder_lock(data))
         listener = opened.enter_context(bound(config.gateway.host, config.gateway.port))
         catalogue = Catalogue.from_config(config)
         stream = opened.enter_context(open_stream(config.stream.url)) if config.stream.url else None
@@ -79,19 +79,19 @@ def serve(config: Config, ready: Callable[[GatewayServer], None]) -> None:
             )
         )
         local = is_loopback(config.gateway.host)
-        parts = assemble(config, store, registry, catalogue, local=local, stream=stream)
-        opened.callback(parts.inference.close)
-        opened.enter_context(_quick_turns())
+        state = assemble(config, store, registry, catalogue, local=local, stream=stream)
+        opened.callback(state.inference.close)
+        opened.enter_context(_short_switch_interval())
         hurry = None if stream is None else stream.close  # one that is throttled may not hold up the end
-        opened.callback(parts.commits.close, STOP_WITHIN_S, hurry)  # first at the end: what was accepted is written
+        opened.callback(state.commits.close, STOP_WITHIN_S, hurry)  # first at the end: what was accepted is written
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(parts, listener, ready))
+            runner.run(_run(state, listener, ready))
 
 
 @contextmanager
-def _quick_turns() -> Iterator[None]:
-    """The loop and the writer share one interpreter lock: each asks for it ten times as often as by default, so
-    that an answer does not wait for 5 ms while the other hashes."""
+def _short_switch_interval() -> Iterator[None]:
+    """The event loop and the writer thread share one interpreter lock. Switching ten times as often as by default
+    means that an answer does not wait 5 ms while the writer hashes."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.000_5)
     try:
@@ -100,8 +100,8 @@ def _quick_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-async def _run(parts: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]) -> None:
-    server = _Server(_settings(parts))
+async def _run(state: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]) -> None:
+    server = _Server(_settings(state))
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -110,15 +110,15 @@ async def _run(parts: GatewayState, listener: socket.socket, ready: Callable[[Ga
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, stop)
-    care = asyncio.create_task(_care(parts))
-    told = asyncio.create_task(_tell(server, parts, listener, ready))
+    maintenance = asyncio.create_task(_maintain(state))
+    announcement = asyncio.create_task(_announce(server, state, listener, ready))
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in (care, told):
+        for task in (maintenance, announcement):
             task.cancel()
-        await asyncio.gather(care, told, return_exceptions=True)
-    if told.done() and not told.cancelled() and (error := told.exception()) is not None:
+        await asyncio.gather(maintenance, announcement, return_exceptions=True)
+    if announcement.done() and not announcement.cancelled() and (error := announcement.exception()) is not None:
         raise error
 
 
@@ -130,14 +130,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _settings(parts: GatewayState) -> uvicorn.Config:
-    gateway = parts.config.gateway
+def _settings(state: GatewayState) -> uvicorn.Config:
+    gateway = state.config.gateway
 
     class Http(LimitedHttp):
         head_deadline_s = gateway.body_deadline_s
 
     return uvicorn.Config(
-        build(parts),
+        build(state),
         http=Http,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
@@ -155,8 +155,8 @@ def _settings(parts: GatewayState) -> uvicorn.Config:
     )
 
 
-async def _tell(
-    server: uvicorn.Server, parts: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]
+async def _announce(
+    server: uvicorn.Server, state: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]
 ) -> None:
     while not server.started:
         await asyncio.sleep(0.005)
@@ -164,39 +164,39 @@ async def _tell(
     def stop() -> None:
         server.should_exit = True
 
-    gateway = parts.config.gateway
+    gateway = state.config.gateway
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if gateway.tls_cert else "http"
     mark = tls.fingerprint(Path(gateway.tls_cert)) if gateway.tls_cert else None
     url = f"{scheme}://{shown}:{port}"
     try:
-        into = parts.config.stream.url.partition("?")[0]
-        ready(GatewayServer(url, parts.registry.trust, parts.identity.mode(), mark, into, stop))
+        into = state.config.stream.url.partition("?")[0]
+        ready(GatewayServer(url, state.registry.trust, state.identity.mode(), mark, into, stop))
     except BaseException:
         server.should_exit = True
         raise
 
 
-async def _care(parts: GatewayState) -> None:
-    """What must be done now and then while serving."""
+async def _maintain(state: GatewayState) -> None:
+    """Every ten minutes: retention, and champions signed again before they expire."""
     while True:
         try:
-            await asyncio.to_thread(_keep_within, parts)
-            for spec in parts.catalogue.games():
-                await asyncio.to_thread(parts.registry.champion, spec.id, spec.version)  # signs anew near expiry
+            await asyncio.to_thread(_apply_retention, state)
+            for spec in state.catalogue.games():
+                await asyncio.to_thread(state.registry.champion, spec.id, spec.version)  # signs it again near expiry
         except SparringError as error:
             log.error("%s", error)
-        await asyncio.sleep(CARE_EVERY_S)
+        await asyncio.sleep(MAINTENANCE_EVERY_S)
 
 
-def _keep_within(parts: GatewayState) -> None:
-    keep = parts.config.store
+def _apply_retention(state: GatewayState) -> None:
+    keep = state.config.store
     if keep.keep_days > 0 or keep.keep_bytes > 0:
-        before_ms = int(parts.now_ms() - keep.keep_days * DAY_MS) if keep.keep_days > 0 else 0
-        gone = parts.store.trim(before_ms=before_ms, max_bytes=keep.keep_bytes)
+        before_ms = int(state.now_ms() - keep.keep_days * DAY_MS) if keep.keep_days > 0 else 0
+        gone = state.store.trim(before_ms=before_ms, max_bytes=keep.keep_bytes)
         if gone.episodes:
-            parts.audit.write("retention", "serve", parts.now_ms(), episodes=gone.episodes, chunks=gone.chunks)
+            state.audit.write("retention", "serve", state.now_ms(), episodes=gone.episodes, chunks=gone.chunks)
 
 
 def _with_certificate(config: Config, data: Path) -> Config:
@@ -213,24 +213,20 @@ def _with_certificate(config: Config, data: Path) -> Config:
 
 
 def _check_exposure(config: Config, data: Path) -> None:
-    """Anything but loopback needs keys and TLS: an open port is open to everybody."""
+    """Anything but loopback needs keys and TLS: an open port is open to the world."""
     host = config.gateway.host
     if is_loopback(host):
         return
     if not config.gateway.tls_cert:
-        raise ConfigError(
-            "it would be reachable from elsewhere without TLS", where=f"--host {host}", do="Add --tls self-signed"
-        )
+        wrong = "it would be reachable from elsewhere without TLS"
+        raise ConfigError(wrong, where=f"--host {host}", do="Add --tls self-signed")
     if not any(key.revoked_at_ms is None for key in ApiKeys(data).all()):
-        raise ConfigError(
-            "it would be reachable from elsewhere and there is no key",
-            where=f"--host {host}",
-            do="Run `spar keys create NAME` first",
-        )
+        wrong = "it would be reachable from elsewhere and there is no key"
+        raise ConfigError(wrong, where=f"--host {host}", do="Run `spar keys create NAME` first")
 
 
 @contextmanager
-def _alone(data: Path) -> Iterator[None]:
+def _data_folder_lock(data: Path) -> Iterator[None]:
     """The data folder is this process's while the block lasts; the lock dies with the process."""
     path = data / "serve.lock"
     with path.open("a+") as file:
@@ -239,9 +235,8 @@ def _alone(data: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             pid = file.read(20).strip() or "?"
-            raise ConfigError(
-                f"another gateway (process {pid}) has this data folder", where=str(data), do="Stop it, or use --data"
-            ) from None
+            wrong = f"another gateway (process {pid}) has this data folder"
+            raise ConfigError(wrong, where=str(data), do="Stop it, or use --data") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -260,11 +255,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host.strip("[]"), port))
         except (OSError, OverflowError) as error:
             text: Any = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                f"{host}:{port} cannot be bound: {text}",
-                where="[gateway] port",
-                do="Stop what uses it, or give --port 0",
-            ) from None
+            wrong = f"{host}:{port} cannot be bound: {text}"
+            raise ConfigError(wrong, where="[gateway] port", do="Stop what uses it, or give --port 0") from None
         yield listener
     finally:
         listener.close()

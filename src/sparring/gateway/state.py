@@ -10,16 +10,16 @@ from starlette.requests import HTTPConnection
 from sparring.config import Config
 from sparring.errors import Missing
 from sparring.games.catalogue import Catalogue
+from sparring.games.chunk_rules import ChunkRules
 from sparring.games.spec import GameSpec
-from sparring.gateway.audit import Audit
 from sparring.gateway.commits import Commits
 from sparring.gateway.identity import Caller, Identity
 from sparring.gateway.inference import InferenceServer
-from sparring.gateway.intake import ThroughStream
+from sparring.gateway.intake import StreamIntake
+from sparring.gateway.keys import Audit
 from sparring.gateway.metrics import Metrics
-from sparring.gateway.rate_limits import Quotas, Rates
-from sparring.gateway.sample_rate import SampleRate
-from sparring.registry.registry import Registry
+from sparring.gateway.rate_limits import Quotas, Rates, SampleRate
+from sparring.registry.protocol import Registry
 from sparring.store.protocol import LedgerStore
 from sparring.stream.protocol import Stream
 from sparring.wire.ids import GameId, PlayerId
@@ -35,6 +35,7 @@ class GatewayState:
     store: LedgerStore
     registry: Registry
     catalogue: Catalogue
+    rules: ChunkRules
     identity: Identity
     commits: Commits
     inference: InferenceServer
@@ -44,7 +45,7 @@ class GatewayState:
     rates: Rates
     quotas: Quotas
     stream: Stream | None = None  # where chunks go instead of the store
-    through: ThroughStream | None = None  # how they go there
+    stream_intake: StreamIntake | None = None  # appends to it
     clock: Callable[[], float] = time.time
 
     def now_ms(self) -> int:
@@ -56,8 +57,8 @@ class GatewayState:
 
     def forget(self, game: GameId, player: PlayerId) -> None:
         """That player was erased from the store: nothing of them is taken from now on."""
-        if self.through is not None:
-            self.through.erased(game, player)
+        if self.stream_intake is not None:
+            self.stream_intake.erased(game, player)
 
     def spec(self, game: str, version: str | None = None) -> GameSpec:
         """That version of the game, by default the newest; Missing otherwise."""
@@ -80,15 +81,16 @@ def assemble(
 ) -> GatewayState:
     """Everything that one gateway needs; its writer thread runs from now until `commits.close()`."""
     data = Path(config.data)
-    through = None if stream is None else ThroughStream(stream, store)
+    stream_intake = None if stream is None else StreamIntake(stream, store)
     group = config.store.group_chunks if stream is None else STREAM_GROUP_CHUNKS
     return GatewayState(
         config=config,
         store=store,
         registry=registry,
         catalogue=catalogue,
+        rules=ChunkRules(catalogue.games(), config.store.keep_days),
         identity=Identity(data, local=local),
-        commits=Commits(through or store, queue_chunks=config.gateway.queue_chunks, group_chunks=group),
+        commits=Commits(stream_intake or store, queue_chunks=config.gateway.queue_chunks, group_chunks=group),
         inference=InferenceServer(registry),
         audit=Audit(data / "audit.jsonl"),
         metrics=Metrics(),
@@ -96,7 +98,7 @@ def assemble(
         rates=Rates(config.gateway.requests_per_s, config.gateway.burst_requests),
         quotas=Quotas(config.gateway.player_steps_per_day),
         stream=stream,
-        through=through,
+        stream_intake=stream_intake,
     )
 
 

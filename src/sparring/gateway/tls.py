@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import ipaddress
-import os
 import socket
 from pathlib import Path
 
@@ -12,14 +11,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from sparring.gateway.secrets import write_private
+from sparring.durable import replace_file
 
 SELF_SIGNED = "self-signed"
 LIFE_DAYS = 365
 
 
 def self_signed(data: Path, host: str, now: datetime.datetime) -> tuple[Path, Path]:
-    """Certificate and key in the data folder, made anew when there is none or it expires within a month."""
+    """Certificate and key in the data folder, made again when there is none or it expires within a month."""
     certificate, key = data / "tls-cert.pem", data / "tls-key.pem"
     if not _still_good(certificate, now) or not key.exists():
         _make(certificate, key, host, now)
@@ -55,15 +54,9 @@ def _make(certificate: Path, key: Path, host: str, now: datetime.datetime) -> No
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(private, hashes.SHA256())
     )
-    fresh = key.with_name(f".{key.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    write_private(
-        fresh,
-        private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-    )
-    os.replace(fresh, key)
+    plain = serialization.NoEncryption()
+    pem = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    replace_file(key, pem, 0o600)
     certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
 

@@ -14,11 +14,13 @@ ModelId = NewType("ModelId", str)  # SHA-256 of a model's manifest, 64 hex digit
 
 AHEAD_MS = 86_400_000  # that an episode's time may be ahead
 
+_PSEUDONYM = re.compile(r"[0-9a-f]{32}")
+_ACTOR = re.compile(r"person|model:[0-9a-f]{64}|script:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _EPISODE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 def new_episode(now_ms: int | None = None) -> EpisodeId:
-    """A fresh UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then chance."""
+    """A fresh UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
     stamp = int(time.time() * 1000) if now_ms is None else now_ms
     value = (stamp & (1 << 48) - 1) << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
     return EpisodeId(str(uuid.UUID(int=value)))
@@ -29,8 +31,18 @@ def is_episode(text: str) -> bool:
     return _EPISODE.fullmatch(text) is not None
 
 
+def is_pseudonym(text: str) -> bool:
+    """Whether `text` has the form of a player's pseudonym, and so cannot be a name."""
+    return _PSEUDONYM.fullmatch(text) is not None
+
+
+def is_actor(text: str) -> bool:
+    """Whether `text` says who chose a step's action: person, model:SHA-256 or script:NAME."""
+    return _ACTOR.fullmatch(text) is not None
+
+
 def opened_at_ms(episode: EpisodeId) -> int:
-    """When the episode was opened, in Unix milliseconds, by the clock of whoever opened it."""
+    """When the episode was opened, in Unix milliseconds, by the clock of the process that opened it."""
     return int(episode[:8] + episode[9:13], 16)
 
 

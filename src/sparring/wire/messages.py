@@ -1,4 +1,4 @@
-"""What is said on `WS /v1/games/{game}/play`: a tagged union each way, with a version.
+"""The messages on `WS /v1/games/{game}/play`: a tagged union each way, with a version.
 
 Text frames carry JSON, binary frames msgpack; the answer comes in the kind that was asked in.
 Observations are flat lists by leaf name; the game's spec gives shape and dtype.
@@ -113,9 +113,8 @@ def encode(message: FromGame | FromGateway, *, text: bool) -> str | bytes:
 
 def _decode(frame: str | bytes, read: Callable[[Any], Message]) -> Message:
     if len(frame) > MAX_MESSAGE_BYTES:
-        raise WireError(
-            f"{len(frame)} bytes, the limit is {MAX_MESSAGE_BYTES}", where="message", do="Send less at once"
-        )
+        wrong = f"{len(frame)} bytes, the limit is {MAX_MESSAGE_BYTES}"
+        raise WireError(wrong, where="message", do="Send less at once")
     try:
         return read(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -69,7 +69,6 @@ def check(model: ModelId, card: Card, files: Mapping[str, bytes]) -> Model:
         raise ModelDamaged(f"its card hashes to {card.id[:12]}", where=where, do="Fetch it again")
     for name, content in files.items():
         if (found := hashlib.sha256(content).hexdigest()) != card.files.get(name):
-            raise ModelDamaged(
-                f"{name} hashes to {found[:12]}, not what its card says", where=where, do="Fetch it again"
-            )
+            wrong = f"{name} hashes to {found[:12]}, not what its card says"
+            raise ModelDamaged(wrong, where=where, do="Fetch it again")
     return Model(card, files)

@@ -123,7 +123,7 @@ def _always(default: Callable[[], object]) -> Any:
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     """An output: "logits" or "mean", "value", … of `units` numbers; `dueling` adds value + advantage - mean.
 
-    `bounds` are those of a "mean" in the game's own units: whoever plays with the model alone (ONNX, JavaScript) gets
+    `bounds` are those of a "mean" in the game's own units: a player that has only the model (ONNX, JavaScript) gets
     low + (high - low)(tanh x + 1)/2 instead of x. torch and NumPy, which learn, always give x.
     """
 

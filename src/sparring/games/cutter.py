@@ -1,39 +1,40 @@
-"""Steps become chunks. Decides without I/O: a lane in, chunks out.
+"""Steps become chunks, in the client, the gateway and scripted play. Decides without I/O: a buffer in, chunks out.
 
-The last two steps of a running lane are held back: the last may still earn, and if the episode is left
-without an end the last one falls away and the one before it must carry the ending.
+The last two steps of a running episode are held back: the last one's reward may still grow, and if the episode is
+left without an end the last one falls away and the one before it must carry the ending.
 """
 
+import msgspec
 import numpy as np
 
-from sparring.client.layout import FINITE_AT_ONCE, refused
-from sparring.client.step_buffer import Block, StepBuffer
 from sparring.errors import ChunkRefused
-from sparring.wire.chunk import MAX_ENCODED_BYTES, Array, Chunk, Header, encode
+from sparring.games.step_buffer import Block, StepBuffer
+from sparring.games.step_layout import FINITE_AT_ONCE, refused
+from sparring.wire.chunk import MAX_ENCODED_BYTES, Array, Chunk, encode
 
 HELD_BACK = 2
 
 
-def cut(lane: StepBuffer, *, due: bool) -> list[Chunk]:
-    """What of `lane` can become chunks now: full blocks, all of it once it is over, and all of it when `due`."""
-    over = lane.over  # read before the blocks: whatever was written before it was set is then seen
-    blocks = lane.blocks[:]
+def cut(buffer: StepBuffer, *, due: bool) -> list[Chunk]:
+    """The chunks that `buffer` gives now: full blocks; when `due` or over, all of it but the steps held back."""
+    over = buffer.over  # read before the blocks: all that was written before it was set is then seen
+    blocks = buffer.blocks[:]
     if not blocks:
         return []
     last = blocks[-1]
-    limit = _limit(lane, last, over)
+    limit = _limit(buffer, last, over)
     chunks, done = [], 0
     for block in blocks:
         sealed = over or block is not last
         end = max(block.cut, min(block.count, limit - block.first_step))
         if end > block.cut and (due or over or (sealed and end == block.count)):
-            closing = over and not lane.lost and block.first_step + end == limit
-            chunks.append(_chunk(lane, block, end, closing))
+            closing = over and not buffer.lost and block.first_step + end == limit
+            chunks.append(_chunk(buffer, block, end, closing))
             block.cut = end
         if not over and not (sealed and block.cut == block.count):
             break
         done += 1
-    lane.release(done)
+    buffer.release(done)
     return chunks
 
 
@@ -56,17 +57,17 @@ def encoded(chunk: Chunk) -> bytes:
     return whole
 
 
-def _limit(lane: StepBuffer, last: Block, over: bool) -> int:
+def _limit(buffer: StepBuffer, last: Block, over: bool) -> int:
     total = last.first_step + last.count
     if not over:
         return total - HELD_BACK
-    return total - 1 if lane.left else total
+    return total - 1 if buffer.left else total
 
 
-def _chunk(lane: StepBuffer, block: Block, end: int, closing: bool) -> Chunk:
+def _chunk(buffer: StepBuffer, block: Block, end: int, closing: bool) -> Chunk:
     rows = slice(block.cut, end)
     columns: dict[str, Array] = {
-        slot.name: leaf[rows] for slot, leaf in zip(lane.layout.slots, block.leaves, strict=True)
+        slot.name: leaf[rows] for slot, leaf in zip(buffer.layout.slots, block.leaves, strict=True)
     }
     columns |= {"action": block.action[rows], "reward": block.reward[rows], "tick": block.tick[rows]}
     if block.legal is not None:
@@ -76,28 +77,19 @@ def _chunk(lane: StepBuffer, block: Block, end: int, closing: bool) -> Chunk:
     if block.state is not None:
         columns["state/state"] = block.state[block.cut]
     if closing:
-        columns |= _last_seen(lane) if lane.left else lane.final
-    about = lane.about
-    header = Header(
-        game=about.game,
-        version=about.version,
-        spec=about.spec,
-        episode=about.episode,
-        seat=about.seat,
+        columns |= _last_seen(buffer) if buffer.left else buffer.final
+    header = msgspec.structs.replace(
+        buffer.header,
         first_step=block.first_step + block.cut,
         steps=end - block.cut,
-        player=about.player,
         actor=block.actor,
-        source=about.source,
-        sample_rate=about.sample_rate,
-        ending=lane.ending if closing else "running",
-        outcome=lane.outcome if closing else None,
-        seed=about.seed,
+        ending=buffer.ending if closing else "running",
+        outcome=buffer.outcome if closing else None,
     )
     return Chunk(header, columns)
 
 
-def _last_seen(lane: StepBuffer) -> dict[str, Array]:
-    block = next(block for block in reversed(lane.blocks) if block.count)
+def _last_seen(buffer: StepBuffer) -> dict[str, Array]:
+    block = next(block for block in reversed(buffer.blocks) if block.count)
     row = block.count - 1
-    return {f"final_{slot.name}": leaf[row] for slot, leaf in zip(lane.layout.slots, block.leaves, strict=True)}
+    return {f"final_{slot.name}": leaf[row] for slot, leaf in zip(buffer.layout.slots, block.leaves, strict=True)}

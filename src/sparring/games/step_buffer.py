@@ -1,7 +1,7 @@
-"""A lane: one seat's steps in one episode, on their way from the game's thread to the background.
+"""One seat's steps in one episode, before `games/cutter.py` cuts them into chunks.
 
-The game's thread alone appends (rows, then `count`; blocks; at last `over`), the background alone cuts, so
-neither ever waits for the other. A row below `count` is whole; the last one may still earn.
+In the client the game's thread appends (rows, then `count`; blocks; at last `over`) and a background thread cuts, and
+neither waits for the other. A row below `count` is complete, but the last one's reward may still grow.
 """
 
 import threading
@@ -11,35 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.client.layout import TOLERANCE, Layout, refused
-from sparring.wire.chunk import Array, Ending, Source
-from sparring.wire.ids import EpisodeId, GameId, PlayerId
+from sparring.games.step_layout import TOLERANCE, StepLayout, refused
+from sparring.wire.chunk import Array, Ending, Header
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """What every chunk of a lane says of itself."""
-
-    game: GameId
-    version: str
-    spec: str
-    episode: EpisodeId
-    seat: int
-    player: PlayerId | None
-    source: Source
-    sample_rate: float
-    seed: int | None
-
-
-class Budget:
-    """How many bytes of steps may wait in memory, over all lanes of a connection."""
+class MemoryBudget:
+    """Bounds the bytes of steps that wait in memory, over all buffers of one connection."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self._taken, self._lock = limit_bytes, 0, threading.Lock()
 
     def take(self, size: int) -> bool:
         """Whether `size` bytes were still free; they are now taken."""
-        with self._lock:  # held for two additions, once in a block
+        with self._lock:  # held for two additions, once per block
             if self._taken + size > self._limit:
                 return False
             self._taken += size
@@ -54,8 +38,8 @@ class Budget:
         return self._taken
 
 
-class By(NamedTuple):
-    """Who chose an action, how probable that was, and the memory that a recurrent model chose it with."""
+class Behaviour(NamedTuple):
+    """Who chose an action, with which log-probability, and from which state where the model is recurrent."""
 
     actor: str
     logp: float | None = None
@@ -63,24 +47,9 @@ class By(NamedTuple):
 
 
 class Block:
-    """Preallocated columns for consecutive steps of one actor. `by` is any of them: each has what the others have."""
+    """Preallocated columns for consecutive steps of one actor; `by` is the behaviour of its first step."""
 
-    __slots__ = (
-        "action",
-        "actor",
-        "count",
-        "cut",
-        "first_step",
-        "leaves",
-        "legal",
-        "logp",
-        "reward",
-        "size_bytes",
-        "state",
-        "tick",
-    )
-
-    def __init__(self, layout: Layout, first_step: int, by: By, with_legal: bool) -> None:
+    def __init__(self, layout: StepLayout, first_step: int, by: Behaviour, with_legal: bool) -> None:
         rows, (actor, logp, state) = layout.capacity_steps, by
         self.leaves = [np.empty((rows, *slot.shape), slot.dtype) for slot in layout.slots]
         self.action = np.empty((rows, *layout.action.shape), layout.action_dtype)
@@ -88,16 +57,16 @@ class Block:
         self.tick = np.empty(rows, np.int64)
         self.legal = np.empty((rows, layout.masks), np.uint8) if with_legal else None
         self.logp = np.empty(rows, np.float32) if logp is not None else None
-        # Of every step, though a chunk carries its first one's alone: which that will be is not known yet.
+        # A chunk carries the state of its first step alone, and which step that will be is not known yet.
         self.state = np.empty((rows, len(state)), np.float32) if state is not None else None
         self.actor, self.first_step = actor, first_step
         self.size_bytes = block_bytes(layout, by)
-        self.count = 0  # rows written; the game's thread alone sets it
-        self.cut = 0  # rows already made into chunks; the background alone sets it
+        self.count = 0  # rows written; only the writing thread sets it
+        self.cut = 0  # rows already made into chunks; only the cutting thread sets it
 
 
-def block_bytes(layout: Layout, by: By) -> int:
-    """What a block of such steps takes of the budget."""
+def block_bytes(layout: StepLayout, by: Behaviour) -> int:
+    """The memory of a block of such steps."""
     return layout.capacity_steps * (layout.step_bytes + (0 if by.state is None else 4 * len(by.state)))
 
 
@@ -114,10 +83,20 @@ class Rows:
 
 
 class StepBuffer:
-    """The game's side. `over` is set last, and then nothing is written any more."""
+    """What the game writes to. `over` is set last; nothing is written after it.
 
-    def __init__(self, about: About, layout: Layout, budget: Budget, wake: Callable[[], None]) -> None:
-        self.about, self.layout = about, layout
+    `header` is what every chunk of the buffer says, without its steps. `wake` is called when there is something to cut;
+    without a budget the caller cuts often enough itself.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        layout: StepLayout,
+        budget: MemoryBudget | None = None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.header, self.layout = header, layout
         self._budget, self._wake = budget, wake
         self.blocks: list[Block] = []  # the last is being written, those before it are full or of another actor
         self._block: Block | None = None
@@ -127,7 +106,7 @@ class StepBuffer:
         self.outcome: float | None = None
         self.left = False  # ended without a final observation: the last one seen takes its place
         self.over = False
-        self.lost = False  # there was no memory for more; what was written before still goes out
+        self.lost = False  # the memory budget is used up; what was written before is still cut
         self.dropped_steps = 0
 
     @property
@@ -136,10 +115,10 @@ class StepBuffer:
         block = self._block
         return block.first_step + block.count if block is not None else 0
 
-    def write(self, seen: Any, action: Any, reward: float, *, tick: int | None, legal: Any, by: By) -> None:
+    def write(self, seen: Any, action: Any, reward: float, *, tick: int | None, legal: Any, by: Behaviour) -> None:
         """One step, checked; or ChunkRefused, and nothing is written."""
         layout, block = self.layout, self._block
-        actor, logp, state = by
+        _, logp, state = by
         if self.lost:
             self.dropped_steps += 1
             return
@@ -156,15 +135,8 @@ class StepBuffer:
             raise refused("tick", f"{tick} does not rise", tick, self._tick + 1)
         if tick > layout.max_ticks:
             raise refused("tick", f"{tick} is after the last", tick, layout.max_ticks)
-        if (
-            block is None
-            or block.count == layout.capacity_steps
-            or block.actor != actor
-            or (block.legal is None) != (legal is None)
-            or (block.logp is None) != (logp is None)
-            or (block.state is None) != (state is None)
-        ):
-            block = self._turn(by, legal is not None)
+        if block is None or not self._fits(block, by, legal is not None):
+            block = self._next_block(by, legal is not None)
             if block is None:
                 self.dropped_steps += 1
                 return
@@ -181,31 +153,21 @@ class StepBuffer:
         block.count = row + 1
 
     def write_rows(self, rows: Rows, actor: str) -> None:
-        """Many steps at once, checked by whoever made `rows`."""
+        """Many steps at once, which the caller has checked."""
         at, total = 0, len(rows.reward)
+        by, with_legal = Behaviour(actor, None if rows.logp is None else 0.0), rows.legal is not None
         while at < total and not self.lost:
             block = self._block
-            fits = (
-                block is not None
-                and block.count < self.layout.capacity_steps
-                and block.actor == actor
-                and (block.legal is None) == (rows.legal is None)
-                and (block.logp is None) == (rows.logp is None)
-                and block.state is None
-            )
-            if block is None or not fits:
-                block = self._turn(By(actor, None if rows.logp is None else 0.0), rows.legal is not None)
+            if block is None or not self._fits(block, by, with_legal):
+                block = self._next_block(by, with_legal)
                 if block is None:
                     break
             count = min(total - at, self.layout.capacity_steps - block.count)
             here, there = slice(block.count, block.count + count), slice(at, at + count)
             for leaf, given in zip(block.leaves, rows.leaves, strict=True):
                 leaf[here] = given[there]
-            block.action[here], block.reward[here], block.tick[here] = (
-                rows.action[there],
-                rows.reward[there],
-                rows.tick[there],
-            )
+            block.action[here], block.reward[here] = rows.action[there], rows.reward[there]
+            block.tick[here] = rows.tick[there]
             if block.legal is not None and rows.legal is not None:
                 block.legal[here] = rows.legal[there]
             if block.logp is not None and rows.logp is not None:
@@ -215,9 +177,19 @@ class StepBuffer:
             at += count
         self.dropped_steps += total - at
 
-    def _turn(self, by: By, with_legal: bool) -> Block | None:
-        """A fresh block behind the present one; None, and the lane is lost, where memory is used up."""
-        if not self._budget.take(block_bytes(self.layout, by)):
+    def _fits(self, block: Block, by: Behaviour, with_legal: bool) -> bool:
+        """Whether the block has room for one more step of the same actor and columns."""
+        return (
+            block.count < self.layout.capacity_steps
+            and block.actor == by.actor
+            and (block.legal is not None) == with_legal
+            and (block.logp is None) == (by.logp is None)
+            and (block.state is None) == (by.state is None)
+        )
+
+    def _next_block(self, by: Behaviour, with_legal: bool) -> Block | None:
+        """A new block after the current one; None, and `lost` is set, where the memory budget is used up."""
+        if self._budget is not None and not self._budget.take(block_bytes(self.layout, by)):
             self.lost, self.over = True, True
             self._wake()
             return None
@@ -241,7 +213,7 @@ class StepBuffer:
         block.reward[block.count - 1] = total
 
     def end(self, final_observation: Any, *, terminated: bool, outcome: float | None) -> None:
-        """The true end, or a cut one, with what the seat saw last."""
+        """Terminate, or truncate, with what the seat saw last."""
         rows = [np.empty((1, *slot.shape), slot.dtype) for slot in self.layout.slots]
         self.layout.put_observation(rows, 0, final_observation)
         if outcome is not None and not -1e30 < outcome < 1e30:
@@ -253,13 +225,14 @@ class StepBuffer:
         self._wake()
 
     def leave(self) -> None:
-        """Truncated, and nobody said what came after the last step: it is dropped, and what it saw ends the episode."""
+        """Truncate without a final observation: the last step is dropped, and what it saw is the final observation."""
         if not self.over:
             self.ending, self.left, self.over = "truncated", True, True
         self._wake()
 
     def release(self, blocks: int) -> None:
-        """Let go of that many blocks from the front; called by the background alone."""
+        """Free that many blocks from the front; only the cutting thread calls it."""
         size = sum(block.size_bytes for block in self.blocks[:blocks])
         del self.blocks[:blocks]
-        self._budget.give(size)
+        if self._budget is not None:
+            self._budget.give(size)

@@ -1,10 +1,11 @@
 """How one seat's steps lie in memory, and what a step must look like to be written there.
 
-Checked at once, since it is cheap: shape, dtype, action range and legality, reward bounds, rising ticks,
-and that small float leaves are finite. A float leaf above `FINITE_AT_ONCE` entries is checked for NaN by the
-background thread; bounds of observations are left to the gateway, which refuses the chunk with its reason.
+Checked when a step is written, since it is cheap: shape, dtype, action range and legality, reward bounds, rising ticks,
+and that small float leaves are finite. A float leaf above `FINITE_AT_ONCE` entries is checked for NaN when
+its chunk is encoded; the gateway checks the bounds of observations, and refuses the chunk with its reason.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -14,12 +15,11 @@ import numpy as np
 
 from sparring.errors import ChunkRefused, Missing
 from sparring.games.spec import GameSpec, Leaf, SeatSpec
-from sparring.wire.chunk import MAX_STEPS, Array
+from sparring.wire.chunk import MAX_STEPS, Array, Header, Source
+from sparring.wire.ids import EpisodeId, PlayerId
 
-FINITE_AT_ONCE = 4096  # entries of a float leaf; more are checked in the background
-BLOCK_BYTES = (
-    448 << 10
-)  # of a block's steps, at most: with a final observation it still fits MAX_ENCODED_BYTES, uncompressed
+FINITE_AT_ONCE = 4096  # entries of a float leaf; more are checked when the chunk is encoded
+BLOCK_BYTES = 448 << 10  # of a block's steps: with a final observation it fits MAX_ENCODED_BYTES even uncompressed
 TOLERANCE = 1e-6  # of reward bounds and log-probabilities, as in games/chunk_checks.py
 
 
@@ -62,13 +62,14 @@ class Slot:
         raise refused(self.name, f"{array.dtype} does not fit {self.dtype}", array.dtype.name, self.dtype.name)
 
 
-class Layout:
+class StepLayout:
     """The columns of one seat."""
 
     def __init__(self, game: GameSpec, seat: int) -> None:
         if not 0 <= seat < len(game.seats):
             raise Missing(f"there is no seat {seat}", where=game.id, do=f"Use 0 to {len(game.seats) - 1}")
         self.seat: SeatSpec = game.seats[seat]
+        self._game, self._index, self._hash = game, seat, game.hash
         self.max_ticks = game.max_ticks
         self.frame_stack = game.frame_stack
         self.slots = tuple(Slot(leaf) for leaf in self.seat.observation)
@@ -82,6 +83,31 @@ class Layout:
         per_step = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
         self.step_bytes = per_step + self.masks + 4 + 8 + 4  # legal, reward, tick, behaviour_logp
         self.capacity_steps = max(1, min(MAX_STEPS, BLOCK_BYTES // self.step_bytes))
+
+    def header(
+        self,
+        episode: EpisodeId,
+        source: Source,
+        *,
+        player: PlayerId | None = None,
+        sample_rate: float = 1.0,
+        seed: int | None = None,
+    ) -> Header:
+        """What every chunk of one episode of this seat says; the cutter adds steps, actor and ending."""
+        return Header(
+            game=self._game.id,
+            version=self._game.version,
+            spec=self._hash,
+            episode=episode,
+            seat=self._index,
+            first_step=0,
+            steps=0,
+            player=player,
+            actor="",
+            source=source,
+            sample_rate=sample_rate,
+            seed=seed,
+        )
 
     def put_observation(self, columns: list[Array], row: int, observation: Any) -> None:
         """Write one observation, an array where there is one leaf or a mapping by leaf name."""
@@ -133,13 +159,14 @@ class Layout:
         return [slot.short for slot in self.slots]
 
 
+@functools.lru_cache(maxsize=256)
+def layout_of(game: GameSpec, seat: int) -> StepLayout:
+    """The layout of that seat, made once; Missing where the game has no such seat."""
+    return StepLayout(game, seat)
+
+
 def refused(field: str, wrong: str, value: Any, limit: Any) -> ChunkRefused:
     """What record() raises; nothing was written, and the episode may go on."""
-    return ChunkRefused(
-        f"{field}: {wrong}; the limit is {limit}",
-        where="record",
-        do="Give what the game's spec says; nothing was recorded",
-        field=field,
-        value=value,
-        limit=limit,
-    )
+    wrong = f"{field}: {wrong}; the limit is {limit}"
+    do = "Give what the game's spec says; nothing was recorded"
+    return ChunkRefused(wrong, where="record", do=do, field=field, value=value, limit=limit)
