@@ -26,8 +26,7 @@ from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import Choice, Policy
 from sparring.nets.shapes import STATE, state_width
 from sparring.nets.user_policy import open_policy
-from sparring.replay.batch import Batch
-from sparring.replay.steps import Steps
+from sparring.replay.steps import Batch, Steps
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 

@@ -111,7 +111,6 @@ class Inlet:
                 final=final,
                 final_observation={name: columns[_AFTER + name][part][final] for name in self._seen},
             ),
-            lent=True,
         )
         fence()
         self._read[0] = first + size

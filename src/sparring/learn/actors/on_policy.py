@@ -10,8 +10,8 @@ from sparring.learn.actors.rollout_slots import PlayedRollout
 from sparring.learn.algorithms.feeds import TrajectoryFeed
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch, Iteration, Learner, Sources
-from sparring.replay.build import open_table
 from sparring.replay.feeder import Feeder
+from sparring.replay.table import open_table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 

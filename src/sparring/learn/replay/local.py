@@ -12,9 +12,8 @@ from sparring.learn.algorithms.feeds import Draw, draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
 from sparring.nets.shapes import state_width
-from sparring.replay.build import open_table
 from sparring.replay.feeder import Feeder
-from sparring.replay.table import Table
+from sparring.replay.table import Table, open_table
 from sparring.store.protocol import Store
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree, rng_state, set_rng_state
@@ -46,7 +45,7 @@ class LocalReplay:
         (steps,) = block.steps
         first = self._first(actor)
         self.table.widen(first + self._part.streams)
-        self.table.insert(replace(steps, stream=steps.stream + first), lent=True)
+        self.table.insert(replace(steps, stream=steps.stream + first))
         fed = 0 if self.feeder is None else self.feeder.keep_pace(len(steps), self._plan.replay.store_share)
         ended = Episodes(block.episodes.returns.copy(), block.episodes.against_others.copy())
         self._arrived.append(InsertedBlock(ended, block.env_steps, block.games, len(steps), fed))
@@ -68,7 +67,7 @@ class LocalReplay:
         return self._draw.sample(self.table, self._rng)
 
     def learned(self, which: Array, priorities: Array | None) -> None:
-        self.table.learned(which, priorities)
+        self.table.update_priorities(which, priorities)
 
     def emptied(self) -> bool:
         return False

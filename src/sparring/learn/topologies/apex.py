@@ -30,8 +30,8 @@ from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
 from sparring.learn.replay.local import LocalReplay
-from sparring.replay.build import check_sources
 from sparring.replay.rate_limiter import RateLimiter, open_rate_limiter
+from sparring.replay.table import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 

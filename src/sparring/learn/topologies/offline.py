@@ -17,10 +17,9 @@ from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
 from sparring.nets.shapes import state_width
-from sparring.replay.build import open_table
 from sparring.replay.feeder import Feeder
 from sparring.replay.rows import row_layout
-from sparring.replay.table import Table
+from sparring.replay.table import Table, open_table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 
@@ -79,7 +78,7 @@ class _Offline:
         batch, rows = self.draw.sample(self.table, self.rng)
         update = self.plan.algorithm.update(self.learner, batch)
         self.learner = update.learner
-        self.table.learned(rows, update.priorities)
+        self.table.update_priorities(rows, update.priorities)
         self.position += size
         return Iteration(update, batch, None, self.table.flow())
 

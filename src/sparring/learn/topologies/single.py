@@ -22,10 +22,9 @@ from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
 from sparring.nets.shapes import state_width
 from sparring.nets.torch_forward import beside_the_learner
-from sparring.replay.build import check_sources, open_table
 from sparring.replay.feeder import Feeder
 from sparring.replay.rate_limiter import RateLimiter, open_rate_limiter
-from sparring.replay.table import Table
+from sparring.replay.table import Table, check_sources, open_table
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 
@@ -177,7 +176,7 @@ class _Replayed(_Single):
         batch, rows = self.draw.sample(self.table, self.rng)
         update = algorithm.update(self.play.learner, batch)
         self.play.learner = update.learner
-        self.table.learned(rows, update.priorities)
+        self.table.update_priorities(rows, update.priorities)
         self.gate.sample(size)
         return Iteration(update, batch, self.play.actor.ended(), self.gate.flow())
 
