@@ -5,6 +5,7 @@ comment is its line in docs/settings.md, which is generated from here.
 """
 
 import difflib
+import json
 import os
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlencode
 
+from sparring.durable import replace_file
 from sparring.errors import ConfigError
 
+DATA_FORMAT = 2  # of the data folder
 SamplerName = Literal["uniform", "prioritised", "newest", "by-episode", "by-source"]
 RemoverName = Literal["fifo", "lowest-priority"]
 
@@ -203,6 +206,34 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Config:
     keys = config.services.keys and str((file.parent / config.services.keys).resolve())
     services = replace(config.services, keys=keys)
     return replace(config, data=str((file.parent / config.data).resolve()), games=games, services=services)
+
+
+def check_data_folder(folder: Path) -> bool:
+    """Whether the folder says its format (format.json); ConfigError where it is not this version's.
+
+    Versions before the marker left runs or an identity key without it.
+    """
+    marker = folder / "format.json"
+    if not marker.exists() and not any((folder / name).exists() for name in ("runs", "identity.key")):
+        return False
+    try:
+        found = json.loads(marker.read_bytes())["format"] if marker.exists() else 1
+    except (ValueError, KeyError, TypeError):
+        found = "unknown"
+    if found != DATA_FORMAT:
+        raise ConfigError(
+            f"its format is {found}, and this Sparring reads {DATA_FORMAT}",
+            where=f"data folder {folder}",
+            do="Name a new folder with --data, or use the version of Sparring that made this one",
+        )
+    return True
+
+
+def open_data_folder(folder: Path) -> None:
+    """Make the data folder and its format.json where they are not there yet; ConfigError as `check_data_folder`."""
+    if not check_data_folder(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / "format.json", json.dumps({"format": DATA_FORMAT}).encode())
 
 
 def read(cls: type, table: dict[str, Any], where: str) -> Any:

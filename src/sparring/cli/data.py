@@ -1,8 +1,9 @@
-"""stats [GAME] · quality GAME · export GAME · import FILE · erase [GAME] PLAYER · verify.
+"""Look at recorded play, move it, erase a player.
 
-export writes one Parquet file (--to FILE), or a Minari dataset of one seat (--minari DIR --dataset NAME).
-import reads either back: `spar data import FILE`, or `spar data import GAME --minari DIR --dataset NAME`.
-erase takes a pseudonym, or with --name the game's own name for the person.
+stats [GAME] · quality GAME · export GAME · import FILE · erase [GAME] PLAYER · verify. export writes one Parquet file
+(--to FILE), or a Minari dataset of one seat (--minari DIR --dataset NAME); import reads either: `spar data import
+FILE`, or `spar data import GAME --minari DIR --dataset NAME`. erase takes a pseudonym, or with --name the game's own name
+for the person. Example: spar data export connect-four --to play.parquet --since 7d
 """
 
 import argparse
@@ -13,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from sparring.cli.output import Output
-from sparring.errors import ConfigError, Missing
+from sparring.cli.output import Output, recorded_play
+from sparring.errors import ConfigError
 from sparring.wire.chunk import Source
 from sparring.wire.ids import GameId, ModelId, PlayerId
 
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
     from sparring.store.protocol import Query, Store
     from sparring.wire.chunk import Chunk
 
-ACTIONS = ("stats", "quality", "export", "import", "erase", "verify")
 IMPORT_CHUNKS = 64  # appended at once
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar data` takes."""
     parser.add_argument("action", choices=ACTIONS)
     parser.add_argument("what", nargs="*", metavar="GAME|FILE|PLAYER")
     parser.add_argument("--to", type=Path, metavar="FILE", help="export: the Parquet file to write")
@@ -45,22 +44,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Do one action; the --json object."""
     from sparring.store import open_store
 
-    do = {
-        "stats": _stats,
-        "quality": _quality,
-        "export": _export,
-        "import": _import,
-        "erase": _erase,
-        "verify": _verify,
-    }[args.action]
-    file = Path(args.config.store_url.removeprefix("sqlite:///"))
-    if args.action != "import" and args.config.store_url.startswith("sqlite:") and not file.exists():
-        raise Missing("nothing was recorded yet", where=str(file), do="Run `spar serve` and play, or `spar collect`")
-    with open_store(args.config.store_url) as store:
-        return do(args, output, store)
+    with open_store(args.config.store_url) if args.action == "import" else recorded_play(args.config) as store:
+        return ACTIONS[args.action](args, output, store)
 
 
 def _stats(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
@@ -96,9 +83,8 @@ def _quality(args: argparse.Namespace, output: Output, store: "Store") -> dict[s
         output.say(f"actions: entropy {found.action_entropy:.2f} of 1, rarely tried: {len(found.rarely_tried)}")
     if found.returns:
         output.say("returns: " + ", ".join(f"{key} {value:.4g}" for key, value in found.returns.items()))
-    output.say(
-        f"rewarded steps {found.rewarded_share:.1%}, with legal {found.legal_share:.0%}, logp {found.logp_share:.0%}"
-    )
+    known = f"with legal {found.legal_share:.0%}, logp {found.logp_share:.0%}"
+    output.say(f"rewarded steps {found.rewarded_share:.1%}, {known}")
     for drift in found.drift[:5]:
         output.say(f"from version {drift.versions[0]} to {drift.versions[1]}: {drift.what} moved by {drift.shift:.2f}")
     for text in found.suits:
@@ -114,15 +100,8 @@ def _export(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
         from sparring.store.exchange import minari as minari_sets
 
         name = args.dataset or f"sparring/{query.game.replace(':', '-').lower()}-v0"
-        done = minari_sets.write(
-            store,
-            query,
-            _spec(args, query.game),
-            args.minari,
-            name,
-            seat=args.seat,
-            progress=lambda episodes: output.progress(f"{episodes} episodes"),
-        )
+        spec, show = _spec(args, query.game), lambda episodes: output.progress(f"{episodes} episodes")
+        done = minari_sets.write(store, query, spec, args.minari, name, seat=args.seat, progress=show)
         output.say(f"{done.episodes} episodes, {done.steps} steps as {name} in {args.minari}; skipped {done.skipped}")
         return {"dataset": name, "folder": str(args.minari), **asdict(done)}
     if args.to is None:
@@ -224,18 +203,14 @@ def _saw(args: argparse.Namespace, game: GameId, first_received_ms: int | None) 
 
 
 def _verify(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
-    chunks = sum(1 for game in store.games() for _ in store.read(_everything(game)))
+    from sparring.store.protocol import Query
+
+    chunks = sum(1 for game in store.games() for _ in store.read(Query(game)))
     damaged = [asdict(key) | {"wrong": wrong} for key, wrong in getattr(store, "damaged", {}).items()]
     output.say(f"{chunks} chunks are as they were stored; {len(damaged)} are damaged")
     for one in damaged:
         output.say(f"damaged: {one}")
     return {"chunks": chunks, "damaged": damaged, "exit_code": 1 if damaged else 0}
-
-
-def _everything(game: GameId) -> "Query":
-    from sparring.store.protocol import Query
-
-    return Query(game)
 
 
 def _query(args: argparse.Namespace) -> "Query":
@@ -277,3 +252,13 @@ def _when(text: str) -> int:
         do = "Write 2026-01-31, 2026-01-31T12:00 or 7d"
         raise ConfigError(f"{text!r} is no time", where="--since, --until", do=do) from None
     return int(when.timestamp() * 1000)
+
+
+ACTIONS = {
+    "stats": _stats,
+    "quality": _quality,
+    "export": _export,
+    "import": _import,
+    "erase": _erase,
+    "verify": _verify,
+}

@@ -1,8 +1,8 @@
-"""Everything on this machine: gateway, store, training, dashboard, and games to play in the browser.
+"""Run everything on this machine: gateway, store, training, dashboard, and games to play in the browser.
 
-CartPole is learned first, in about a minute; then Connect Four and Duel, from self-play and from what you
-play. Models that beat the champion replace it, and the browser's bot gets better while you watch. Ctrl-C
-stops it all; started again, it goes on from what it had learned.
+It trains CartPole first, in about a minute; then Connect Four and Duel, from self-play and from your games. A model
+that beats the champion replaces it, so the bot in the browser gets better while you watch. Ctrl-C stops everything;
+started again, it goes on from its last checkpoints. Example: spar demo --open
 """
 
 import argparse
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparring.cli.output import Output
-from sparring.cli.stop_signal import stopping
+from sparring.cli.output import Output, stopping
+from sparring.errors import ConfigError, Unreachable
 
 if TYPE_CHECKING:
     from sparring.cli.child_processes import Children, Command
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 FIRST = "cartpole"
 NICE = 10  # training gives way to the game on the screen
 READY_S = 60.0
-TURN_S = 0.1
-NEWS_EVERY_S = 2.0
+LOOP_S = 0.1
+LOOK_EVERY_S = 2.0
 GIVE_UP_AFTER = 3  # starts of a run that failed, one after the other
-PATIENCE_S = 180.0  # for CartPole; then the other games begin beside it
+CARTPOLE_FIRST_S = 180.0  # for CartPole; then the other games begin beside it
 MORE_STEPS = 5_000_000  # of one sitting; a run that has done them goes on with as many again
 PUBLISH_EVERY_S = {"cartpole": 10, "connect-four": 30, "duel": 30}
 
@@ -51,33 +51,36 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     shared = _shared(args, data)
     with _only_one(data, url), stopping() as stopped, Children(data / "logs", output.say) as children:
         _check_port(port)
-        children.add(
-            "gateway", lambda _: ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
-        )
+        serve = ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
+        children.add("gateway", lambda _: serve)
         if not _wait_until_ready(children, url, data / "logs" / "gateway.log", stopped):
             return {"url": url, "ready": False}
         output.say(f"Play at {url}    learning at {url}/learning    Ctrl-C stops it")
         output.say(f"Data in {data}, logs in {data / 'logs'}")
         if args.open:
             webbrowser.open(url)
-        _go_on(children, stopped, None if args.no_train else _Lessons(data / "runs", shared), _News(url, output))
+        _watch(
+            children, stopped, None if args.no_train else _Curriculum(data / "runs", shared), _Promotions(url, output)
+        )
         output.say("stopping…")
     output.say("stopped; start it again and it goes on from here")
     return {"url": url, "ready": True}
 
 
-def _go_on(children: "Children", stopped: threading.Event, lessons: "_Lessons | None", news: "_News") -> None:
+def _watch(
+    children: "Children", stopped: threading.Event, curriculum: "_Curriculum | None", promotions: "_Promotions"
+) -> None:
     begun = time.monotonic()
-    while not stopped.wait(TURN_S):
+    while not stopped.wait(LOOP_S):
         now = time.monotonic()
-        if lessons is not None:
-            for game in lessons.due(now - begun):
-                children.add(f"train-{game}", lessons.command(game), NICE)
+        if curriculum is not None:
+            for game in curriculum.due(now - begun):
+                children.add(f"train-{game}", curriculum.command(game), NICE)
         children.turn(now)
-        news.turn(now)
+        promotions.look(now)
 
 
-class _Lessons:
+class _Curriculum:
     """What is trained when: CartPole until it is solved, then the games with opponents, for ever."""
 
     def __init__(self, runs: Path, shared: list[str]) -> None:
@@ -86,7 +89,7 @@ class _Lessons:
     def due(self, for_s: float) -> list[str]:
         """The games that should be learned now."""
         solved = _state(self._newest(FIRST)) == "done"
-        return [FIRST, "connect-four", "duel"] if solved or for_s > PATIENCE_S else [FIRST]
+        return [FIRST, "connect-four", "duel"] if solved or for_s > CARTPOLE_FIRST_S else [FIRST]
 
     def command(self, game: str) -> "Command":
         """A function that gives the words for the next start of that game's training; None: it is done."""
@@ -117,23 +120,23 @@ class _Lessons:
         return max(found)[1] if found else None
 
 
-class _News:
+class _Promotions:
     """Says in the terminal who was promoted, as the pages do."""
 
     def __init__(self, url: str, output: Output) -> None:
         self.url, self.output = url, output
         self._next_s, self._seen = 0.0, -1
 
-    def turn(self, now_s: float) -> None:
+    def look(self, now_s: float) -> None:
         """Look again, if it is time."""
         if now_s < self._next_s:
             return
-        self._next_s = now_s + NEWS_EVERY_S
+        self._next_s = now_s + LOOK_EVERY_S
         found = _get(f"{self.url}/api/promotions")
-        promotions = list(reversed((found or {}).get("promotions", [])))
+        entries = list(reversed((found or {}).get("promotions", [])))
         if self._seen < 0 and found is not None:
-            self._seen = max((one["at_ms"] for one in promotions), default=0)
-        for one in promotions:
+            self._seen = max((one["at_ms"] for one in entries), default=0)
+        for one in entries:
             if one["at_ms"] > self._seen:
                 self._seen = one["at_ms"]
                 self.output.say(f"{one['game']}: model {one['model'][:8]} is champion no. {one['counter']}")
@@ -141,8 +144,6 @@ class _News:
 
 def _wait_until_ready(children: "Children", url: str, log: Path, stopped: threading.Event) -> bool:
     """Start the gateway and wait until it answers; False where a signal came first."""
-    from sparring.errors import Unreachable
-
     children.turn(time.monotonic())
     until = time.monotonic() + READY_S
     while not stopped.is_set():
@@ -156,18 +157,13 @@ def _wait_until_ready(children: "Children", url: str, log: Path, stopped: thread
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """The JSON at a loopback address, or None where nothing answers; an empty object where it is not JSON."""
+    """The JSON object at a loopback address, or None where nothing answers; empty where it is no such object."""
     import httpx
 
     try:
-        response = httpx.get(url, timeout=0.5, trust_env=False)
+        return _as_object(httpx.get(url, timeout=0.5, trust_env=False).content)
     except httpx.HTTPError:
         return None
-    try:
-        value = response.json()
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _shared(args: argparse.Namespace, data: Path) -> list[str]:
@@ -186,23 +182,18 @@ def _free_port() -> int:
 
 
 def _check_port(port: int) -> None:
-    from sparring.errors import ConfigError
-
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise ConfigError(
-                f"port {port} is taken", where="spar demo", do="Give another with --port, or --port 0 for any"
-            ) from None
+            do = "Give another with --port, or --port 0 for any"
+            raise ConfigError(f"port {port} is taken", where="spar demo", do=do) from None
 
 
 @contextlib.contextmanager
 def _only_one(data: Path, url: str) -> Iterator[None]:
     """Holds `demo.lock` in the data folder; ConfigError where another demo holds it."""
-    from sparring.errors import ConfigError
-
     data.mkdir(parents=True, exist_ok=True)
     path = data / "demo.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -210,12 +201,9 @@ def _only_one(data: Path, url: str) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            held = _object(path)
-            raise ConfigError(
-                f"a demo runs there already, process {held.get('pid')}, at {held.get('url')}",
-                where=str(data),
-                do="Open that address, or give this one another folder with --data",
-            ) from None
+            held, do = _object(path), "Open that address, or give this one another folder with --data"
+            wrong = f"a demo runs there already, process {held.get('pid')}, at {held.get('url')}"
+            raise ConfigError(wrong, where=str(data), do=do) from None
         os.ftruncate(fd, 0)
         os.write(fd, json.dumps({"pid": os.getpid(), "url": url}).encode())
         yield
@@ -239,8 +227,12 @@ def _steps_done(run: Path | None) -> int:
 
 
 def _object(path: Path) -> dict[str, Any]:
+    return _as_object(path.read_bytes()) if path.exists() else {}
+
+
+def _as_object(content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        value = json.loads(content)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """`list`, or `check GAME`."""
     parser.add_argument("action", choices=["list", "check"])
     parser.add_argument("game", nargs="?", default="", metavar="GAME", help="check: an id, or the path of a TOML spec")
     parser.add_argument("--episodes", type=int, default=20, metavar="N", help="check: to play (20)")
@@ -24,7 +23,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Show the table, or what a check found; exit code 1 where a promise is broken."""
     from sparring.errors import ConfigError
 
     if args.action == "list":

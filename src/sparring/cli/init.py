@@ -63,7 +63,6 @@ with sparring.connect("http://127.0.0.1:8700", game="{game}", player="alice") as
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """GAME, FOLDER and the sizes of a first spec."""
     parser.add_argument("game", metavar="GAME", help="its id: lower-case letters, digits and dashes")
     parser.add_argument("--folder", type=Path, default=Path("."), help="where to write (default: here)")
     parser.add_argument("--features", type=int, default=8, metavar="N", help="numbers that a player sees (default: 8)")
@@ -73,7 +72,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Write the files, check the spec by a chunk, upload it where asked."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", args.game):
         raise ConfigError(f"{args.game!r} is no id", where="GAME", do="Use lower-case letters, digits and dashes")
     files = {

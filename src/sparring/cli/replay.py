@@ -1,11 +1,13 @@
-"""One recorded episode again, bit for bit: what each seat did, and whether the game gives the same once more."""
+"""Play one recorded episode again, bit for bit: what each seat did, and whether the game gives the same once more.
+
+Example: spar replay 0197a3c2-…
+"""
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparring.cli.output import Output
+from sparring.cli.output import Output, recorded_play
 from sparring.errors import Missing
 from sparring.wire.ids import EpisodeId
 
@@ -15,21 +17,15 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar replay` takes."""
     parser.add_argument("episode", help="its id, as `spar collect` or the dashboard shows it")
     parser.add_argument("--quiet", action="store_true", help="only whether it is the same")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Show and run the episode again; the --json object, with exit code 1 where it differs."""
     from sparring.games.catalogue import open_game
     from sparring.games.resimulation import replay
-    from sparring.store import open_store
 
-    file = Path(args.config.store_url.removeprefix("sqlite:///"))
-    if args.config.store_url.startswith("sqlite:") and not file.exists():
-        raise Missing("nothing was recorded yet", where=str(file), do="Run `spar serve` and play, or `spar collect`")
-    with open_store(args.config.store_url) as store:
+    with recorded_play(args.config) as store:
         chunks = _chunks(store, EpisodeId(args.episode))
     head = chunks[0].header
     if not args.quiet:

@@ -1,7 +1,8 @@
-"""migrate · describe: where experience is kept.
+"""Prepare or describe the store, where experience is kept.
 
-migrate makes the keyspace and tables of cassandra://…, or brings them to this version's; doing it again is harmless.
+migrate creates the keyspace and tables of cassandra://…, or brings them to this version; repeating it is harmless.
 A SQLite file is brought to this version whenever it is opened. describe says what is there and how full.
+Example: spar store migrate --replication 3
 """
 
 import argparse
@@ -19,24 +20,14 @@ FULL_BYTES = 100_000_000  # of a partition, above which Cassandra's reads and re
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar store` takes."""
     parser.add_argument("action", choices=["migrate", "describe"])
-    parser.add_argument(
-        "--replication",
-        type=int,
-        default=0,
-        help="migrate: copies, when the keyspace is made (3, or one for each node)",
-    )
-    parser.add_argument(
-        "--buckets",
-        type=int,
-        default=0,
-        help="migrate: partitions of a game and day (64); holds for days to come, where there are chunks already",
-    )
+    copies = "migrate: copies of each row in a new keyspace (3, or one for each node)"
+    parser.add_argument("--replication", type=int, default=0, help=copies)
+    parts = "migrate: partitions of a game and day (64); from tomorrow where there are chunks already"
+    parser.add_argument("--buckets", type=int, default=0, help=parts)
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Do one action; the --json object."""
     if not args.config.store_url.startswith("cassandra:"):
         return _embedded(args, output)
     return (_migrate if args.action == "migrate" else _describe)(args, output)
@@ -52,13 +43,13 @@ def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import migration as migrating
-    from sparring.store.cassandra import url as address
+    from sparring.store.cassandra import migration
+    from sparring.store.cassandra import url as cassandra_url
 
     began_s = time.monotonic()
-    where = address.read(args.config.store_url)
+    where = cassandra_url.read(args.config.store_url)
     now_ms = int(time.time() * 1000)
-    done = migrating.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
+    done = migration.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
     made = "made" if done.made else "found"
     output.say(f"keyspace {done.keyspace} {made}, {done.replication} copies of each row")
     output.say(f"tables of version {done.version}" + (f", before: {done.before}" if done.before else ""))
@@ -68,15 +59,14 @@ def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _describe(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import migration as migrating
-    from sparring.store.cassandra import open_url
-    from sparring.store.cassandra import url as address
+    from sparring.store.cassandra import migration, open_url
+    from sparring.store.cassandra import url as cassandra_url
 
     with open_url(args.config.store_url) as store:
-        ring, where = store.ring, address.read(args.config.store_url)
-        copies = migrating.replication_of(ring)
+        ring, where = store.ring, cassandra_url.read(args.config.store_url)
+        copies = migration.replication_of(ring)
         nodes = {str(host.address): bool(host.is_up) for host in ring.cluster.metadata.all_hosts()}
-        output.say(f"{where}, tables of version {migrating.version_of(ring)}")
+        output.say(f"{where}, tables of version {migration.version_of(ring)}")
         output.say("copies: " + ", ".join(f"{count} in {name or 'all'}" for name, count in copies.items()))
         output.say("nodes: " + ", ".join(f"{name} {'up' if up else 'down'}" for name, up in sorted(nodes.items())))
         for day, buckets in store.layout().rows:

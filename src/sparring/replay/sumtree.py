@@ -125,7 +125,7 @@ def _replace(
             raised[i] = np.float32(value + least) ** power
             largest = max(largest, raised[i])
     _set(nodes, starts, rows, raised)
-    return largest
+    return float(largest)
 
 
 @compiled

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from sparring.acting.gate_games import games_of_the_gate
-from sparring.config import Config
+from sparring.config import Config, open_data_folder
 from sparring.errors import ConfigError, SparringError, StoreFailed
 from sparring.learn.offline.parallel_store import SharedReading, shares_reading
 from sparring.learn.plan import Plan, TrainRequest, from_record, plan
@@ -57,6 +57,7 @@ def train(
     begun: Callable[[Session], None] = lambda session: None,
 ) -> TrainResult:
     """Train as wished. `begun` is handed the session before its first turn, so that a signal can stop it."""
+    open_data_folder(Path(config.data))
     runs = Path(config.data) / "runs"
     if orders.minutes is not None and orders.minutes <= 0:
         raise ConfigError(f"--minutes {orders.minutes:g}", where="spar train", do="Give it some time")
