@@ -2,15 +2,29 @@
 
 import json
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
 from sparring.cli import main
-from sparring.cli.reference import DOCS, settings_page
-from sparring.config import DATA_FORMAT, Config, check_data_folder, load, open_data_folder, settings
+from docs.reference import DOCS, settings_page
+from sparring.config import DATA_FORMAT, Config, check_data_folder, load, open_data_folder
 from sparring.errors import ConfigError
+
+
+def settings(cls: type = Config, prefix: str = "") -> list[tuple[str, str, Any]]:
+    """Every key as (path, type, default), in the order of declaration."""
+    rows: list[tuple[str, str, Any]] = []
+    kinds = get_type_hints(cls)
+    for item in fields(cls):
+        kind = kinds[item.name]
+        if is_dataclass(kind):
+            rows += settings(kind, f"{prefix}{item.name}.")
+        else:
+            rows.append((prefix + item.name, str(getattr(kind, "__name__", kind)), item.default))
+    return rows
 
 
 def refusal(tmp_path: Path, text: str, *overrides: str) -> str:

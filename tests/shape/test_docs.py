@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sparring.cli import COMMANDS
-from sparring.cli.reference import DOCS
-from sparring.cli.reference import PAGES as GENERATED
+from docs.reference import DOCS
+from docs.reference import PAGES as GENERATED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]

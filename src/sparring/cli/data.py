@@ -2,8 +2,8 @@
 
 stats [GAME] · quality GAME · export GAME · import FILE · erase [GAME] PLAYER · verify. export writes one Parquet file
 (--to FILE), or a Minari dataset of one seat (--minari DIR --dataset NAME); import reads either: `spar data import
-FILE`, or `spar data import GAME --minari DIR --dataset NAME`. erase takes a pseudonym, or with --name the game's own name
-for the person. Example: spar data export connect-four --to play.parquet --since 7d
+FILE`, or `spar data import GAME --minari DIR --dataset NAME`. erase takes a pseudonym, or with --name the game's own
+name for the person. Example: spar data export connect-four --to play.parquet --since 7d
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Which games there are, and whether one keeps its promises.
+"""List the games, or check that one keeps the game protocol.
 
-`spar games list` shows the built-in games and those of `games` in spar.toml. `spar games check GAME` plays
-random episodes of a game (an id such as duel, gym:CartPole-v1, pz:tictactoe_v3, spiel:kuhn_poker or
-module:function) and holds it against the protocol; of a path to a spec in TOML it checks the spec.
+`spar games list` shows the built-in games and those of `games` in spar.toml. `spar games check GAME` plays random
+episodes of a game (an id such as duel, gym:CartPole-v1, pz:tictactoe_v3, spiel:kuhn_poker or module:function) and
+checks it against the protocol; of the path of a TOML spec it checks the spec. Example: spar games check duel
 """
 
 import argparse
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
+from sparring.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
     from sparring.games.spec import GameSpec, Leaf
@@ -23,8 +24,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.errors import ConfigError
-
     if args.action == "list":
         return _list(args, output)
     if not args.game:
@@ -66,7 +65,6 @@ def _shape(leaf: "Leaf") -> str:
 
 
 def _check_spec(path: Path, output: Output) -> dict[str, Any]:
-    from sparring.errors import Missing
     from sparring.games.spec import read
 
     if not path.is_file():
@@ -78,7 +76,6 @@ def _check_spec(path: Path, output: Output) -> dict[str, Any]:
 
 
 def _check_game(game: str, episodes: int, seed: int, output: Output) -> dict[str, Any]:
-    from sparring.errors import ConfigError
     from sparring.games.catalogue import open_game, spec_of
     from sparring.games.conformance import examine
 

@@ -42,11 +42,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.browser or args.game != "connect-four":
         return _in_browser(args, output)
     if args.seat not in (0, 1) or not (args.strength is None or 0.0 <= args.strength <= 1.0):
-        raise ConfigError(
-            f"--seat {args.seat}, --strength {args.strength}",
-            where="spar play",
-            do="Seats are 0 and 1, strength 0 to 1",
-        )
+        do = "Seats are 0 and 1, strength 0 to 1"
+        raise ConfigError(f"--seat {args.seat}, --strength {args.strength}", where="spar play", do=do)
     return _in_terminal(args, output)
 
 
@@ -101,11 +98,8 @@ def _opponent(name: str, spec: "GameSpec", config: "Config") -> _Opponent:
         else:
             found = [listed.card.id for listed in registry.models(spec.id) if listed.card.id.startswith(name)]
             if len(found) != 1:
-                raise Missing(
-                    f"{len(found)} models of {spec.id} begin with {name!r}",
-                    where="--model",
-                    do="`spar models list` shows their ids",
-                )
+                do = "`spar models list` shows their ids"
+                raise Missing(f"{len(found)} models of {spec.id} begin with {name!r}", where="--model", do=do)
             wanted = found[0]
         model = registry.fetch(wanted)
     if model.card.spec != spec.hash:

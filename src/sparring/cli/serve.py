@@ -2,7 +2,8 @@
 
 With --json the first line of standard output is {"url", "trust", "mode", "fingerprint", "stream", "pid"} as soon as
 connections are accepted, so that a program can use --port 0; the last line comes at the end.
-Without keys only this machine is served, and nobody is an administrator; `spar keys create` ends that.
+Without keys it serves this machine alone, and no caller is an administrator; `spar keys create` ends that.
+Example: spar serve --host 0.0.0.0 --tls self-signed
 """
 
 import argparse

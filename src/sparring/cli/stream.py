@@ -62,11 +62,8 @@ def _check(args: argparse.Namespace) -> None:
     if args.retention_hours is not None and not 24 <= args.retention_hours <= MOST_HOURS:
         raise ConfigError(f"{args.retention_hours} hours", where="--retention-hours", do=f"Give 24 to {MOST_HOURS}")
     if args.action == "delete" and not args.yes:
-        raise ConfigError(
-            "everything that it keeps and no sink has brought into the store is lost",
-            where="spar stream delete",
-            do="Add --yes if that is meant",
-        )
+        wrong = "everything that it keeps and no sink has brought into the store is lost"
+        raise ConfigError(wrong, where="spar stream delete", do="Add --yes if that is meant")
 
 
 def _create(admin: "StreamAdmin", args: argparse.Namespace, output: Output) -> dict[str, Any]:

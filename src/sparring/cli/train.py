@@ -194,11 +194,8 @@ def _check_sweep(args: argparse.Namespace) -> None:
     """The file says how long a run is and when it ends; a flag for that would be ignored."""
     given = {"--steps": args.steps, "--minutes": args.minutes, "--until": args.until, "--resume": args.resume}
     if twice := [flag for flag, value in given.items() if value is not None]:
-        raise ConfigError(
-            f"{twice[0]} does not go with it",
-            where="--sweep",
-            do="Say it in the file; a sweep that was broken off goes on by itself",
-        )
+        do = "Say it in the file; a sweep that was broken off goes on by itself"
+        raise ConfigError(f"{twice[0]} does not go with it", where="--sweep", do=do)
 
 
 def _outcome(one: "TrialReport") -> str:

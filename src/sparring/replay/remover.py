@@ -81,9 +81,7 @@ class LowestPriority:
         least = np.argpartition(priorities, size)[:size]
         least = least[np.isfinite(priorities[least])]
         if len(least) + len(self._free) < count:
-            raise ConfigError(
-                f"{self._capacity} rows leave no room for {count} more: the others wait for what comes after them",
-                where="[replay]",
-                do="Set capacity_steps to more than twice the games played at once",
-            )
+            wrong = f"{self._capacity} rows leave no room for {count} more: the others wait for what comes after them"
+            do = "Set capacity_steps to more than twice the games played at once"
+            raise ConfigError(wrong, where="[replay]", do=do)
         return least

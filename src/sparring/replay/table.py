@@ -76,11 +76,8 @@ class Table:
         if not count:
             return
         if 2 * count > self.capacity:
-            raise ConfigError(
-                f"{count} steps at once do not fit a table of {self.capacity}",
-                where="[replay]",
-                do=f"Set capacity_steps to {2 * count} or more",
-            )
+            do = f"Set capacity_steps to {2 * count} or more"
+            raise ConfigError(f"{count} steps at once do not fit a table of {self.capacity}", where="[replay]", do=do)
         with self._lock:
             ends = steps.final
             cut = ends[steps.ending[ends] != TERMINATED] if len(ends) else ends  # gets a row for what was seen after
@@ -356,25 +353,20 @@ def capacity(seat: SeatSpec, config: ReplayConfig, *, masks: bool, state_numbers
         return config.capacity_steps
     size = row_layout(seat, masks=masks, state_numbers=state_numbers).itemsize
     if config.capacity_bytes < 2 * size:
-        raise ConfigError(
-            f"capacity_bytes = {config.capacity_bytes}, and one step takes {size}",
-            where="[replay]",
-            do="Give it room for some thousands of steps, or set 0 to count steps alone",
-        )
+        wrong = f"capacity_bytes = {config.capacity_bytes}, and one step takes {size}"
+        do = "Give it room for some thousands of steps, or set 0 to count steps alone"
+        raise ConfigError(wrong, where="[replay]", do=do)
     return min(config.capacity_steps, config.capacity_bytes // size)
 
 
 def _check_numbers(config: ReplayConfig) -> None:
     if not 0.0 < config.uploader_share <= 1.0:
-        raise ConfigError(
-            f"uploader_share = {config.uploader_share:g}", where="[replay]", do="Set it above 0, and to 1 at most"
-        )
+        do = "Set it above 0, and to 1 at most"
+        raise ConfigError(f"uploader_share = {config.uploader_share:g}", where="[replay]", do=do)
     if config.capacity_steps < 2 or config.importance_samples < 0:
-        raise ConfigError(
-            f"capacity_steps = {config.capacity_steps}, importance_samples = {config.importance_samples}",
-            where="[replay]",
-            do="Hold at least 2 steps, better some thousands, and count samples from 0",
-        )
+        wrong = f"capacity_steps = {config.capacity_steps}, importance_samples = {config.importance_samples}"
+        do = "Hold at least 2 steps, better some thousands, and count samples from 0"
+        raise ConfigError(wrong, where="[replay]", do=do)
     if not (0.0 <= config.priority_exponent <= 1.0 and 0.0 <= config.importance_exponent <= 1.0):
         raise ConfigError(
             f"priority_exponent = {config.priority_exponent:g}, importance_exponent = {config.importance_exponent:g}",
@@ -395,11 +387,8 @@ def source_shares(config: ReplayConfig) -> Mapping[int, float]:
         except ValueError:
             share = 0.0
         if not 0.0 < share < float("inf"):
-            raise ConfigError(
-                f"source_shares holds {text!r}",
-                where="[replay]",
-                do=f'Write "play=0.5"; the sources are {", ".join(SOURCES)}',
-            )
+            do = f'Write "play=0.5"; the sources are {", ".join(SOURCES)}'
+            raise ConfigError(f"source_shares holds {text!r}", where="[replay]", do=do)
     return shares
 
 
@@ -409,11 +398,8 @@ def check_sources(config: ReplayConfig, *, records: bool) -> None:
     `records`: the store feeds the table too. Otherwise all steps are played by the run itself.
     """
     if config.sampler == "by-source" and not records and SOURCES.index("selfplay") not in source_shares(config):
-        raise ConfigError(
-            f"source_shares = {list(config.source_shares)} leaves out selfplay, and nothing else comes",
-            where="[replay]",
-            do="Give selfplay a share, or learn with --from mix",
-        )
+        wrong = f"source_shares = {list(config.source_shares)} leaves out selfplay, and nothing else comes"
+        raise ConfigError(wrong, where="[replay]", do="Give selfplay a share, or learn with --from mix")
 
 
 def _sampler(config: ReplayConfig, rows: int) -> Sampler:
@@ -434,9 +420,6 @@ def _remover(config: ReplayConfig, rows: int) -> Remover:
     if config.remover == "fifo":
         return Fifo(rows)
     if config.sampler != "prioritised":
-        raise ConfigError(
-            f"remover = 'lowest-priority' with sampler = {config.sampler!r}, which has no priorities",
-            where="[replay]",
-            do="Use sampler = 'prioritised', or remover = 'fifo'",
-        )
+        wrong = f"remover = 'lowest-priority' with sampler = {config.sampler!r}, which has no priorities"
+        raise ConfigError(wrong, where="[replay]", do="Use sampler = 'prioritised', or remover = 'fifo'")
     return LowestPriority(rows)
