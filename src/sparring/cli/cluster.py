@@ -85,7 +85,7 @@ def _plan(args: argparse.Namespace) -> "ClusterPlan":
     for option, path in (("--wheel", args.wheel), ("--folder", args.folder)):
         if path and not Path(path).exists():
             raise Missing("it is not there", where=f"{option} {path}", do="Name a path of this machine")
-    same = ("name", "head_type", "worker_type", "spot", "max_price", "idle_minutes", "max_hours", "image", "disk_gib")
+    same = ["name", "head_type", "worker_type", "spot", "max_price", "idle_minutes", "max_hours", "image", "disk_gib"]
     same += ("package", "wheel", "folder", "ssh_from", "private")
     return ClusterPlan(
         region=args.region[0] if args.region else "us-west-2",

@@ -19,12 +19,13 @@ import msgspec
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError, SparringError, Unreachable
+from sparring.games.catalogue import open_game, spec_of
+from sparring.games.protocol import Game
 
 if TYPE_CHECKING:
     from sparring.client.mock_players import MockPlayer
-    from sparring.games.protocol import Game
 
-COUNTED = ("acknowledged_chunks", "had_chunks", "refused_chunks", "dropped_steps", "dropped_chunks")
+COUNTED: tuple[str, ...] = ("acknowledged_chunks", "had_chunks", "refused_chunks", "dropped_steps", "dropped_chunks")
 COUNTED += ("waiting_chunks", "episodes_not_asked")
 EXPLORING_STRENGTH = 0.9  # a mock player with a model takes a random action in one of ten
 
@@ -96,8 +97,6 @@ def _check_gateway(args: argparse.Namespace) -> None:
 
 
 def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import open_game, spec_of
-
     work = _Counter(args.first, args.first + args.episodes)
     with ExitStack() as stack:
         players = [_player(args, number, stack) for number in range(args.clients)]
@@ -147,7 +146,7 @@ def _player(args: argparse.Namespace, number: int, stack: ExitStack) -> "MockPla
     return player
 
 
-def _play_all(game: "Game", table: "list[MockPlayer]", work: _Counter, seed: int) -> None:
+def _play_all(game: Game, table: "list[MockPlayer]", work: _Counter, seed: int) -> None:
     """Play until there are no episodes left."""
     from sparring.client.mock_players import play
 

@@ -12,17 +12,18 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from sparring.cli.output import Output, recorded_play
 from sparring.errors import ConfigError
-from sparring.wire.chunk import Source
+from sparring.games.catalogue import Catalogue, spec_of
+from sparring.games.chunk_checks import check
+from sparring.games.spec import GameSpec
+from sparring.registry import open_registry
+from sparring.store import open_store
+from sparring.store.protocol import Query, Store
+from sparring.wire.chunk import Chunk, Source
 from sparring.wire.ids import GameId, ModelId, PlayerId
-
-if TYPE_CHECKING:
-    from sparring.games.spec import GameSpec
-    from sparring.store.protocol import Query, Store
-    from sparring.wire.chunk import Chunk
 
 IMPORT_CHUNKS = 64  # appended at once
 
@@ -44,13 +45,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store import open_store
-
     with open_store(args.config.store_url) if args.action == "import" else recorded_play(args.config) as store:
         return ACTIONS[args.action](args, output, store)
 
 
-def _stats(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _stats(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     games = [GameId(game) for game in args.what] or store.games()
     found = [store.stats(game) for game in games]
     rows = [
@@ -65,7 +64,7 @@ def _stats(args: argparse.Namespace, output: Output, store: "Store") -> dict[str
     return {"games": [asdict(s) for s in found]}
 
 
-def _quality(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _quality(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     from sparring.store.quality import quality
 
     found = quality(store, _query(args), progress=lambda chunks: output.progress(f"{chunks} chunks read"))
@@ -94,7 +93,7 @@ def _quality(args: argparse.Namespace, output: Output, store: "Store") -> dict[s
     return {"game": _game(args), **asdict(found)}
 
 
-def _export(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _export(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     query = _query(args)
     if args.minari:
         from sparring.store.exchange import minari as minari_sets
@@ -113,9 +112,7 @@ def _export(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
     return {"file": str(args.to), **asdict(wrote)}
 
 
-def _import(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
-    from sparring.games.catalogue import Catalogue
-
+def _import(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     if len(args.what) != 1:
         raise ConfigError("import takes one FILE, or a GAME with --minari", where="spar data", do="Name it")
     if args.minari:
@@ -133,12 +130,9 @@ def _import(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
     return {"verdicts": counts}
 
 
-def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, output: Output) -> dict[str, int]:
+def _append_all(store: Store, chunks: Iterable[Chunk], catalogue: Any, output: Output) -> dict[str, int]:
     """Append in groups. A chunk of a game that the catalogue knows must keep to its spec, as at the gateway."""
     import msgspec
-
-    from sparring.games.chunk_checks import check
-    from sparring.wire.chunk import Chunk
 
     counts: dict[str, int] = {}
     group: list[Chunk] = []
@@ -165,7 +159,7 @@ def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, outpu
     return counts
 
 
-def _erase(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _erase(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     if len(args.what) not in (1, 2):
         raise ConfigError("erase takes [GAME] PLAYER", where="spar data", do="Name the player")
     *game, who = args.what
@@ -187,8 +181,6 @@ def _erase(args: argparse.Namespace, output: Output, store: "Store") -> dict[str
 
 def _saw(args: argparse.Namespace, game: GameId, first_received_ms: int | None) -> list[ModelId]:
     """Models whose training may have read rows received from then on, and those made from such models."""
-    from sparring.registry import open_registry
-
     if first_received_ms is None:
         return []
     found: list[ModelId] = []
@@ -202,9 +194,7 @@ def _saw(args: argparse.Namespace, game: GameId, first_received_ms: int | None) 
     return found
 
 
-def _verify(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
-    from sparring.store.protocol import Query
-
+def _verify(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     chunks = sum(1 for game in store.games() for _ in store.read(Query(game)))
     damaged = [asdict(key) | {"wrong": wrong} for key, wrong in getattr(store, "damaged", {}).items()]
     output.say(f"{chunks} chunks are as they were stored; {len(damaged)} are damaged")
@@ -213,9 +203,7 @@ def _verify(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
     return {"chunks": chunks, "damaged": damaged, "exit_code": 1 if damaged else 0}
 
 
-def _query(args: argparse.Namespace) -> "Query":
-    from sparring.store.protocol import Query
-
+def _query(args: argparse.Namespace) -> Query:
     return Query(
         _game(args),
         versions=tuple(args.version),
@@ -232,9 +220,7 @@ def _game(args: argparse.Namespace) -> GameId:
     return GameId(args.what[0])
 
 
-def _spec(args: argparse.Namespace, game: GameId) -> "GameSpec":
-    from sparring.games.catalogue import Catalogue, spec_of
-
+def _spec(args: argparse.Namespace, game: GameId) -> GameSpec:
     catalogue = Catalogue.from_config(args.config)
     wanted = catalogue.spec(game, args.version[-1]) if args.version else catalogue.newest(game)
     return wanted or spec_of(game)

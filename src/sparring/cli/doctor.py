@@ -23,6 +23,9 @@ from typing import Any
 from sparring.cli.output import EXTRAS, Output, missing_package
 from sparring.config import Config, check_data_folder
 from sparring.errors import SparringError
+from sparring.registry import open_registry
+from sparring.store import open_store
+from sparring.stream import open_stream
 
 PURPOSES = {  # extra → what cannot be done without it
     "serve": "the gateway and the pages",
@@ -133,22 +136,16 @@ def _folder(folder: Path) -> Finding:
 
 
 def _stream(config: Config) -> Finding:
-    from sparring.stream import open_stream
-
     if not config.stream.url:
         return Finding("stream", True, "none: the gateway appends straight to the store")
     return _opens("stream", config.stream.url, open_stream)
 
 
 def _store(config: Config) -> Finding:
-    from sparring.store import open_store
-
     return _opens("store", config.store_url, open_store)
 
 
 def _registry(config: Config) -> Finding:
-    from sparring.registry import open_registry
-
     return _opens("registry", config.registry_url, open_registry)
 
 

@@ -15,6 +15,9 @@ from typing import Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
+from sparring.games.catalogue import Catalogue, spec_of
+from sparring.registry import open_registry
+from sparring.store import open_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +43,10 @@ def _from_store(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import torch
 
     from sparring.acting.player_names import named
-    from sparring.games.catalogue import Catalogue, spec_of
     from sparring.learn.offline.evaluation import evaluate_offline
     from sparring.learn.offline.records import read_records
     from sparring.nets.model_files import read_weights
     from sparring.nets.numpy_forward import NumpyForward
-    from sparring.registry import open_registry
-    from sparring.store import open_store
 
     with open_registry(args.config.registry_url) as registry:
         ours = named(args.model, registry)
@@ -82,7 +82,6 @@ def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.acting.evaluate import evaluate
     from sparring.acting.player_names import named
     from sparring.acting.return_histogram import check_format, lines, plot, summary
-    from sparring.registry import open_registry
 
     if args.plot is not None:
         check_format(args.plot)

@@ -7,13 +7,13 @@ checks it against the protocol; of the path of a TOML spec it checks the spec. E
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError, Missing
-
-if TYPE_CHECKING:
-    from sparring.games.spec import GameSpec, Leaf
+from sparring.games.catalogue import BUILT_IN, Catalogue, open_game, spec_of
+from sparring.games.conformance import examine
+from sparring.games.spec import GameSpec, Leaf, read
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +34,6 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _list(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import BUILT_IN, Catalogue
-
     specs = Catalogue.from_config(args.config).games()
     rows = [_row(spec, "built in" if spec.id in BUILT_IN else "spar.toml") for spec in specs]
     output.table(
@@ -45,7 +43,7 @@ def _list(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"games": rows}
 
 
-def _row(spec: "GameSpec", origin: str) -> dict[str, Any]:
+def _row(spec: GameSpec, origin: str) -> dict[str, Any]:
     seat = spec.seats[0]  # a table has room for one; `spar games check` says them all
     return {
         "id": spec.id,
@@ -58,15 +56,13 @@ def _row(spec: "GameSpec", origin: str) -> dict[str, Any]:
     }
 
 
-def _shape(leaf: "Leaf") -> str:
+def _shape(leaf: Leaf) -> str:
     if leaf.choices:
         return f"{' x '.join(map(str, leaf.choices))} choices"
     return f"{leaf.kind} {'x'.join(map(str, leaf.shape))} {leaf.dtype}"
 
 
 def _check_spec(path: Path, output: Output) -> dict[str, Any]:
-    from sparring.games.spec import read
-
     if not path.is_file():
         raise Missing("there is no such file", where=str(path), do="Give the path of a spec in TOML")
     spec = read(path)
@@ -76,9 +72,6 @@ def _check_spec(path: Path, output: Output) -> dict[str, Any]:
 
 
 def _check_game(game: str, episodes: int, seed: int, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import open_game, spec_of
-    from sparring.games.conformance import examine
-
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes}", where="spar games check", do="Play at least one")
     spec = spec_of(game)
@@ -92,7 +85,7 @@ def _check_game(game: str, episodes: int, seed: int, output: Output) -> dict[str
     return said | {"steps": found.steps, "broken": list(found.broken), "exit_code": 1 if found.broken else 0}
 
 
-def _describe(spec: "GameSpec", output: Output) -> None:
+def _describe(spec: GameSpec, output: Output) -> None:
     output.say(f"{spec.id} version {spec.version}, {spec.turns}, at most {spec.max_ticks} ticks, spec {spec.hash[:12]}")
     for number, seat in enumerate(spec.seats):
         seen = ", ".join(f"{leaf.name} ({_shape(leaf)})" for leaf in seat.observation)

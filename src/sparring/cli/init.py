@@ -8,14 +8,14 @@ that chunk to a running server. Example: spar init my-game --features 8 --action
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError, Unreachable
-
-if TYPE_CHECKING:
-    from sparring.games.spec import GameSpec
-    from sparring.wire.chunk import Chunk
+from sparring.games.chunk_checks import check
+from sparring.games.spec import GameSpec, read
+from sparring.wire.chunk import Chunk, Header, decode, encode, pack
+from sparring.wire.ids import new_episode
 
 SPEC = """\
 # What one seat of {game} sees and does. docs/games.md explains every key.
@@ -76,9 +76,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.games.chunk_checks import check
-    from sparring.games.spec import read
-
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", args.game):
         raise ConfigError(f"{args.game!r} is no id", where="GAME", do="Use lower-case letters, digits and dashes")
     files = {
@@ -102,12 +99,9 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"files": [str(path) for path in files], "steps_checked": steps, "verdict": verdict}
 
 
-def _first_chunk(spec: "GameSpec") -> "Chunk":
+def _first_chunk(spec: GameSpec) -> Chunk:
     """Four steps of zeros that fit the spec, through the encoder and back."""
     import numpy as np
-
-    from sparring.wire.chunk import Chunk, Header, decode, encode
-    from sparring.wire.ids import new_episode
 
     seat, steps = spec.seats[0], 4
     columns = {leaf.name: np.zeros((steps, *leaf.shape), leaf.dtype) for leaf in (*seat.observation, seat.action)}
@@ -129,10 +123,8 @@ def _first_chunk(spec: "GameSpec") -> "Chunk":
     return decode(encode(Chunk(header, columns)))
 
 
-def _upload(args: argparse.Namespace, chunk: "Chunk", output: Output) -> str:
+def _upload(args: argparse.Namespace, chunk: Chunk, output: Output) -> str:
     import httpx
-
-    from sparring.wire.chunk import encode, pack
 
     headers = {"Content-Type": "application/x-spar-chunks"}
     if args.token:

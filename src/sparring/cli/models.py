@@ -13,18 +13,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sparring.cli.output import Output
+from sparring.config import Config
 from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, SparringError
-
-if TYPE_CHECKING:
-    from sparring.registry.champions.log import ChampionEntry
-    from sparring.registry.protocol import Evidence, Listed, Registry
-    from sparring.wire.ids import GameId, ModelId
-    from sparring.wire.model import Model
+from sparring.games.catalogue import spec_of
+from sparring.registry import open_registry
+from sparring.registry.champions.gate import passes
+from sparring.registry.champions.log import ChampionEntry, before
+from sparring.registry.protocol import Evidence, Listed, Registry
+from sparring.wire.champion import verify
+from sparring.wire.ids import GameId, ModelId
+from sparring.wire.model import ONNX, Card, Model
 
 SHORT = 12
 
@@ -42,15 +45,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry import open_registry
-
-    settings = args.config.registry
-    days, share = settings.champion_days, settings.rollout_share
-    with open_registry(args.config.registry_url, champion_days=days, rollout_share=share) as registry:
+    with _open(args.config) as registry:
         return ACTIONS[args.action](registry, args, output)
 
 
-def _list(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _open(config: Config) -> Registry:
+    settings = config.registry
+    days, share = settings.champion_days, settings.rollout_share
+    return open_registry(config.registry_url, champion_days=days, rollout_share=share)
+
+
+def _list(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     games = [args.what] if args.what else sorted(_games(registry))
     found = [listed for game in games for listed in registry.models(game)]
     if not found:
@@ -67,7 +72,7 @@ def _list(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
     return {"models": [_described(listed) for listed in found]}
 
 
-def _show(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _show(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     model = registry.fetch(_resolve(registry, args.what, "show"))
     listed = next(item for item in registry.models(model.card.game) if item.card.id == model.id)
     said = _described(listed) | {
@@ -83,7 +88,7 @@ def _show(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
     return said
 
 
-def _verify(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _verify(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     ids = registry.ids() if args.all or args.what is None else [_resolve(registry, args.what, "verify")]
     rows, games = [], set()
     for model in ids:
@@ -103,9 +108,8 @@ def _verify(registry: "Registry", args: argparse.Namespace, output: Output) -> d
     return {"models": rows, "champions": champions, "bad": bad, "exit_code": 1 if bad else 0}
 
 
-def _pull(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _pull(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.registry.transfer import model_from
-    from sparring.wire.ids import ModelId
 
     if args.source is None:
         raise _usage("pull ID --from URL")
@@ -115,8 +119,7 @@ def _pull(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
     return _taken(registry, model_from(args.source, ModelId(wanted), args.token), args.source, output)
 
 
-def _push(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry import open_registry
+def _push(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.registry.transfer import model_in
 
     if args.what is None:
@@ -134,9 +137,7 @@ def _push(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
         return _taken(other, whole, args.to, output)
 
 
-def _promote(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.wire.champion import verify
-
+def _promote(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     model = registry.fetch(_resolve(registry, args.what, "promote"))
     _agreement(model)
     if args.force_reason is not None:
@@ -152,10 +153,7 @@ def _promote(registry: "Registry", args: argparse.Namespace, output: Output) -> 
     return {"promoted": True, "reason": reason, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
 
 
-def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry.champions.log import before
-    from sparring.wire.champion import verify
-
+def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.what is None:
         raise _usage("rollback GAME")
     histories = [registry.history(args.what, version) for version in registry.versions(args.what)]
@@ -174,21 +172,13 @@ def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) ->
     return {"from": now.model, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
 
 
-def _copy(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Models, their evidence and the champions; counters go on, so that clients follow without a gap."""
-    from sparring.registry import open_registry
-    from sparring.wire.champion import verify
-
     if args.to is None:
         raise _usage("copy --to REGISTRY")
     settings = replace(args.config.registry, url=args.to)
-    url, days, share = (
-        replace(args.config, registry=settings).registry_url,
-        settings.champion_days,
-        settings.rollout_share,
-    )
     copied, champions = [], []
-    with open_registry(url, champion_days=days, rollout_share=share) as other:
+    with _open(replace(args.config, registry=settings)) as other:
         for game in sorted(_games(registry)):
             for listed in registry.models(game):
                 copied.append(other.publish(registry.fetch(listed.card.id)))
@@ -205,7 +195,7 @@ def _copy(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
     return {"models": copied, "champions": champions}
 
 
-def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _share(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     url, wanted = args.config.registry.url, args.action == "share"
     if not url.startswith("s3://"):
         raise Refused("only a bucket can be shared", where=f"registry.url = {url}", do="`spar serve` shares a folder")
@@ -216,12 +206,9 @@ def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> di
     return {"shared": wanted}
 
 
-def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, output: Output) -> "tuple[Evidence, str]":
+def _tried(registry: Registry, model: Model, args: argparse.Namespace, output: Output) -> tuple[Evidence, str]:
     """The gate's games and its answer; Refused where the model is worse."""
     from sparring.acting.gate_games import games_of_the_gate, trial
-    from sparring.games.catalogue import spec_of
-    from sparring.registry.champions.gate import passes
-    from sparring.wire.champion import verify
 
     signed = registry.champion(model.card.game, model.card.version)
     incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
@@ -237,12 +224,12 @@ def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, outpu
     return evidence, verdict.reason
 
 
-def _last_decision(history: "list[ChampionEntry]") -> int:
+def _last_decision(history: list[ChampionEntry]) -> int:
     """The counter of the last promotion or rollback; renewals do not count."""
     return max((entry.champion.counter for entry in history if entry.record.kind != "renewal"), default=0)
 
 
-def _verified_history(registry: "Registry", game: "GameId", version: str) -> dict[str, Any]:
+def _verified_history(registry: Registry, game: GameId, version: str) -> dict[str, Any]:
     said: dict[str, Any] = {"game": game, "version": version, "ok": True, "records": 0, "error": None}
     try:
         records = registry.history(game, version)
@@ -251,7 +238,7 @@ def _verified_history(registry: "Registry", game: "GameId", version: str) -> dic
     return said | {"records": len(records)}
 
 
-def _taken(registry: "Registry", model: "Model", where: str, output: Output) -> dict[str, Any]:
+def _taken(registry: Registry, model: Model, where: str, output: Output) -> dict[str, Any]:
     """Publish what came from elsewhere, once its weights and graph are sound."""
     _agreement(model)
     registry.publish(model)
@@ -259,23 +246,20 @@ def _taken(registry: "Registry", model: "Model", where: str, output: Output) -> 
     return {"model": model.id, "game": model.card.game, "version": model.card.version}
 
 
-def _agreement(model: "Model") -> float:
+def _agreement(model: Model) -> float:
     from sparring.nets.model_files import check_agreement, read_weights
-    from sparring.wire.model import ONNX
 
     if ONNX not in model.files:
         raise ModelDamaged(f"it has no {ONNX}", where=f"model {model.id[:SHORT]}", do="Do not use it")
     return check_agreement(model.card.network, read_weights(model), model.files[ONNX])
 
 
-def _by_hand(known: "Evidence | None", by: str, reason: str) -> "Evidence":
-    from sparring.registry.protocol import Evidence
-
+def _by_hand(known: Evidence | None, by: str, reason: str) -> Evidence:
     known = known or Evidence(episodes=0, mean=0.0, sd=0.0)
     return msgspec.structs.replace(known, by=by, reason=reason)
 
 
-def _resolve(registry: "Registry", text: str | None, action: str) -> "ModelId":
+def _resolve(registry: Registry, text: str | None, action: str) -> ModelId:
     """The one model whose id begins with `text`."""
     if not text:
         raise _usage(f"{action} ID")
@@ -288,10 +272,8 @@ def _resolve(registry: "Registry", text: str | None, action: str) -> "ModelId":
     return found[0]
 
 
-def _games(registry: "Registry") -> "Iterator[GameId]":
+def _games(registry: Registry) -> Iterator[GameId]:
     """Every game that has a model, each once."""
-    from sparring.wire.model import Card
-
     seen = set()
     for model in registry.ids():
         try:
@@ -303,7 +285,7 @@ def _games(registry: "Registry") -> "Iterator[GameId]":
             yield game
 
 
-def _described(listed: "Listed") -> dict[str, Any]:
+def _described(listed: Listed) -> dict[str, Any]:
     card = listed.card
     return {
         "id": card.id,

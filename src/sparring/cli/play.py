@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from sparring.cli.output import Output
+from sparring.config import Config
 from sparring.errors import ConfigError, Missing
+from sparring.games.catalogue import open_game
+from sparring.games.protocol import View
+from sparring.games.scripts import script_for
+from sparring.games.spec import GameSpec
+from sparring.registry import open_registry
+from sparring.store import open_store
+from sparring.wire.champion import verify
+from sparring.wire.chunk import Array, Chunk, Header
+from sparring.wire.ids import new_episode
 
 if TYPE_CHECKING:
     from numpy.random import Generator
-
-    from sparring.config import Config
-    from sparring.games.protocol import View
-    from sparring.games.spec import GameSpec
-    from sparring.wire.chunk import Array
 
 SIGNS = {"you": "●", "bot": "○"}  # distinct without colour too
 IN_BROWSER = ("connect-four", "duel", "cartpole")
@@ -68,7 +73,7 @@ class _Opponent:
     held: Any = None  # the decision before, for a model that remembers it
 
     def act(
-        self, spec: "GameSpec", seat: int, view: "View", strength: float | None, rng: "Generator"
+        self, spec: GameSpec, seat: int, view: View, strength: float | None, rng: "Generator"
     ) -> tuple[int, float | None]:
         """A column and its log-probability, where that is known."""
         legal = view.legal[seat]
@@ -80,11 +85,8 @@ class _Opponent:
         return int(self.held.action), self.held.logp
 
 
-def _opponent(name: str, spec: "GameSpec", config: "Config") -> _Opponent:
+def _opponent(name: str, spec: GameSpec, config: Config) -> _Opponent:
     from sparring.client.runner import Runner
-    from sparring.games.scripts import script_for
-    from sparring.registry import open_registry
-    from sparring.wire.champion import verify
 
     if name.startswith("script:"):
         script = script_for(spec, name.removeprefix("script:"))
@@ -110,10 +112,10 @@ def _opponent(name: str, spec: "GameSpec", config: "Config") -> _Opponent:
 class _Step(NamedTuple):
     """What a seat saw and chose."""
 
-    seen: "Array"
+    seen: Array
     action: int
     tick: int
-    legal: "Array"
+    legal: Array
     logp: float | None
 
 
@@ -125,7 +127,7 @@ class _Seat:
     steps: list[_Step] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
-    def add(self, view: "View", seat: int, action: int, logp: float | None) -> None:
+    def add(self, view: View, seat: int, action: int, logp: float | None) -> None:
         """Keep one decision, taken at `view`."""
         legal = view.legal[seat]
         assert legal is not None
@@ -133,15 +135,13 @@ class _Seat:
         self.rewards.append(0.0)
 
 
-def _board(view: "View", seat: int) -> "Array":
+def _board(view: View, seat: int) -> Array:
     board: Array = view.observation[seat]["observation/board"][0]
     return board
 
 
 def _in_terminal(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import numpy as np
-
-    from sparring.games.catalogue import open_game
 
     game = open_game("connect-four")
     you, bot = args.seat, 1 - args.seat
@@ -175,7 +175,7 @@ def _in_terminal(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"game": "connect-four", "opponent": opponent.actor, "seat": you, "result": result, "recorded": recorded}
 
 
-def _asked(legal: "Array | None", output: Output) -> int | None:
+def _asked(legal: Array | None, output: Output) -> int | None:
     """The person's column; None where they leave."""
     while True:
         print("your move, 1 to 7 (q leaves): ", end="", file=output.stream, flush=True)
@@ -188,7 +188,7 @@ def _asked(legal: "Array | None", output: Output) -> int | None:
         output.say(f"Column {word} is full." if word in set("1234567") else f"{word!r} is no column.")
 
 
-def _record(args: argparse.Namespace, seats: dict[int, _Seat], view: "View", spec: "GameSpec") -> int:
+def _record(args: argparse.Namespace, seats: dict[int, _Seat], view: View, spec: GameSpec) -> int:
     """Record both seats as one episode; how many steps were kept."""
     import sparring
 
@@ -209,14 +209,10 @@ def _record(args: argparse.Namespace, seats: dict[int, _Seat], view: "View", spe
         return said.steps if said.acknowledged_chunks == said.chunks else 0
 
 
-def _into_store(config: "Config", seats: dict[int, _Seat], view: "View", spec: "GameSpec") -> int:
+def _into_store(config: Config, seats: dict[int, _Seat], view: View, spec: GameSpec) -> int:
     import time
 
     import numpy as np
-
-    from sparring.store import open_store
-    from sparring.wire.chunk import Chunk, Header
-    from sparring.wire.ids import new_episode
 
     episode, over, chunks = new_episode(), bool(view.over[0]), []
     for seat, held in seats.items():
@@ -256,7 +252,7 @@ def _into_store(config: "Config", seats: dict[int, _Seat], view: "View", spec: "
     return sum(chunk.header.steps for chunk, one in zip(chunks, kept, strict=True) if one.verdict in ("new", "had"))
 
 
-def _draw(planes: "Array", stream: TextIO) -> None:
+def _draw(planes: Array, stream: TextIO) -> None:
     """The board of one seat's view, with the columns' numbers under it; in colour where rich is installed."""
     cells = [
         ["you" if mine else "bot" if theirs else "" for mine, theirs in zip(*rows, strict=True)]

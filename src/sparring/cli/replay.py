@@ -5,15 +5,15 @@ Example: spar replay 0197a3c2-…
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparring.cli.output import Output, recorded_play
 from sparring.errors import Missing
+from sparring.games.catalogue import open_game
+from sparring.games.resimulation import replay
+from sparring.store.protocol import Query, Store
+from sparring.wire.chunk import Chunk
 from sparring.wire.ids import EpisodeId
-
-if TYPE_CHECKING:
-    from sparring.store.protocol import Store
-    from sparring.wire.chunk import Chunk
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +22,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import open_game
-    from sparring.games.resimulation import replay
-
     with recorded_play(args.config) as store:
         chunks = _chunks(store, EpisodeId(args.episode))
     head = chunks[0].header
@@ -48,16 +45,14 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _chunks(store: "Store", episode: EpisodeId) -> "list[Chunk]":
-    from sparring.store.protocol import Query
-
+def _chunks(store: Store, episode: EpisodeId) -> list[Chunk]:
     for game in store.games():
         if chunks := list(store.read(Query(game, episodes=(episode,)))):
             return chunks
     raise Missing(f"no chunk of episode {episode}", where="the store", do="Check the id, and --data")
 
 
-def _steps(chunks: "list[Chunk]") -> list[tuple[object, ...]]:
+def _steps(chunks: list[Chunk]) -> list[tuple[object, ...]]:
     rows = [
         (int(tick), chunk.header.seat, chunk.header.first_step + n, chunk.header.actor[:18], action, f"{reward:.6g}")
         for chunk in chunks

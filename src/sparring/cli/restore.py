@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.cli.output import Output
+from sparring.store import open_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.cli.backup import unpack
-    from sparring.store import open_store
 
     folder = Path(args.config.data)
     manifest = unpack(args.file, folder, progress=output.progress)

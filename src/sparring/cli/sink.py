@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output, stopping
+from sparring.config import Config
 from sparring.errors import ConfigError, SparringError, Unreachable
+from sparring.games.catalogue import Catalogue
+from sparring.store import open_store
+from sparring.stream import open_stream
+from sparring.wire.ids import GameId
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sparring.config import Config
     from sparring.sink.lake import Lake
     from sparring.sink.process import Progress
     from sparring.sink.spark.query import Done
@@ -50,13 +54,10 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _run_process(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import Catalogue
     from sparring.sink.batch_writer import BatchWriter
     from sparring.sink.checkpoint import Hold, Positions
     from sparring.sink.chunk_judge import ChunkJudge
     from sparring.sink.process import ProcessSink
-    from sparring.store import open_store
-    from sparring.stream import open_stream
 
     config = args.config
     with ExitStack() as stack:
@@ -85,15 +86,11 @@ def _lake(url: str) -> "Lake":
     return Lake(url)
 
 
-def _announce(config: "Config", output: Output) -> None:
+def _announce(config: Config, output: Output) -> None:
     output.say(f"reading {config.stream.url.partition('?')[0]} into {config.store_url.partition('?')[0]}")
 
 
-def _list_quarantined(config: "Config", output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import Catalogue
-    from sparring.store import open_store
-    from sparring.wire.ids import GameId
-
+def _list_quarantined(config: Config, output: Output) -> dict[str, Any]:
     games = dict.fromkeys([GameId(""), *(spec.id for spec in Catalogue.from_config(config).games())])
     with open_store(config.store_url) as store:
         rows = [row for game in games for row in store.quarantined(game)]
@@ -141,8 +138,6 @@ def _spark_line(done: "Done", begun_s: float) -> str:
 def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
     from sparring.sink.checkpoint import Hold
     from sparring.sink.spark.query import Done, finished, session, start
-    from sparring.store import open_store
-    from sparring.stream import open_stream
 
     config, done, begun_s = args.config, Done(), time.monotonic()
     folder = Path(config.data) / "sink"

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
+from sparring.store import open_store
 
 if TYPE_CHECKING:
     from sparring.store.cassandra import CassandraStore
@@ -34,8 +35,6 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store import open_store
-
     with open_store(args.config.store_url) as store:
         games = {game: asdict(store.stats(game)) for game in store.games()}
     output.say(f"{args.config.store_url} has this version's tables; {len(games)} games")

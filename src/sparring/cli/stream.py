@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
+from sparring.stream.protocol import Position
 
 if TYPE_CHECKING:
     from sparring.stream.kinesis.admin import ShardState, StreamAdmin
-    from sparring.stream.protocol import Position
 
 ACTIONS = ("create", "describe", "reshard", "delete")
 MOST_SHARDS, MOST_HOURS = 10_000, 8_760
@@ -78,7 +78,7 @@ def _create(admin: "StreamAdmin", args: argparse.Namespace, output: Output) -> d
     return said | {"retention_hours": found.retention_hours}
 
 
-def _places(args: argparse.Namespace, url: str) -> "dict[str, Position]":
+def _places(args: argparse.Namespace, url: str) -> dict[str, Position]:
     """Where the `spar sink` of this data folder is in the stream; nothing where there was none."""
     from sparring.sink.checkpoint import Hold, Positions
 
@@ -86,7 +86,7 @@ def _places(args: argparse.Namespace, url: str) -> "dict[str, Position]":
     return {shard: place.position for shard, place in places.items()}
 
 
-def _describe(admin: "StreamAdmin", places: "dict[str, Position]", output: Output) -> dict[str, Any]:
+def _describe(admin: "StreamAdmin", places: dict[str, Position], output: Output) -> dict[str, Any]:
     found = admin.describe(places)
     open_shards = [shard for shard in found.shards if not shard.closed]
     state = f"{found.status}, {found.mode.lower().replace('_', '-')}, {len(open_shards)} open shards"
