@@ -203,12 +203,12 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Config:
 
 
 def check_data_folder(folder: Path) -> bool:
-    """Whether the folder says its format (format.json); ConfigError where it is not this version's.
+    """Whether the folder says its format (format.json); ConfigError where that is not this version's.
 
-    Versions before the marker left runs or an identity key without it.
+    Older versions wrote no format.json, but runs (by `spar train`) and an identity key (by `spar serve`).
     """
     marker = folder / "format.json"
-    if not marker.exists() and not any((folder / name).exists() for name in ("runs", "identity.key")):
+    if not marker.exists() and not (folder / "identity.key").exists() and not any(folder.glob("runs/*/run.json")):
         return False
     try:
         found = json.loads(marker.read_bytes())["format"] if marker.exists() else 1

@@ -111,7 +111,7 @@ def test_a_new_data_folder_says_its_format_and_is_opened_again(tmp_path):
 
 @pytest.mark.parametrize(("content", "found"), [(None, "1"), ('{"format": 99}', "99"), ("{", "unknown")])
 def test_a_data_folder_of_another_version_is_refused_with_what_to_do(tmp_path, content, found):
-    (tmp_path / "runs").mkdir()
+    (tmp_path / "identity.key").touch()
     if content is not None:
         (tmp_path / "format.json").write_text(content)
     with pytest.raises(ConfigError) as error:

@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from sparring.config import open_data_folder
 from sparring.errors import ConfigError
 from sparring.wire.ids import GameId, PlayerId
 
@@ -43,7 +44,7 @@ def pseudonym(data: Path, game: GameId, name: str) -> PlayerId:
 
 
 def _read_or_make(path: Path) -> bytes:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    open_data_folder(path.parent)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.exists():
         write_private(fresh, secrets.token_hex(32).encode())
