@@ -59,9 +59,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         output.say(f"Data in {data}, logs in {data / 'logs'}")
         if args.open:
             webbrowser.open(url)
-        _watch(
-            children, stopped, None if args.no_train else _Curriculum(data / "runs", shared), _Promotions(url, output)
-        )
+        curriculum = None if args.no_train else _Curriculum(data / "runs", shared)
+        _watch(children, stopped, curriculum, _Promotions(url, output))
         output.say("stopping…")
     output.say("stopped; start it again and it goes on from here")
     return {"url": url, "ready": True}
@@ -227,7 +226,10 @@ def _steps_done(run: Path | None) -> int:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    return _as_object(path.read_bytes()) if path.exists() else {}
+    try:
+        return _as_object(path.read_bytes())
+    except OSError:
+        return {}
 
 
 def _as_object(content: bytes) -> dict[str, Any]:

@@ -20,16 +20,7 @@ from sparring.games.spec import SeatSpec
 from sparring.replay.gather import AFTER, TransitionGather
 from sparring.replay.remover import Fifo, LowestPriority, Remover
 from sparring.replay.rows import FINAL, NONE, ROW_BITS, ROW_MASK, Rows, Snapshot, current_rows, link, row_layout, unlink
-from sparring.replay.sampler import (
-    ByEpisode,
-    BySource,
-    Drawn,
-    Newest,
-    Prioritised,
-    Sampler,
-    Uniform,
-    limit_uploaders,
-)
+from sparring.replay.sampler import ByEpisode, BySource, Drawn, Newest, Prioritised, Sampler, Uniform, limit_uploaders
 from sparring.replay.sequences import Window, frames, windows
 from sparring.replay.steps import SOURCES, Batch, Steps
 from sparring.wire.chunk import Array
@@ -320,13 +311,7 @@ class Table:
 
 
 def open_table(
-    seat: SeatSpec,
-    config: ReplayConfig,
-    *,
-    streams: int,
-    masks: bool,
-    frame_stack: int = 1,
-    state_numbers: int = 0,
+    seat: SeatSpec, config: ReplayConfig, *, streams: int, masks: bool, frame_stack: int = 1, state_numbers: int = 0
 ) -> Table:
     """The table that `config` describes; ConfigError where its parts do not go together.
 
