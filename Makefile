@@ -47,7 +47,7 @@ bench: setup  ## every claim in the docs, quick form; `spar bench NAME` for one 
 	$(BIN)/spar bench all --quick
 
 docs: setup  ## the generated pages: settings, commands
-	$(BIN)/python -m sparring.cli.reference
+	$(BIN)/python -m docs.reference
 
 fuzz: setup  ## a million mutated chunks and messages
 	FUZZ_INPUTS=1000000 $(BIN)/pytest -q tests/wire/test_fuzz.py --timeout 3600

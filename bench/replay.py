@@ -51,7 +51,7 @@ def ours(table: Table, loops: int, rng: np.random.Generator) -> list[float]:
         begun = time.perf_counter()
         table.insert(added)
         _, rows = table.sample(BATCH, rng, n_steps=1, discount=0.99)
-        table.learned(rows, errors[turn])
+        table.update_priorities(rows, errors[turn])
         took.append(time.perf_counter() - begun)
     return took
 

@@ -19,7 +19,7 @@ from bench.feeding import ADD, BATCH, Writer, paced, steps
 
 from sparring.games import cartpole
 from sparring.learn.algorithms.dqn import Dqn, DqnConfig
-from sparring.replay.batch import Batch
+from sparring.replay.steps import Batch
 from sparring.replay.table import Table
 
 
@@ -88,7 +88,7 @@ class Sampling:
         take_in()
         took_s, batch, rows = self._sample()
         update = self._dqn.update(self._learner, batch)
-        self._table.learned(rows, update.priorities)
+        self._table.update_priorities(rows, update.priorities)
         return took_s, batch
 
     def _sample(self) -> tuple[float, Batch, np.ndarray]:

@@ -16,11 +16,13 @@ from sparring.services.register import register
 from sparring.services.server import Server
 from sparring.services.solver import Solver
 
+ANSWER = threading.Event()
+
 
 class Actor:
     @register()
-    def slow(self, seconds):
-        time.sleep(seconds)
+    def wait(self):
+        ANSWER.wait(60)
 
 
 class Host:
@@ -50,18 +52,18 @@ def test_every_instance_is_listed_with_what_waits_there(folder, capsys):
     assert "no service is there" in capsys.readouterr().out
     local, within = Local(folder), Local(folder / "h-one")
     with Server(Actor(), local, id="a"), Server(Actor(), within, name="actor", id="0"), Solver(local) as solver:
-        call = threading.Thread(target=lambda: solver.retrieve(Actor, "slow", 1.5))
+        call = threading.Thread(target=lambda: solver.retrieve(Actor, "wait"))
         call.start()
-        time.sleep(0.5)
-        assert main(["services", "list", url, "--json"]) == 0
-        rows = json.loads(capsys.readouterr().out)["services"]
-        assert [(row["service"], row["id"], row["outstanding"]) for row in rows] == [
-            ("Actor", "a", 1),
-            ("actor", "0", 0),
-        ]
+        limit_s, counts = time.monotonic() + 60, []
+        while counts != [("Actor", "a", 1), ("actor", "0", 0)] and time.monotonic() < limit_s:
+            assert main(["services", "list", url, "--json"]) == 0
+            rows = json.loads(capsys.readouterr().out)["services"]
+            counts = [(row["service"], row["id"], row["outstanding"]) for row in rows]
+        assert counts == [("Actor", "a", 1), ("actor", "0", 0)]
         assert all(row["pid"] and row["since_s"] > 0 and row["address"].startswith("ipc://") for row in rows)
         assert main(["services", "list", url]) == 0
         assert "outstanding" in capsys.readouterr().out
+        ANSWER.set()
         call.join()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.cli import COMMANDS
+from sparring.cli import COMMANDS, main
 
 SPAR = [sys.executable, "-m", "sparring"]
 
@@ -27,11 +27,13 @@ def test_help_lists_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
-    found = spar(command, "--help", cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert "--json" in found.stdout
-    assert "Traceback" not in found.stderr
+def test_every_command_explains_itself_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(flag in said for flag in ("--json", "--set", "--config", "--data"))
+    assert f"Example: spar {command}" in " ".join(said.split())
 
 
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path) -> None:

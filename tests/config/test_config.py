@@ -1,14 +1,30 @@
 """spar.toml: what is read, what is refused and in which words, and that every key is documented."""
 
+import json
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
-from sparring.cli.reference import DOCS, settings_page
-from sparring.config import Config, load, settings
+from sparring.cli import main
+from docs.reference import DOCS, settings_page
+from sparring.config import DATA_FORMAT, Config, check_data_folder, load, open_data_folder
 from sparring.errors import ConfigError
+
+
+def settings(cls: type = Config, prefix: str = "") -> list[tuple[str, str, Any]]:
+    """Every key as (path, type, default), in the order of declaration."""
+    rows: list[tuple[str, str, Any]] = []
+    kinds = get_type_hints(cls)
+    for item in fields(cls):
+        kind = kinds[item.name]
+        if is_dataclass(kind):
+            rows += settings(kind, f"{prefix}{item.name}.")
+        else:
+            rows.append((prefix + item.name, str(getattr(kind, "__name__", kind)), item.default))
+    return rows
 
 
 def refusal(tmp_path: Path, text: str, *overrides: str) -> str:
@@ -82,3 +98,26 @@ UNITS = re.compile(
 @pytest.mark.parametrize("key", [key for key, kind, _ in settings() if kind in ("int", "float")])
 def test_every_number_carries_its_unit(key: str) -> None:
     assert UNITS.search(key), f"{key}: end its name in a unit"
+
+
+def test_a_new_data_folder_says_its_format_and_is_opened_again(tmp_path):
+    folder = tmp_path / "data"
+    assert check_data_folder(folder) is False
+    open_data_folder(folder)
+    assert json.loads((folder / "format.json").read_bytes()) == {"format": DATA_FORMAT}
+    open_data_folder(folder)
+    assert check_data_folder(folder) is True
+
+
+@pytest.mark.parametrize(("content", "found"), [(None, "1"), ('{"format": 99}', "99"), ("{", "unknown")])
+def test_a_data_folder_of_another_version_is_refused_with_what_to_do(tmp_path, content, found):
+    (tmp_path / "identity.key").touch()
+    if content is not None:
+        (tmp_path / "format.json").write_text(content)
+    with pytest.raises(ConfigError) as error:
+        open_data_folder(tmp_path)
+    assert str(error.value) == (
+        f"data folder {tmp_path}: its format is {found}, and this Sparring reads {DATA_FORMAT}. "
+        "Name a new folder with --data, or use the version of Sparring that made this one."
+    )
+    assert main(["data", "stats", "--data", str(tmp_path)]) == 1

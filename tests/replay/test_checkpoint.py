@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from checkpointing import CAPACITY, check, episode, fresh_table
 
-from sparring.replay.snapshot import SLICE_BYTES, Snapshot
+from sparring.replay.rows import SNAPSHOT_SLICE_BYTES as SLICE_BYTES
+from sparring.replay.rows import Snapshot
 from sparring.wire.tree import pack, unpack
 
 
@@ -26,7 +27,7 @@ def test_a_table_saved_under_inserts_and_lessons_is_of_one_moment():
                 table.insert(episode(number))
                 number += 1
                 _, rows = table.sample(64, rng, n_steps=1, discount=1.0)
-                table.learned(rows, rng.random(64))
+                table.update_priorities(rows, rng.random(64))
         except BaseException as error:
             failed.append(error)
             raise
@@ -60,8 +61,8 @@ def test_a_snapshot_shows_every_row_as_it_stood_however_rows_change_meanwhile():
         changing = rng.integers(0, rows + 100, 40)
         snapshot.about_to_change(changing)
         column[changing] = -1.0
-        snapshot.copy_on()
-    while snapshot.copy_on():
+        snapshot.copy_next()
+    while snapshot.copy_next():
         pass
     assert (snapshot.columns["x"] == stood).all()
 
@@ -69,9 +70,9 @@ def test_a_snapshot_shows_every_row_as_it_stood_however_rows_change_meanwhile():
 def test_nobody_waits_for_a_larger_slice_where_steps_are_larger():
     frames = np.zeros((200, 84, 84), np.uint8)
     assert Snapshot({"frame": frames}, 200).slice_rows == SLICE_BYTES // 84**2
-    assert Snapshot({"frame": frames[:, :, :0]}, 0).copy_on() is False
+    assert Snapshot({"frame": frames[:, :, :0]}, 0).copy_next() is False
     vast = Snapshot({"frame": np.zeros((3, SLICE_BYTES + 1), np.uint8)}, 3)
-    assert [vast.copy_on() for _ in range(4)] == [True, True, True, False]
+    assert [vast.copy_next() for _ in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.11])

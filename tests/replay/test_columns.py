@@ -8,10 +8,9 @@ from test_table import SEAT, Episodes, steps_of
 
 from sparring.config import ReplayConfig
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.replay.build import open_table
 from sparring.replay.sampler import Prioritised
 from sparring.replay.sequences import Window
-from sparring.replay.table import Table
+from sparring.replay.table import Table, open_table
 from sparring.wire.tree import pack, unpack
 
 
@@ -100,8 +99,28 @@ def test_all_steps_learned_in_a_window_get_its_priority():
         end = TERMINATED if step == 8 else RUNNING
         table.insert(steps_of([0], [(0, step, 0)], [1.0], [end], [(0, step + 1, 0)]))
     _, rows = table.sample_windows(64, np.random.default_rng(0), Window(length=5, burn_in=3))
-    table.learned(rows, np.where(rows[0] == 0, 7.0, 3.0))
+    table.update_priorities(rows, np.where(rows[0] == 0, 7.0, 3.0))
     assert sampler.priorities()[:9] == pytest.approx([7.0] * 5 + [3.0] * 4, abs=1e-4)
+
+
+def test_a_step_that_was_overwritten_since_it_was_sampled_leaves_the_new_one_its_priority():
+    sampler = Prioritised(4, 1.0, 0.0)
+    table = Table(SEAT, 4, streams=1, masks=False, sampler=sampler)
+
+    def insert(episode):
+        table.insert(steps_of([0], [(episode, 0, 0)], [1.0], [TERMINATED], [(episode, 1, 0)]))
+
+    for episode in range(4):
+        insert(episode)
+    batch, ids = table.sample(64, np.random.default_rng(0), n_steps=1, discount=1.0)
+    insert(4)
+    insert(5)
+    table.update_priorities(ids, np.full(64, 9.0, np.float32))
+    assert set(batch.observation["observation/x"][:, 0].astype(int)) == {0, 1, 2, 3}
+    assert sampler.priorities() == pytest.approx([1.0, 1.0, 9.0, 9.0], abs=1e-4)
+    batch, ids = table.sample(64, np.random.default_rng(0), n_steps=1, discount=1.0)
+    table.update_priorities(ids, batch.observation["observation/x"][:, 0])
+    assert sampler.priorities() == pytest.approx([4.0, 5.0, 2.0, 3.0], abs=1e-4)
 
 
 def test_a_step_begins_with_the_priority_that_its_player_gave_it():
@@ -119,7 +138,7 @@ def test_a_step_begins_with_the_priority_that_its_player_gave_it():
 
 def test_the_importance_exponent_rises_to_one_with_what_is_drawn():
     sampler, rng = Prioritised(10, 1.0, 0.4, importance_samples=1000), np.random.default_rng(0)
-    sampler.ready(np.arange(4))
+    sampler.add(np.arange(4))
     found = []
     for _ in range(6):
         found.append(sampler.importance_exponent)

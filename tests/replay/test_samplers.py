@@ -23,7 +23,7 @@ def chi_square_is_likely(counts, wanted):
 
 
 def label_of(sampler, rows):
-    return None if sampler.by is None else rows % 3
+    return None if sampler.label is None else rows % 3
 
 
 def changed(sampler, ready, rng):
@@ -32,13 +32,13 @@ def changed(sampler, ready, rng):
     what = rng.random()
     if what < 0.5:
         fresh = np.array([row for row in rows if row not in ready], np.int64)
-        sampler.ready(fresh, label_of(sampler, fresh))
+        sampler.add(fresh, label_of(sampler, fresh))
         ready.extend(fresh.tolist())
     elif what < 0.8:
-        sampler.gone(rows)
+        sampler.remove(rows)
         ready[:] = [row for row in ready if row not in rows]
     else:
-        sampler.learned(rows, rng.random(len(rows)))
+        sampler.update_priorities(rows, rng.random(len(rows)))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -53,7 +53,7 @@ def test_only_what_is_ready_is_drawn_and_a_copy_draws_the_same(name, seed):
         drawn = sampler.draw(40, rng)
         assert np.isin(drawn.rows, ready).all()
         assert len(drawn.rows) == 40
-        weight = sampler.weigh(drawn.rows)
+        weight = sampler.weights(drawn.rows)
         assert (weight is None) == (drawn.weight is None)
         assert weight is None or np.allclose(weight, drawn.weight, rtol=1e-5)
         copy = SAMPLERS[name]()
@@ -66,8 +66,8 @@ def test_priorities_decide_how_often_and_weights_undo_it():
     rng = np.random.default_rng(4)
     rows, errors, alpha, beta, draws = np.arange(50), rng.exponential(1.0, 50) + 0.05, 0.6, 1.0, 200_000
     sampler = Prioritised(CAPACITY, alpha, beta)
-    sampler.ready(rows)
-    sampler.learned(rows, errors)
+    sampler.add(rows)
+    sampler.update_priorities(rows, errors)
     drawn = sampler.draw(draws, rng)
     share = (errors + 1e-6) ** alpha
     share /= share.sum()
@@ -81,13 +81,13 @@ def test_priorities_decide_how_often_and_weights_undo_it():
 
 def test_a_newcomer_is_as_likely_as_the_likeliest_and_what_went_stays_away():
     sampler = Prioritised(CAPACITY, 1.0, 0.0)
-    sampler.ready(np.array([0, 1]))
-    sampler.learned(np.array([0, 1]), np.array([9.0, 1.0]))
-    sampler.ready(np.array([2]))
+    sampler.add(np.array([0, 1]))
+    sampler.update_priorities(np.array([0, 1]), np.array([9.0, 1.0]))
+    sampler.add(np.array([2]))
     counts = np.bincount(sampler.draw(19_000, np.random.default_rng(0)).rows)
     assert counts == pytest.approx([9000, 1000, 9000], abs=10)
-    sampler.gone(np.array([0]))
-    sampler.learned(np.array([0]), np.array([100.0]))
+    sampler.remove(np.array([0]))
+    sampler.update_priorities(np.array([0]), np.array([100.0]))
     assert 0 not in sampler.draw(1000, np.random.default_rng(0)).rows
     assert len(sampler) == 2
 
@@ -95,12 +95,12 @@ def test_a_newcomer_is_as_likely_as_the_likeliest_and_what_went_stays_away():
 def test_an_error_that_is_no_number_spoils_no_other_row():
     sampler, rng = Prioritised(CAPACITY, 1.0, 1.0), np.random.default_rng(0)
     given = np.array([np.nan, np.inf, -3.0, 1.0], np.float32)
-    sampler.expect(np.arange(4), given)
-    sampler.ready(np.arange(4))
+    sampler.set_initial_priorities(np.arange(4), given)
+    sampler.add(np.arange(4))
     assert np.isfinite(sampler.total)
-    sampler.learned(np.arange(4), given[::-1])
+    sampler.update_priorities(np.arange(4), given[::-1])
     assert np.isfinite(sampler.total)
-    sampler.learned(np.arange(4), np.array([1.0, np.nan, 1.0, 1.0], np.float32))
+    sampler.update_priorities(np.arange(4), np.array([1.0, np.nan, 1.0, 1.0], np.float32))
     drawn = sampler.draw(3000, rng)
     assert np.isfinite(drawn.weight).all()
     assert np.bincount(drawn.rows, minlength=4) == pytest.approx([1000, 0, 1000, 1000], abs=10)
@@ -110,7 +110,7 @@ def test_an_error_that_is_no_number_spoils_no_other_row():
 def test_short_episodes_are_as_likely_as_long_ones():
     sampler, rng, draws = ByEpisode(1000), np.random.default_rng(6), 100_000
     episode = np.repeat(np.arange(8), [1, 2, 3, 500, 10, 20, 4, 60])
-    sampler.ready(np.arange(len(episode)), episode)
+    sampler.add(np.arange(len(episode)), episode)
     rows = sampler.draw(draws, rng).rows
     assert chi_square_is_likely(np.bincount(episode[rows]), np.full(8, draws / 8))
     within = np.bincount(rows[episode[rows] == 5] - np.flatnonzero(episode == 5)[0], minlength=20)
@@ -120,9 +120,9 @@ def test_short_episodes_are_as_likely_as_long_ones():
 def test_sources_keep_their_shares_and_one_that_is_empty_leaves_its_own_to_the_others():
     sampler, rng = BySource(1000, {0: 3.0, 1: 1.0, 2: 4.0}), np.random.default_rng(0)
     source = np.repeat([0, 1], [10, 900])
-    sampler.ready(np.arange(910), source)
+    sampler.add(np.arange(910), source)
     assert np.bincount(source[sampler.draw(400, rng).rows]).tolist() == [300, 100]
-    sampler.gone(np.arange(10))
+    sampler.remove(np.arange(10))
     assert (source[sampler.draw(400, rng).rows] == 1).all()
 
 
@@ -130,8 +130,8 @@ def test_the_newest_come_first_and_again_where_there_are_too_few():
     sampler, rng = Newest(100), np.random.default_rng(0)
     for turn in range(50):
         rows = np.arange(turn * 10, turn * 10 + 10) % 100
-        sampler.gone(rows)
-        sampler.ready(rows)
+        sampler.remove(rows)
+        sampler.add(rows)
     assert sampler.draw(12, rng).rows.tolist() == [99, 98, 97, 96, 95, 94, 93, 92, 91, 90, 89, 88]
-    sampler.gone(np.arange(2, 98))
+    sampler.remove(np.arange(2, 98))
     assert sampler.draw(6, rng).rows.tolist() == [99, 98, 1, 0, 99, 98]

@@ -28,16 +28,17 @@ def test_each_point_falls_on_the_row_that_a_sum_over_all_rows_finds(seed):
         assert (tree[np.arange(capacity)] == priorities).all()
         if tree.total > 0:
             points = rng.random(200)
-            assert (tree.draw(points) == naive_draw(priorities, points)).all()
+            parts = (np.arange(200) + points) / 200
+            assert (tree.draw(points.copy(), 0.0)[0] != naive_draw(priorities, parts)).sum() <= 1  # one on a border
 
 
 def test_rows_are_drawn_in_proportion_to_their_priorities():
-    rng, rows, draws = np.random.default_rng(11), 500, 400_000
+    rng, rows, draws = np.random.default_rng(11), 500, 40_000
     priorities = rng.exponential(1.0, rows) ** 2
     priorities[rng.random(rows) < 0.3] = 0.0
     tree = SumTree(rows)
     tree.set(np.arange(rows), priorities)
-    counts = np.bincount(tree.draw(rng.random(draws)), minlength=rows)
+    counts = sum(np.bincount(tree.draw(rng.random(1), 0.0)[0], minlength=rows) for _ in range(draws))
     wanted = draws * priorities / priorities.sum()
     live = wanted > 5
     assert counts[priorities == 0].sum() == 0
@@ -65,9 +66,8 @@ def test_a_row_without_priority_is_never_drawn_however_the_sums_round():
         rows = rng.choice(200, int(rng.integers(1, 30)), replace=False)
         tree.set(rows, 10.0 ** rng.uniform(-15, 15, len(rows)))
         points = np.concatenate([edges, rng.random(50)])
-        assert np.isin(tree.draw(points), rows).all()
         for part in (points, edges[:1].repeat(40), edges[1:].repeat(300)):  # the first and the last of each part
-            assert np.isin(tree.draw_weighted(part.copy(), 0.5)[0], rows).all()
+            assert np.isin(tree.draw(part.copy(), 0.5)[0], rows).all()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -80,7 +80,7 @@ def test_one_point_in_each_of_equal_parts_falls_where_a_sum_over_all_rows_says(s
     tree = SumTree(capacity)
     tree.set(np.arange(capacity), priorities)
     points = rng.random(count)
-    rows, weight = tree.draw_weighted(points.copy(), 0.5)
+    rows, weight = tree.draw(points.copy(), 0.5)
     assert (rows != naive_draw(priorities, (np.arange(count) + points) / count)).sum() <= 1
     np.testing.assert_allclose(weight, (priorities[rows].min() / priorities[rows]) ** 0.5, rtol=1e-6)
 

@@ -176,10 +176,10 @@ def test_the_uniform_sampler_draws_exactly_what_is_ready(seed):
         rows = rng.choice(50, int(rng.integers(1, 12)), replace=False)
         if rng.random() < 0.5:
             fresh = np.array([row for row in rows if row not in ready], np.int64)
-            sampler.ready(fresh)
+            sampler.add(fresh)
             ready |= set(fresh.tolist())
         else:
-            sampler.gone(rows)
+            sampler.remove(rows)
             ready -= set(rows.tolist())
         assert len(sampler) == len(ready)
         if ready:

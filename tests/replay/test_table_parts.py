@@ -9,13 +9,11 @@ from test_table import SEAT, Episodes, steps_of
 from sparring.config import ReplayConfig
 from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
-from sparring.replay.build import capacity, check_sources, open_table, source_shares
 from sparring.replay.remover import LowestPriority
-from sparring.replay.rows import row_layout
-from sparring.replay.sampler import Prioritised
+from sparring.replay.rows import ROW_BITS, row_layout
+from sparring.replay.sampler import Prioritised, excess_rows
 from sparring.replay.sequences import Window
-from sparring.replay.table import Table
-from sparring.replay.uploader_cap import beyond
+from sparring.replay.table import Table, capacity, check_sources, open_table, source_shares
 
 PRIORITISED = ReplayConfig(sampler="prioritised", remover="lowest-priority", capacity_steps=200)
 
@@ -37,7 +35,7 @@ def test_a_stack_holds_the_frames_before_and_never_those_of_another_episode(seed
         if not table.ready or turn % 4:
             continue
         batch, rows = table.sample(64, rng, n_steps=2, discount=0.9)
-        table.learned(rows, rng.random(64))
+        table.update_priorities(rows, rng.random(64))
         views = [(batch.observation, np.ones(64, bool)), (batch.next_observation, batch.ending != TERMINATED)]
         for view, counts in views:
             stack = view["observation/x"][counts]
@@ -84,7 +82,7 @@ def test_what_is_worth_least_goes_first_and_transitions_stay_right(seed):
         table.insert(episodes.play())
         if table.ready:
             batch, rows = table.sample(48, rng, n_steps=3, discount=0.9)
-            table.learned(rows, rng.random(48) * 10)
+            table.update_priorities(rows, rng.random(48) * 10)
             for row in range(48):
                 episode, step = map(int, batch.observation["observation/x"][row, :2])
                 span = int(batch.n_steps[row])
@@ -104,8 +102,9 @@ def test_high_priorities_outlive_low_ones():
     for step in range(1000):
         table.insert(steps_of([0], [(step, 0, 0)], [1.0], [TERMINATED], [(step, 1, 0)]))
         rows = np.flatnonzero(sampler.priorities())
+        ids = rows | (table._columns["overwrites"][rows].astype(np.int64) << ROW_BITS)
         number = table._columns["observation/x"][rows, 0]
-        table.learned(rows, np.where(number % 20 == 0, 5.0, 0.1))
+        table.update_priorities(ids, np.where(number % 20 == 0, 5.0, 0.1))
     rows = np.flatnonzero(sampler.priorities())
     assert set(range(0, 1000, 20)) <= set(table._columns["observation/x"][rows, 0].astype(int).tolist())
 
@@ -133,7 +132,7 @@ def test_what_is_drawn_in_place_of_too_much_is_as_likely_as_ever_and_weighs_as_i
         one = steps_of([0], [(number, 0, 0)], [0.0], [TERMINATED], [(0, 0, 0)])
         table.insert(replace(one, uploader=uploader))
     rows, rng = np.arange(3500), np.random.default_rng(0)
-    table.learned(rows, np.where(rows % 2, 3.0, 1.0))
+    table.update_priorities(rows, np.where(rows % 2, 3.0, 1.0))
     drawn = []
     for _ in range(60):
         batch, rows = table.sample(256, rng, n_steps=1, discount=1.0)
@@ -145,7 +144,7 @@ def test_what_is_drawn_in_place_of_too_much_is_as_likely_as_ever_and_weighs_as_i
 
 
 def test_too_much_of_one_owner_is_found_and_number_0_may_have_any():
-    assert sorted(beyond(np.array([0, 5, 0, 5, 5, 2, 0, 5]), 2).tolist()) == [4, 7]
+    assert sorted(excess_rows(np.array([0, 5, 0, 5, 5, 2, 0, 5]), 2).tolist()) == [4, 7]
 
 
 def test_bytes_bound_a_table_and_frames_are_stored_once():

@@ -1,4 +1,4 @@
-"""Who inserts never waits for who samples, and nothing of it is lost."""
+"""Threads that insert and one that samples: nothing is lost."""
 
 import sys
 import threading
@@ -14,33 +14,6 @@ def quick_switches():
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
-
-
-def test_an_insert_beside_whoever_holds_the_table_returns_at_once_and_is_taken_in_by_them():
-    table = fresh_table()
-    with table._held:
-        thread = threading.Thread(target=table.insert, args=(episode(0),))
-        thread.start()
-        thread.join(10)
-        assert not thread.is_alive()
-        assert table.steps == 0
-    assert table.steps == LENGTH
-
-
-def test_lent_arrays_are_copied_on_return():
-    table, done = fresh_table(), threading.Event()
-
-    def insert():
-        table.insert(episode(0), lent=True)
-        done.set()
-
-    with table._held:
-        thread = threading.Thread(target=insert)
-        thread.start()
-        assert not done.wait(0.2)
-    thread.join(10)
-    assert done.is_set()
-    assert table.steps == LENGTH
 
 
 @pytest.mark.usefixtures("quick_switches")
@@ -61,8 +34,7 @@ def test_nothing_is_lost_between_threads_that_insert_and_one_that_samples():
     rng = np.random.default_rng(0)
     while any(thread.is_alive() for thread in threads):
         _, rows = table.sample(64, rng, n_steps=1, discount=1.0)
-        table.learned(rows, rng.random(64))
-    assert not table._pending
+        table.update_priorities(rows, rng.random(64))
     assert table.steps == (1 + CAPACITY // LENGTH // 2) * LENGTH
     batch, _ = table.sample(2_000, rng, n_steps=3, discount=1.0)
     now, then = batch.observation["observation/x"], batch.next_observation["observation/x"]

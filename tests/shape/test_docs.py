@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sparring.cli import COMMANDS
-from sparring.cli.reference import DOCS
-from sparring.cli.reference import PAGES as GENERATED
+from docs.reference import DOCS
+from docs.reference import PAGES as GENERATED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -49,3 +49,23 @@ def test_every_page_can_be_found_from_the_readme() -> None:
         todo += [(page.parent / link).resolve() for link in links if "://" not in link]
     lost = [page for page in PAGES if page.resolve() not in seen and page.parent.name != "decisions"]
     assert not lost, f"no link leads from the README to {[str(page.relative_to(ROOT)) for page in lost]}"
+
+
+def where_to_look() -> list[tuple[str, list[str]]]:
+    """The rows of the table "Where do I look for…" in docs/architecture.md: a task, and the files that it names."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## Where do I look for…\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    return [(row[0].strip(), re.findall(r"`([^`]+)`", row[1])) for row in rows]
+
+
+def test_the_table_of_where_to_look_has_a_row_for_each_usual_task() -> None:
+    assert len(where_to_look()) >= 20
+
+
+@pytest.mark.parametrize(("task", "files"), where_to_look(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_file_that_a_reader_is_sent_to_exists(task: str, files: list[str]) -> None:
+    assert files, f"{task!r} names no file in backticks"
+    for file in files:
+        found = ROOT / "src" / "sparring" / file
+        assert found.is_dir() if file.endswith("/") else found.is_file(), f"{task!r}: src/sparring/{file} is not there"

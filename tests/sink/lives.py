@@ -158,4 +158,13 @@ def by_submit(spark: Spark, conf: dict[str, str], words: list[str], folder: Path
                 file.write(one, one.relative_to(package.parent))
     sets = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", spark.url, *sets]
-    return [*submit, "--py-files", str(folder / "sparring.zip"), str(package / "cli" / "sink_job.py"), *words]
+    return [
+        *submit,
+        "--py-files",
+        str(folder / "sparring.zip"),
+        str(package / "__main__.py"),
+        "sink",
+        "--spark",
+        "submitted",
+        *words,
+    ]

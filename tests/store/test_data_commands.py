@@ -15,7 +15,7 @@ import zstandard
 
 from derived import GAME, chunks_of, differences, player_of
 from sparring.cli import main
-from sparring.cli.archive import MANIFEST, pack, unpack
+from sparring.cli.backup import MANIFEST, pack, unpack
 from sparring.errors import Refused
 from sparring.games.catalogue import open_game
 from sparring.games.scripted_play import play

@@ -7,8 +7,7 @@ import numpy as np
 
 from sparring.games.protocol import RUNNING, TRUNCATED
 from sparring.games.spec import SeatSpec
-from sparring.replay.batch import Batch
-from sparring.replay.steps import Steps
+from sparring.replay.steps import Batch, Steps
 from sparring.wire.chunk import Array
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # column name → dtype and shape

@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, words: list[str]) -> int:
-    from sparring.cli.output import Output, confess, missing_package, report
-    from sparring.config import load
+    from sparring.cli.output import Output, missing_package, report, unexpected
+    from sparring.config import check_data_folder, load
     from sparring.errors import SparringError
 
     command = importlib.import_module(f"sparring.cli.{name}")
@@ -64,6 +64,8 @@ def _run(name: str, words: list[str]) -> int:
     try:
         overrides = (*args.set, *([f"data={args.data}"] if args.data else []))
         args.config = load(args.config_file, overrides)
+        if name != "doctor":  # which says it as a finding
+            check_data_folder(Path(args.config.data))
         result = command.run(args, output)
     except SparringError as error:
         return report(error, output)
@@ -75,7 +77,7 @@ def _run(name: str, words: list[str]) -> int:
     except ModuleNotFoundError as error:
         return report(missing_package(error), output)
     except Exception as error:  # noqa: BLE001  (whatever it is, a person is told in words, and the story is kept)
-        return report(confess(error), output)
+        return report(unexpected(error), output)
     return output.finish(result)
 
 

@@ -2,7 +2,7 @@
 
 Each measures its peers in the same run and says whether its goals hold; the result is also kept in
 bench/results/NAME.json (quick ones in bench/results/quick/), from which `make docs` writes docs/benchmarks.md. `all`
-runs every one.
+runs every one. Example: spar bench replay --quick
 """
 
 import argparse

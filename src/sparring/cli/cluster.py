@@ -1,9 +1,10 @@
-"""A Ray cluster on EC2 whose nodes are terminated, and what is still costing money (docs/cluster.md).
+"""Run a Ray cluster on EC2 that terminates its nodes, and list what still costs money (docs/cluster.md).
 
-`yaml` writes the file for `ray up` and, beside it, what the head and you may do (least privilege). `up` makes the key
-pair, the closed security group and the role, then starts the cluster. `submit -- train GAME …` runs `spar` on its head.
-`down` terminates every node and shows what is left. `leftovers` lists what is still there, what it costs and the
-commands that remove it; it removes nothing itself. Credentials are those of your AWS profile.
+`yaml` writes the file for `ray up` and, beside it, the policies of the head and of you (least privilege). `up` makes
+the key pair, the closed security group and the role, then starts the cluster. `submit -- train GAME …` runs `spar` on
+its head. `down` terminates every node and shows what is left. `leftovers` lists what is still there, what it costs and
+the commands that remove it; it removes nothing itself. Your AWS profile gives the credentials.
+Example: spar cluster yaml --workers 0:4
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
+from sparring.errors import ConfigError, Missing, Unreachable
 
 if TYPE_CHECKING:
     from sparring.hosts.cluster.launcher import ClusterFile
@@ -27,37 +29,26 @@ SETTLE_S = 15.0  # until a new role is known everywhere in AWS
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument(
-        "--file", "--out", type=Path, default=Path("cluster.yaml"), help="the cluster's file (cluster.yaml)"
-    )
+    file = Path("cluster.yaml")
+    parser.add_argument("--file", "--out", type=Path, default=file, help="the cluster's file (cluster.yaml)")
     made = parser.add_argument_group("yaml")
-    made.add_argument(
-        "--name", default="main", help="of the cluster (main); its tag and the names of all that it needs"
-    )
+    made.add_argument("--name", default="main", help="of the cluster (main), its tag and all that it needs")
     made.add_argument("--head-type", default="m5.large", metavar="TYPE", help="an EC2 instance type (m5.large)")
     made.add_argument("--worker-type", default="m5.large", metavar="TYPE", help="an EC2 instance type (m5.large)")
-    made.add_argument(
-        "--workers", default="0:2", metavar="MIN:MAX", help="as many as the work asks for, between these (0:2)"
-    )
+    made.add_argument("--workers", default="0:2", metavar="MIN:MAX", help="as many as needed, between these (0:2)")
     market = made.add_mutually_exclusive_group()
     market.add_argument("--spot", dest="spot", action="store_true", default=True, help="spot workers (the default)")
     market.add_argument("--on-demand", dest="spot", action="store_false", help="workers that are not taken back")
     made.add_argument("--max-price", type=float, default=0.0, metavar="DOLLARS", help="an hour, for a spot worker")
-    made.add_argument(
-        "--idle-minutes", type=float, default=5.0, metavar="N", help="a worker without work ends after (5)"
-    )
-    made.add_argument(
-        "--max-hours", type=float, default=24.0, metavar="N", help="any node ends itself after (24); 0: never"
-    )
+    made.add_argument("--idle-minutes", type=float, default=5.0, metavar="N", help="an idle worker ends after (5)")
+    made.add_argument("--max-hours", type=float, default=24.0, metavar="N", help="any node ends after (24); 0: never")
     made.add_argument("--image", default="", metavar="AMI", help="with apt and Python 3.11+ (Ubuntu 24.04, the newest)")
     made.add_argument("--disk-gib", type=int, default=60, metavar="N", help="of every node (60)")
     made.add_argument("--package", default="", metavar="SPEC", help="what pip installs (this version of sparring)")
     made.add_argument("--wheel", default="", metavar="FILE", help="a wheel of ours to install instead")
     made.add_argument("--folder", default="", metavar="DIR", help="copied to every node: your games and spar.toml")
     made.add_argument("--ssh-from", default="auto", metavar="CIDR", help="who may open SSH (auto: this machine alone)")
-    made.add_argument(
-        "--subnet", action="append", default=[], metavar="ID", help="where nodes are placed; may be repeated"
-    )
+    made.add_argument("--subnet", action="append", default=[], metavar="ID", help="of the nodes; may be repeated")
     made.add_argument("--private", action="store_true", help="nodes are reached by their inner addresses")
     parser.add_argument("--policy", action="store_true", help="yaml: print the policies instead of writing files")
     parser.add_argument("--no-wait", action="store_true", help="submit: return once the job is queued")
@@ -67,8 +58,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.errors import ConfigError
-
     if args.rest and args.action != "submit":
         do = f"Drop {' '.join(args.rest)!r}; only submit takes words"
         raise ConfigError("there are too many words", where=f"spar cluster {args.action}", do=do)
@@ -82,15 +71,12 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.action == "up":
         return _up(cluster, output)
     if args.action == "submit":
-        return {
-            "cluster": cluster.name,
-            "exit_code": launcher.submit(cluster, args.rest, not args.no_wait, output.say),
-        }
+        code = launcher.submit(cluster, args.rest, not args.no_wait, output.say)
+        return {"cluster": cluster.name, "exit_code": code}
     return _down(cluster, args.fetch, output)
 
 
 def _plan(args: argparse.Namespace) -> "ClusterPlan":
-    from sparring.errors import ConfigError, Missing
     from sparring.hosts.cluster.plan import ClusterPlan, workers
 
     low, high = workers(args.workers)
@@ -99,25 +85,14 @@ def _plan(args: argparse.Namespace) -> "ClusterPlan":
     for option, path in (("--wheel", args.wheel), ("--folder", args.folder)):
         if path and not Path(path).exists():
             raise Missing("it is not there", where=f"{option} {path}", do="Name a path of this machine")
+    same = ["name", "head_type", "worker_type", "spot", "max_price", "idle_minutes", "max_hours", "image", "disk_gib"]
+    same += ("package", "wheel", "folder", "ssh_from", "private")
     return ClusterPlan(
-        name=args.name,
         region=args.region[0] if args.region else "us-west-2",
-        head_type=args.head_type,
-        worker_type=args.worker_type,
         min_workers=low,
         max_workers=high,
-        spot=args.spot,
-        max_price=args.max_price,
-        idle_minutes=args.idle_minutes,
-        max_hours=args.max_hours,
-        image=args.image,
-        disk_gib=args.disk_gib,
-        package=args.package,
-        wheel=args.wheel,
-        folder=args.folder,
-        ssh_from=args.ssh_from,
         subnets=tuple(args.subnet),
-        private=args.private,
+        **{name: getattr(args, name) for name in same},
     )
 
 
@@ -125,7 +100,6 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import importlib.metadata
 
     from sparring import __version__
-    from sparring.errors import Missing
     from sparring.hosts.cluster import launcher, policy, ray_yaml
 
     plan = _plan(args)
@@ -146,7 +120,7 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
     for path, text in files.items():
         before = path.with_name(f"{path.name}.before")
-        kept = path.is_file() and path.read_text() != text  # somebody may have added a bucket to the policy
+        kept = path.is_file() and path.read_text() != text  # a bucket may have been added to the policy by hand
         if kept:
             path.replace(before)
         path.write_text(text)
@@ -161,9 +135,8 @@ def _up(cluster: "ClusterFile", output: Output) -> dict[str, Any]:
 
     policy = launcher.policy_of(cluster)
     ssh_from = network(_own_address() if cluster.ssh_from == "auto" else cluster.ssh_from)
-    plan = ClusterPlan(
-        name=cluster.name, region=cluster.region, subnets=cluster.subnets, private=cluster.private, ssh_from=ssh_from
-    )
+    same = {name: getattr(cluster, name) for name in ("name", "region", "subnets", "private")}
+    plan = ClusterPlan(**same, ssh_from=ssh_from)
     done = prerequisites.prepare(plan, ssh_from, policy, Path.home() / ".ssh")
     for sentence in done:
         output.say(sentence)
@@ -179,8 +152,6 @@ def _up(cluster: "ClusterFile", output: Output) -> dict[str, Any]:
 def _own_address() -> str:
     import httpx
 
-    from sparring.errors import Unreachable
-
     try:
         return httpx.get(OWN_ADDRESS, timeout=10).raise_for_status().text.strip()
     except httpx.HTTPError as error:
@@ -195,7 +166,7 @@ def _down(cluster: "ClusterFile", folder: Path | None, output: Output) -> dict[s
     if code:
         output.say("the data was not copied whole, so nothing was ended; try again, or drop --fetch")
         return {"cluster": cluster.name, "exit_code": code}
-    if _instances(cluster):  # Ray would first make a key pair and a group anew, for a cluster that is gone
+    if _instances(cluster):  # Ray would first make a new key pair and group, for a cluster that is gone
         code = launcher.down(cluster, output.say)
     else:
         output.say(f"no node of {cluster.name} is running")
@@ -211,7 +182,6 @@ def _instances(cluster: "ClusterFile") -> bool:
 
 
 def _regions(args: argparse.Namespace) -> list[str]:
-    from sparring.errors import ConfigError
     from sparring.hosts.cluster import aws, launcher, leftovers
 
     regions = list(args.region) or (
@@ -224,7 +194,7 @@ def _regions(args: argparse.Namespace) -> list[str]:
 
 
 def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, Any]:
-    from sparring.hosts.cluster import leftovers
+    from sparring.hosts.cluster import cleanup, leftovers
 
     found = leftovers.find(regions, datetime.datetime.now(datetime.UTC), cluster)
     where = ", ".join(regions) if len(regions) < 4 else f"{len(regions)} regions"
@@ -237,7 +207,7 @@ def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, An
     output.table(("what", "id", "where", "cluster", "state", "age", "costs at rest"), rows)
     costing = sum(bool(one.costs) for one in found)
     output.say(f"\n{len(found)} things are left in {where}, {costing} of which cost money. In this order they go:\n")
-    for command in leftovers.removal_script(command for one in found for command in one.commands):
+    for command in cleanup.script(command for one in found for command in one.commands):
         output.say(command)
     return {"regions": regions, "leftovers": found, "costing": costing}
 

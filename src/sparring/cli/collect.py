@@ -1,7 +1,8 @@
-"""Mock players: they play GAME and upload it through the real client, to a gateway that runs.
+"""Let mock players play GAME and upload it through the real client to a running gateway.
 
 Each client is one player with one skill (random, script or model, taken in turn from --skills); in games with
-several seats they meet in tables. New champions are picked up between episodes.
+several seats they play each other. They pick up new champions between episodes.
+Example: spar collect connect-four --clients 8 --episodes 500
 """
 
 import argparse
@@ -18,13 +19,15 @@ import msgspec
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError, SparringError, Unreachable
+from sparring.games.catalogue import open_game, spec_of
+from sparring.games.protocol import Game
 
 if TYPE_CHECKING:
     from sparring.client.mock_players import MockPlayer
-    from sparring.client.statistics import Statistics
-    from sparring.games.protocol import Game
 
-EXPLORING_STRENGTH = 0.9  # a mock player with a model takes a chance action in one of ten
+COUNTED: tuple[str, ...] = ("acknowledged_chunks", "had_chunks", "refused_chunks", "dropped_steps", "dropped_chunks")
+COUNTED += ("waiting_chunks", "episodes_not_asked")
+EXPLORING_STRENGTH = 0.9  # a mock player with a model takes a random action in one of ten
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +38,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", metavar="KEY", help="an API key or player token")
     parser.add_argument("--trust", metavar="KEY", help="the key that signs champions, as `spar serve` prints it")
     parser.add_argument("--skills", default="random,script,model", help="of random, script, model")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the games and of the players' chance")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of the games and of the players' random choices"
+    )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="share the clients out (default: 1)")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="spools and models (default: in the data folder)")
     parser.add_argument("--wait", type=float, default=60.0, metavar="S", help="for the last uploads")
-    parser.add_argument(
-        "--first", type=int, default=0, help=argparse.SUPPRESS
-    )  # number of this process's first episode
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # number of the first episode
 
 
 @dataclass(slots=True)
-class _Work:
+class _Counter:
     """Which episode is next, and what was done; shared by the tables' threads."""
 
     following: int
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     for name in ("clients", "episodes", "processes"):
         if getattr(args, name) < 1:
             raise ConfigError(f"{getattr(args, name)}", where=f"--{name}", do="Give at least 1")
-    _greet(args)
+    _check_gateway(args)
     begun_s = time.perf_counter()
     result = _in_processes(args, output) if args.processes > 1 else _in_threads(args, output)
     result["seconds"] = round(time.perf_counter() - begun_s, 3)
@@ -82,8 +85,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"game": args.game, "clients": args.clients, "seed": args.seed, **result, "exit_code": int(lost > 0)}
 
 
-def _greet(args: argparse.Namespace) -> None:
-    """Missing or Unreachable before anything is played; the client itself would spool and wait."""
+def _check_gateway(args: argparse.Namespace) -> None:
+    """Missing or Unreachable before any game; the client itself would spool and wait."""
     from sparring.client.gateway import Gateway
 
     gateway = Gateway(args.to, args.game, args.token, 5.0, None)
@@ -94,20 +97,17 @@ def _greet(args: argparse.Namespace) -> None:
 
 
 def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import open_game, spec_of
-
-    work = _Work(args.first, args.first + args.episodes)
+    work = _Counter(args.first, args.first + args.episodes)
     with ExitStack() as stack:
         players = [_player(args, number, stack) for number in range(args.clients)]
         seats = min(len(spec_of(args.game).seats), len(players))
         tables = [players[at : at + seats] for at in range(0, len(players) - seats + 1, seats)]
-        tables[-1] += players[len(tables) * seats :]  # who is left over sits in by turns at the last table
-        threads = [
-            threading.Thread(target=_sit, args=(open_game(args.game), table, work, args.seed), name="table")
-            for table in tables
-        ]
-        for thread in threads:
-            thread.start()
+        tables[-1] += players[len(tables) * seats :]  # the remaining players take turns at the last table
+        threads = []
+        for table in tables:
+            parameters = (open_game(args.game), table, work, args.seed)
+            threads.append(threading.Thread(target=_play_all, args=parameters, name="table"))
+            threads[-1].start()
         _watch(threads, work, output)
         if work.failure:
             raise work.failure[0]
@@ -115,8 +115,10 @@ def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         for player in players:
             player.connection.flush(max(0.1, deadline_s - time.monotonic()))
         counted = [player.connection.statistics() for player in players]
-    _explain(counted, output)
-    return {"episodes": work.episodes, "steps": work.steps, **_sum(counted)}
+    for said in sorted({one.said for one in counted if one.said and (one.waiting_chunks or one.refused_chunks)}):
+        output.say(f"note: {said}")
+    sums = {name: sum(getattr(one, name) for one in counted) for name in COUNTED}
+    return {"episodes": work.episodes, "steps": work.steps, **sums}
 
 
 def _player(args: argparse.Namespace, number: int, stack: ExitStack) -> "MockPlayer":
@@ -144,7 +146,7 @@ def _player(args: argparse.Namespace, number: int, stack: ExitStack) -> "MockPla
     return player
 
 
-def _sit(game: "Game", table: "list[MockPlayer]", work: _Work, seed: int) -> None:
+def _play_all(game: Game, table: "list[MockPlayer]", work: _Counter, seed: int) -> None:
     """Play until there are no episodes left."""
     from sparring.client.mock_players import play
 
@@ -155,7 +157,7 @@ def _sit(game: "Game", table: "list[MockPlayer]", work: _Work, seed: int) -> Non
             work.failure.append(error)
 
 
-def _watch(threads: list[threading.Thread], work: _Work, output: Output) -> None:
+def _watch(threads: list[threading.Thread], work: _Counter, output: Output) -> None:
     begun_s = said_s = time.monotonic()
     for thread in threads:
         while thread.is_alive():
@@ -192,30 +194,9 @@ def _in_processes(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         counts = msgspec.json.decode(last[0], type=dict[str, Any])
         if "steps" not in counts:
             raise Unreachable(f"a process failed: {complained.strip()[-500:]}", where="spar collect", do="Mend that")
-        for name in ("episodes", "steps", *_COUNTED):
+        for name in ("episodes", "steps", *COUNTED):
             totals[name] = totals.get(name, 0) + counts[name]
     return totals
-
-
-_COUNTED = (
-    "acknowledged_chunks",
-    "had_chunks",
-    "refused_chunks",
-    "dropped_steps",
-    "dropped_chunks",
-    "waiting_chunks",
-    "episodes_not_asked",
-)
-
-
-def _sum(counted: "list[Statistics]") -> dict[str, int]:
-    return {name: sum(getattr(one, name) for one in counted) for name in _COUNTED}
-
-
-def _explain(counted: "list[Statistics]", output: Output) -> None:
-    unsent = [one for one in counted if one.waiting_chunks or one.refused_chunks]
-    for problem in sorted({one.last_problem for one in unsent if one.last_problem}):
-        output.say(f"note: {problem}")
 
 
 def _report(result: dict[str, Any], output: Output) -> None:

@@ -1,8 +1,9 @@
-"""stats [GAME] · quality GAME · export GAME · import FILE · erase [GAME] PLAYER · verify.
+"""Look at recorded play, move it, erase a player.
 
-export writes one Parquet file (--to FILE), or a Minari dataset of one seat (--minari DIR --dataset NAME).
-import reads either back: `spar data import FILE`, or `spar data import GAME --minari DIR --dataset NAME`.
-erase takes a pseudonym, or with --name the game's own name for the person.
+stats [GAME] · quality GAME · export GAME · import FILE · erase [GAME] PLAYER · verify. export writes one Parquet file
+(--to FILE), or a Minari dataset of one seat (--minari DIR --dataset NAME); import reads either: `spar data import
+FILE`, or `spar data import GAME --minari DIR --dataset NAME`. erase takes a pseudonym, or with --name the game's own
+name for the person. Example: spar data export connect-four --to play.parquet --since 7d
 """
 
 import argparse
@@ -11,24 +12,23 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from sparring.cli.output import Output
-from sparring.errors import ConfigError, Missing
-from sparring.wire.chunk import Source
+from sparring.cli.output import Output, recorded_play
+from sparring.errors import ConfigError
+from sparring.games.catalogue import Catalogue, spec_of
+from sparring.games.chunk_checks import check
+from sparring.games.spec import GameSpec
+from sparring.registry import open_registry
+from sparring.store import open_store
+from sparring.store.protocol import Query, Store
+from sparring.wire.chunk import Chunk, Source
 from sparring.wire.ids import GameId, ModelId, PlayerId
 
-if TYPE_CHECKING:
-    from sparring.games.spec import GameSpec
-    from sparring.store.protocol import Query, Store
-    from sparring.wire.chunk import Chunk
-
-ACTIONS = ("stats", "quality", "export", "import", "erase", "verify")
 IMPORT_CHUNKS = 64  # appended at once
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar data` takes."""
     parser.add_argument("action", choices=ACTIONS)
     parser.add_argument("what", nargs="*", metavar="GAME|FILE|PLAYER")
     parser.add_argument("--to", type=Path, metavar="FILE", help="export: the Parquet file to write")
@@ -45,25 +45,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Do one action; the --json object."""
-    from sparring.store import open_store
-
-    do = {
-        "stats": _stats,
-        "quality": _quality,
-        "export": _export,
-        "import": _import,
-        "erase": _erase,
-        "verify": _verify,
-    }[args.action]
-    file = Path(args.config.store_url.removeprefix("sqlite:///"))
-    if args.action != "import" and args.config.store_url.startswith("sqlite:") and not file.exists():
-        raise Missing("nothing was recorded yet", where=str(file), do="Run `spar serve` and play, or `spar collect`")
-    with open_store(args.config.store_url) as store:
-        return do(args, output, store)
+    with open_store(args.config.store_url) if args.action == "import" else recorded_play(args.config) as store:
+        return ACTIONS[args.action](args, output, store)
 
 
-def _stats(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _stats(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     games = [GameId(game) for game in args.what] or store.games()
     found = [store.stats(game) for game in games]
     rows = [
@@ -78,7 +64,7 @@ def _stats(args: argparse.Namespace, output: Output, store: "Store") -> dict[str
     return {"games": [asdict(s) for s in found]}
 
 
-def _quality(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _quality(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     from sparring.store.quality import quality
 
     found = quality(store, _query(args), progress=lambda chunks: output.progress(f"{chunks} chunks read"))
@@ -96,9 +82,8 @@ def _quality(args: argparse.Namespace, output: Output, store: "Store") -> dict[s
         output.say(f"actions: entropy {found.action_entropy:.2f} of 1, rarely tried: {len(found.rarely_tried)}")
     if found.returns:
         output.say("returns: " + ", ".join(f"{key} {value:.4g}" for key, value in found.returns.items()))
-    output.say(
-        f"rewarded steps {found.rewarded_share:.1%}, with legal {found.legal_share:.0%}, logp {found.logp_share:.0%}"
-    )
+    known = f"with legal {found.legal_share:.0%}, logp {found.logp_share:.0%}"
+    output.say(f"rewarded steps {found.rewarded_share:.1%}, {known}")
     for drift in found.drift[:5]:
         output.say(f"from version {drift.versions[0]} to {drift.versions[1]}: {drift.what} moved by {drift.shift:.2f}")
     for text in found.suits:
@@ -108,21 +93,14 @@ def _quality(args: argparse.Namespace, output: Output, store: "Store") -> dict[s
     return {"game": _game(args), **asdict(found)}
 
 
-def _export(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _export(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     query = _query(args)
     if args.minari:
         from sparring.store.exchange import minari as minari_sets
 
         name = args.dataset or f"sparring/{query.game.replace(':', '-').lower()}-v0"
-        done = minari_sets.write(
-            store,
-            query,
-            _spec(args, query.game),
-            args.minari,
-            name,
-            seat=args.seat,
-            progress=lambda episodes: output.progress(f"{episodes} episodes"),
-        )
+        spec, show = _spec(args, query.game), lambda episodes: output.progress(f"{episodes} episodes")
+        done = minari_sets.write(store, query, spec, args.minari, name, seat=args.seat, progress=show)
         output.say(f"{done.episodes} episodes, {done.steps} steps as {name} in {args.minari}; skipped {done.skipped}")
         return {"dataset": name, "folder": str(args.minari), **asdict(done)}
     if args.to is None:
@@ -134,9 +112,7 @@ def _export(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
     return {"file": str(args.to), **asdict(wrote)}
 
 
-def _import(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
-    from sparring.games.catalogue import Catalogue
-
+def _import(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     if len(args.what) != 1:
         raise ConfigError("import takes one FILE, or a GAME with --minari", where="spar data", do="Name it")
     if args.minari:
@@ -154,12 +130,9 @@ def _import(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
     return {"verdicts": counts}
 
 
-def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, output: Output) -> dict[str, int]:
+def _append_all(store: Store, chunks: Iterable[Chunk], catalogue: Any, output: Output) -> dict[str, int]:
     """Append in groups. A chunk of a game that the catalogue knows must keep to its spec, as at the gateway."""
     import msgspec
-
-    from sparring.games.chunk_checks import check_chunk
-    from sparring.wire.chunk import Chunk
 
     counts: dict[str, int] = {}
     group: list[Chunk] = []
@@ -175,7 +148,7 @@ def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, outpu
     for chunk in chunks:
         spec = catalogue.spec(chunk.header.game, chunk.header.version)
         if spec is not None:
-            check_chunk(chunk, spec)
+            check(chunk, spec)
         # Received now, whatever the file says: that is when this store's models may first have seen it.
         header = msgspec.structs.replace(chunk.header, received_at_ms=int(time.time() * 1000))
         group.append(Chunk(header, chunk.columns))
@@ -186,7 +159,7 @@ def _append_all(store: "Store", chunks: "Iterable[Chunk]", catalogue: Any, outpu
     return counts
 
 
-def _erase(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
+def _erase(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
     if len(args.what) not in (1, 2):
         raise ConfigError("erase takes [GAME] PLAYER", where="spar data", do="Name the player")
     *game, who = args.what
@@ -208,8 +181,6 @@ def _erase(args: argparse.Namespace, output: Output, store: "Store") -> dict[str
 
 def _saw(args: argparse.Namespace, game: GameId, first_received_ms: int | None) -> list[ModelId]:
     """Models whose training may have read rows received from then on, and those made from such models."""
-    from sparring.registry import open_registry
-
     if first_received_ms is None:
         return []
     found: list[ModelId] = []
@@ -223,8 +194,8 @@ def _saw(args: argparse.Namespace, game: GameId, first_received_ms: int | None) 
     return found
 
 
-def _verify(args: argparse.Namespace, output: Output, store: "Store") -> dict[str, Any]:
-    chunks = sum(1 for game in store.games() for _ in store.read(_everything(game)))
+def _verify(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
+    chunks = sum(1 for game in store.games() for _ in store.read(Query(game)))
     damaged = [asdict(key) | {"wrong": wrong} for key, wrong in getattr(store, "damaged", {}).items()]
     output.say(f"{chunks} chunks are as they were stored; {len(damaged)} are damaged")
     for one in damaged:
@@ -232,15 +203,7 @@ def _verify(args: argparse.Namespace, output: Output, store: "Store") -> dict[st
     return {"chunks": chunks, "damaged": damaged, "exit_code": 1 if damaged else 0}
 
 
-def _everything(game: GameId) -> "Query":
-    from sparring.store.protocol import Query
-
-    return Query(game)
-
-
-def _query(args: argparse.Namespace) -> "Query":
-    from sparring.store.protocol import Query
-
+def _query(args: argparse.Namespace) -> Query:
     return Query(
         _game(args),
         versions=tuple(args.version),
@@ -257,9 +220,7 @@ def _game(args: argparse.Namespace) -> GameId:
     return GameId(args.what[0])
 
 
-def _spec(args: argparse.Namespace, game: GameId) -> "GameSpec":
-    from sparring.games.catalogue import Catalogue, spec_of
-
+def _spec(args: argparse.Namespace, game: GameId) -> GameSpec:
     catalogue = Catalogue.from_config(args.config)
     wanted = catalogue.spec(game, args.version[-1]) if args.version else catalogue.newest(game)
     return wanted or spec_of(game)
@@ -277,3 +238,13 @@ def _when(text: str) -> int:
         do = "Write 2026-01-31, 2026-01-31T12:00 or 7d"
         raise ConfigError(f"{text!r} is no time", where="--since, --until", do=do) from None
     return int(when.timestamp() * 1000)
+
+
+ACTIONS = {
+    "stats": _stats,
+    "quality": _quality,
+    "export": _export,
+    "import": _import,
+    "erase": _erase,
+    "verify": _verify,
+}

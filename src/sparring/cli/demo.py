@@ -1,8 +1,8 @@
-"""Everything on this machine: gateway, store, training, dashboard, and games to play in the browser.
+"""Run everything on this machine: gateway, store, training, dashboard, and games to play in the browser.
 
-CartPole is learned first, in about a minute; then Connect Four and Duel, from self-play and from what you
-play. Models that beat the champion replace it, and the browser's bot gets better while you watch. Ctrl-C
-stops it all; started again, it goes on from what it had learned.
+It trains CartPole first, in about a minute; then Connect Four and Duel, from self-play and from your games. A model
+that beats the champion replaces it, so the bot in the browser gets better while you watch. Ctrl-C stops everything;
+started again, it goes on from its last checkpoints. Example: spar demo --open
 """
 
 import argparse
@@ -13,26 +13,23 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparring.cli.learner_supervisor import spar_command
-from sparring.cli.output import Output
-from sparring.cli.stop_signal import stopping
+from sparring.cli.output import Output, stopping
+from sparring.errors import ConfigError, Unreachable
 
 if TYPE_CHECKING:
-    from sparring.processes.supervisor import Launch, Supervisor
+    from sparring.cli.child_processes import Children, Command
 
 FIRST = "cartpole"
 NICE = 10  # training gives way to the game on the screen
 READY_S = 60.0
-TURN_S = 0.1
-STOP_S = 1.5  # for a last checkpoint; the one before is at most some seconds old
-NEWS_EVERY_S = 2.0
+LOOP_S = 0.1
+LOOK_EVERY_S = 2.0
 GIVE_UP_AFTER = 3  # starts of a run that failed, one after the other
-PATIENCE_S = 180.0  # for CartPole; then the other games begin beside it
+CARTPOLE_FIRST_S = 180.0  # for CartPole; then the other games begin beside it
 MORE_STEPS = 5_000_000  # of one sitting; a run that has done them goes on with as many again
 PUBLISH_EVERY_S = {"cartpole": 10, "connect-four": 30, "duel": 30}
 
@@ -46,43 +43,43 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import webbrowser
 
-    from sparring.processes.restart_policy import RestartPolicy
-    from sparring.processes.supervisor import Supervisor
+    from sparring.cli.child_processes import Children
 
     data = Path(args.config.data)
     port = _free_port() if args.port == 0 else args.port or args.config.gateway.port
     url = f"http://127.0.0.1:{port}"
     shared = _shared(args, data)
-    restarts = partial(RestartPolicy, first_wait_s=1.0, longest_wait_s=60.0, young_s=60.0, loop_deaths=0)
-    supervisor = Supervisor(data / "logs", output.say, restarts, STOP_S)
-    with _only_one(data, url), stopping() as stopped, supervisor as children:
+    with _only_one(data, url), stopping() as stopped, Children(data / "logs", output.say) as children:
         _check_port(port)
-        gateway = ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
-        children.add("gateway", lambda _: spar_command(gateway))
+        serve = ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
+        children.add("gateway", lambda _: serve)
         if not _wait_until_ready(children, url, data / "logs" / "gateway.log", stopped):
             return {"url": url, "ready": False}
         output.say(f"Play at {url}    learning at {url}/learning    Ctrl-C stops it")
         output.say(f"Data in {data}, logs in {data / 'logs'}")
         if args.open:
             webbrowser.open(url)
-        _go_on(children, stopped, None if args.no_train else _Lessons(data / "runs", shared), _News(url, output))
+        curriculum = None if args.no_train else _Curriculum(data / "runs", shared)
+        _watch(children, stopped, curriculum, _Promotions(url, output))
         output.say("stopping…")
     output.say("stopped; start it again and it goes on from here")
     return {"url": url, "ready": True}
 
 
-def _go_on(children: "Supervisor", stopped: threading.Event, lessons: "_Lessons | None", news: "_News") -> None:
+def _watch(
+    children: "Children", stopped: threading.Event, curriculum: "_Curriculum | None", promotions: "_Promotions"
+) -> None:
     begun = time.monotonic()
-    while not stopped.wait(TURN_S):
+    while not stopped.wait(LOOP_S):
         now = time.monotonic()
-        if lessons is not None:
-            for game in lessons.due(now - begun):
-                children.add(f"train-{game}", lessons.launch(game))
-        children.tick(now)
-        news.turn(now)
+        if curriculum is not None:
+            for game in curriculum.due(now - begun):
+                children.add(f"train-{game}", curriculum.command(game), NICE)
+        children.turn(now)
+        promotions.look(now)
 
 
-class _Lessons:
+class _Curriculum:
     """What is trained when: CartPole until it is solved, then the games with opponents, for ever."""
 
     def __init__(self, runs: Path, shared: list[str]) -> None:
@@ -91,12 +88,12 @@ class _Lessons:
     def due(self, for_s: float) -> list[str]:
         """The games that should be learned now."""
         solved = _state(self._newest(FIRST)) == "done"
-        return [FIRST, "connect-four", "duel"] if solved or for_s > PATIENCE_S else [FIRST]
+        return [FIRST, "connect-four", "duel"] if solved or for_s > CARTPOLE_FIRST_S else [FIRST]
 
-    def launch(self, game: str) -> "Callable[[int], Launch | None]":
-        """A function that says how that game's training is started next; None: it is done."""
+    def command(self, game: str) -> "Command":
+        """A function that gives the words for the next start of that game's training; None: it is done."""
 
-        def launch(failures: int) -> "Launch | None":
+        def words(failures: int) -> list[str] | None:
             newest = self._newest(game)
             if game == FIRST and _state(newest) == "done":
                 return None
@@ -107,10 +104,9 @@ class _Lessons:
             else:
                 said += ["--from", "mix", "--steps", str(_steps_done(newest) + MORE_STEPS)]
             # A checkpoint that does not load after several tries stays as it is, and a new run begins.
-            again = newest is not None and failures < GIVE_UP_AFTER
-            return spar_command([*said, *(["--resume", newest.name] if newest and again else [])], NICE)
+            return said + (["--resume", newest.name] if newest and failures < GIVE_UP_AFTER else [])
 
-        return launch
+        return words
 
     def _newest(self, game: str) -> Path | None:
         """The newest run of the game that can be gone on with: not one that failed, or never kept anything."""
@@ -123,33 +119,31 @@ class _Lessons:
         return max(found)[1] if found else None
 
 
-class _News:
+class _Promotions:
     """Says in the terminal who was promoted, as the pages do."""
 
     def __init__(self, url: str, output: Output) -> None:
         self.url, self.output = url, output
         self._next_s, self._seen = 0.0, -1
 
-    def turn(self, now_s: float) -> None:
+    def look(self, now_s: float) -> None:
         """Look again, if it is time."""
         if now_s < self._next_s:
             return
-        self._next_s = now_s + NEWS_EVERY_S
+        self._next_s = now_s + LOOK_EVERY_S
         found = _get(f"{self.url}/api/promotions")
-        promotions = list(reversed((found or {}).get("promotions", [])))
+        entries = list(reversed((found or {}).get("promotions", [])))
         if self._seen < 0 and found is not None:
-            self._seen = max((one["at_ms"] for one in promotions), default=0)
-        for one in promotions:
+            self._seen = max((one["at_ms"] for one in entries), default=0)
+        for one in entries:
             if one["at_ms"] > self._seen:
                 self._seen = one["at_ms"]
                 self.output.say(f"{one['game']}: model {one['model'][:8]} is champion no. {one['counter']}")
 
 
-def _wait_until_ready(children: "Supervisor", url: str, log: Path, stopped: threading.Event) -> bool:
+def _wait_until_ready(children: "Children", url: str, log: Path, stopped: threading.Event) -> bool:
     """Start the gateway and wait until it answers; False where a signal came first."""
-    from sparring.errors import Unreachable
-
-    children.tick(time.monotonic())
+    children.turn(time.monotonic())
     until = time.monotonic() + READY_S
     while not stopped.is_set():
         if _get(f"{url}/healthz") is not None:
@@ -162,18 +156,13 @@ def _wait_until_ready(children: "Supervisor", url: str, log: Path, stopped: thre
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """The JSON at a loopback address, or None where nothing answers; an empty object where it is not JSON."""
+    """The JSON object at a loopback address, or None where nothing answers; empty where it is no such object."""
     import httpx
 
     try:
-        response = httpx.get(url, timeout=0.5, trust_env=False)
+        return _as_object(httpx.get(url, timeout=0.5, trust_env=False).content)
     except httpx.HTTPError:
         return None
-    try:
-        value = response.json()
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _shared(args: argparse.Namespace, data: Path) -> list[str]:
@@ -192,23 +181,18 @@ def _free_port() -> int:
 
 
 def _check_port(port: int) -> None:
-    from sparring.errors import ConfigError
-
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise ConfigError(
-                f"port {port} is taken", where="spar demo", do="Give another with --port, or --port 0 for any"
-            ) from None
+            do = "Give another with --port, or --port 0 for any"
+            raise ConfigError(f"port {port} is taken", where="spar demo", do=do) from None
 
 
 @contextlib.contextmanager
 def _only_one(data: Path, url: str) -> Iterator[None]:
     """Holds `demo.lock` in the data folder; ConfigError where another demo holds it."""
-    from sparring.errors import ConfigError
-
     data.mkdir(parents=True, exist_ok=True)
     path = data / "demo.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -216,12 +200,9 @@ def _only_one(data: Path, url: str) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            held = _object(path)
-            raise ConfigError(
-                f"a demo runs there already, process {held.get('pid')}, at {held.get('url')}",
-                where=str(data),
-                do="Open that address, or give this one another folder with --data",
-            ) from None
+            held, do = _object(path), "Open that address, or give this one another folder with --data"
+            wrong = f"a demo runs there already, process {held.get('pid')}, at {held.get('url')}"
+            raise ConfigError(wrong, where=str(data), do=do) from None
         os.ftruncate(fd, 0)
         os.write(fd, json.dumps({"pid": os.getpid(), "url": url}).encode())
         yield
@@ -246,7 +227,14 @@ def _steps_done(run: Path | None) -> int:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return _as_object(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def _as_object(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

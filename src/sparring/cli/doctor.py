@@ -1,8 +1,8 @@
-"""What is there, what is missing, and the command that fixes it.
+"""Say what works, what is missing, and the command that fixes it.
 
 Looks at Python, the optional packages, the data folder, whether stream, store and registry of spar.toml answer, the
 gateway's port, and the programs and servers that tests use. Changes nothing. The exit code is 1 when something that
-is needed is broken.
+is needed is broken. Example: spar doctor --json
 """
 
 import argparse
@@ -16,24 +16,27 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sparring.cli.output import Output, missing_package
-from sparring.config import Config
+from sparring.cli.output import EXTRAS, Output, missing_package
+from sparring.config import Config, check_data_folder
 from sparring.errors import SparringError
+from sparring.registry import open_registry
+from sparring.store import open_store
+from sparring.stream import open_stream
 
-EXTRAS = {  # extra → (a package that it brings, what cannot be done without it)
-    "serve": ("starlette", "the gateway and the pages"),
-    "train": ("torch", "training"),
-    "games": ("gymnasium", "gym:, pz: and spiel: games"),
-    "export": ("pyarrow", "spar data export and import"),
-    "services": ("zmq", "services: calls between processes and machines"),
-    "ray": ("ray", "services on a Ray cluster"),
-    "aws": ("boto3", "kinesis:// streams, s3:// registries and lakes"),
-    "cassandra": ("cassandra", "cassandra:// stores"),
-    "spark": ("pyspark", "spar sink --spark"),
+PURPOSES = {  # extra → what cannot be done without it
+    "serve": "the gateway and the pages",
+    "train": "training",
+    "games": "gym:, pz: and spiel: games",
+    "export": "spar data export and import",
+    "services": "services: calls between processes and machines",
+    "ray": "services on a Ray cluster",
+    "aws": "kinesis:// streams, s3:// registries and lakes",
+    "cassandra": "cassandra:// stores",
+    "spark": "spar sink --spark",
 }
 PROGRAMS = {"chromium": "browser tests", "strace": "fault-injection tests"}
 SERVERS = {  # what `make servers` puts under bin/ → what it is for
@@ -63,19 +66,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Look at everything, say what was found."""
     findings = list(examine(args.config))
     for one in findings:
         mark = "ok " if one.ok else "BAD" if one.needed else "-- "
         output.say(f"{mark} {one.what:<22} {one.found}" + (f"\n    fix: {one.fix}" if one.fix and not one.ok else ""))
     broken = [one.what for one in findings if one.needed and not one.ok]
     output.say("all that is needed works" if not broken else f"broken: {', '.join(broken)}")
-    listed = [{"what": f.what, "ok": f.ok, "found": f.found, "fix": f.fix, "needed": f.needed} for f in findings]
-    return {"findings": listed, "broken": broken, "exit_code": 1 if broken else 0}
+    return {"findings": [asdict(one) for one in findings], "broken": broken, "exit_code": 1 if broken else 0}
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Every finding. Servers are asked first and side by side, so that three that keep silent are waited for once."""
+    """Every finding. Three threads ask the servers, so that three that do not answer cost one timeout."""
     with ThreadPoolExecutor(3) as together:
         asked = [together.submit(look, config) for look in (_stream, _store, _registry)]
         yield from _installed()
@@ -89,8 +90,8 @@ def examine(config: Config) -> Iterator[Finding]:
 def _installed() -> Iterator[Finding]:
     version = platform.python_version()
     yield Finding("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer", needed=True)
-    for extra, (package, purpose) in EXTRAS.items():
-        there = importlib.util.find_spec(package) is not None
+    for extra, purpose in PURPOSES.items():
+        there = importlib.util.find_spec(EXTRAS[extra][0]) is not None
         yield Finding(f"extra [{extra}]", there, purpose, f"pip install 'sparring[{extra}]'")
     for program, purpose in PROGRAMS.items():
         path = shutil.which(program)
@@ -126,38 +127,33 @@ def _folder(folder: Path) -> Finding:
     free = shutil.disk_usage(home).free
     if not os.access(home, os.W_OK):
         return Finding("data folder", False, f"{folder} cannot be written", f"chown it, or --data DIR: {home}", True)
+    try:
+        check_data_folder(folder)
+    except SparringError as error:
+        return Finding("data folder", False, f"{folder}: {error.wrong}", error.do, needed=True)
     enough = free > LOW_DISK_BYTES
     return Finding("data folder", enough, f"{folder}, {free >> 20:,} MiB free", "free some disk space", needed=True)
 
 
 def _stream(config: Config) -> Finding:
-    from sparring.stream import open_stream
-
     if not config.stream.url:
         return Finding("stream", True, "none: the gateway appends straight to the store")
     return _opens("stream", config.stream.url, open_stream)
 
 
 def _store(config: Config) -> Finding:
-    from sparring.store import open_store
-
-    file = Path(config.store_url.removeprefix("sqlite://"))
-    if config.store_url.startswith("sqlite:") and not file.exists():
-        return Finding("store", True, f"{config.store_url}, not yet made")
     return _opens("store", config.store_url, open_store)
 
 
 def _registry(config: Config) -> Finding:
-    from sparring.registry import open_registry
-
-    folder = Path(config.registry_url.removeprefix("file://"))
-    if config.registry_url.startswith("file:") and not folder.exists():
-        return Finding("registry", True, f"{config.registry_url}, not yet made")
     return _opens("registry", config.registry_url, open_registry)
 
 
 def _opens(what: str, url: str, opener: Callable[[str], AbstractContextManager[object]]) -> Finding:
-    """Whether it answers, by the very code that will use it."""
+    """Whether it answers, by the very code that will use it; a file or folder that is not there yet is not made."""
+    scheme, _, path = url.partition("://")
+    if scheme in ("sqlite", "file") and not Path(path).exists():
+        return Finding(what, True, f"{url}, not yet made")
     try:
         with opener(url):
             return Finding(what, True, url)

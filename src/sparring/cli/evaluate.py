@@ -1,19 +1,23 @@
-"""How well a player plays: the distribution of its returns, or wins against another.
+"""Measure how well a player plays: the distribution of its returns, or wins against another player.
 
 MODEL is a model's id or the beginning of one, champion:GAME, or script:GAME/NAME; --against takes the same, or the
 bare name of one of the game's scripts. Seats are swapped; models play at their best.
 
-With --from store nobody plays: what people recorded says what the model would earn, by weighted importance sampling
+With --from store nothing is played: recorded play says what the model would earn, by weighted importance sampling
 (wis), fitted Q evaluation (fqe), doubly robust estimation (dr) and games in a world learned from the records (world),
-each with its spread. The one to rank models by is named.
+each with its spread, and which of them to rank models by. Example: spar evaluate champion:cartpole --episodes 200
 """
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
+from sparring.games.catalogue import Catalogue, spec_of
+from sparring.registry import open_registry
+from sparring.store import open_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,34 +26,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="MODEL", help="who else plays; by default the script random")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distribution into a .png or .svg")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed plays the same games (0)")
-    parser.add_argument("--from", dest="source", default="sim", metavar="SOURCE", help="sim plays, store asks records")
-    parser.add_argument(
-        "--discount", type=float, default=0.99, metavar="G", help="of later rewards, with --from store (0.99)"
-    )
+    parser.add_argument("--from", dest="source", default="sim", metavar="SOURCE", help="sim plays, store reads records")
+    parser.add_argument("--discount", type=float, default=0.99, metavar="G", help="with --from store (0.99)")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.source == "store":
-        return _judge(args, output)
+        return _from_store(args, output)
     if args.source != "sim":
         raise ConfigError(f"there is no source {args.source!r}", where="--from", do="Use sim or store")
-    return _play(args, output)
+    return _from_games(args, output)
 
 
-def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """What the store's records say of a model."""
-    from dataclasses import asdict
-
+def _from_store(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Estimate a model's return from the store's records."""
     import torch
 
     from sparring.acting.player_names import named
-    from sparring.games.catalogue import Catalogue, spec_of
     from sparring.learn.offline.evaluation import evaluate_offline
     from sparring.learn.offline.records import read_records
     from sparring.nets.model_files import read_weights
     from sparring.nets.numpy_forward import NumpyForward
-    from sparring.registry import open_registry
-    from sparring.store import open_store
 
     with open_registry(args.config.registry_url) as registry:
         ours = named(args.model, registry)
@@ -64,16 +61,13 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         records = read_records(store, spec)
     output.say(f"{ours.game}: {_short(ours.name)} by {records.episodes} recorded episodes of {records.steps} steps")
     torch.set_num_threads(1)  # small matrices lose time on every other thread
-    said = evaluate_offline(
-        records, NumpyForward(model.card.network, read_weights(model)), spec, discount=args.discount, seed=args.seed
-    )
-    output.table(
-        ["estimate", "return", "low", "high", "effective", "note"],
-        [
-            [one.name, *(f"{x:.4g}" for x in (one.value, one.low, one.high, one.effective_episodes)), one.note]
-            for one in said.estimates
-        ],
-    )
+    forward = NumpyForward(model.card.network, read_weights(model))
+    said = evaluate_offline(records, forward, spec, discount=args.discount, seed=args.seed)
+    rows = []
+    for one in said.estimates:
+        figures = (one.value, one.low, one.high, one.effective_episodes)
+        rows.append([one.name, *(f"{figure:.4g}" for figure in figures), one.note])
+    output.table(["estimate", "return", "low", "high", "effective", "note"], rows)
     output.say(f"rank models by {said.advised}; discount {said.discount:g}; behaviour policy: {said.behaviour}")
     if tried is not None:
         against = f" against {tried.against}" if tried.against else ""
@@ -84,11 +78,10 @@ def _judge(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"model": ours.name, "game": ours.game, "seed": args.seed, "trial": trial, **asdict(said)}
 
 
-def _play(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.acting.evaluate import evaluate
     from sparring.acting.player_names import named
     from sparring.acting.return_histogram import check_format, lines, plot, summary
-    from sparring.registry import open_registry
 
     if args.plot is not None:
         check_format(args.plot)

@@ -1,22 +1,22 @@
-"""Which games there are, and whether one keeps its promises.
+"""List the games, or check that one keeps the game protocol.
 
-`spar games list` shows the built-in games and those of `games` in spar.toml. `spar games check GAME` plays
-random episodes of a game (an id such as duel, gym:CartPole-v1, pz:tictactoe_v3, spiel:kuhn_poker or
-module:function) and holds it against the protocol; of a path to a spec in TOML it checks the spec.
+`spar games list` shows the built-in games and those of `games` in spar.toml. `spar games check GAME` plays random
+episodes of a game (an id such as duel, gym:CartPole-v1, pz:tictactoe_v3, spiel:kuhn_poker or module:function) and
+checks it against the protocol; of the path of a TOML spec it checks the spec. Example: spar games check duel
 """
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparring.cli.output import Output
-
-if TYPE_CHECKING:
-    from sparring.games.spec import GameSpec, Leaf
+from sparring.errors import ConfigError, Missing
+from sparring.games.catalogue import BUILT_IN, Catalogue, open_game, spec_of
+from sparring.games.conformance import examine
+from sparring.games.spec import GameSpec, Leaf, read
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """`list`, or `check GAME`."""
     parser.add_argument("action", choices=["list", "check"])
     parser.add_argument("game", nargs="?", default="", metavar="GAME", help="check: an id, or the path of a TOML spec")
     parser.add_argument("--episodes", type=int, default=20, metavar="N", help="check: to play (20)")
@@ -24,9 +24,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Show the table, or what a check found; exit code 1 where a promise is broken."""
-    from sparring.errors import ConfigError
-
     if args.action == "list":
         return _list(args, output)
     if not args.game:
@@ -37,8 +34,6 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _list(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import BUILT_IN, Catalogue
-
     specs = Catalogue.from_config(args.config).games()
     rows = [_row(spec, "built in" if spec.id in BUILT_IN else "spar.toml") for spec in specs]
     output.table(
@@ -48,7 +43,7 @@ def _list(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"games": rows}
 
 
-def _row(spec: "GameSpec", origin: str) -> dict[str, Any]:
+def _row(spec: GameSpec, origin: str) -> dict[str, Any]:
     seat = spec.seats[0]  # a table has room for one; `spar games check` says them all
     return {
         "id": spec.id,
@@ -61,16 +56,13 @@ def _row(spec: "GameSpec", origin: str) -> dict[str, Any]:
     }
 
 
-def _shape(leaf: "Leaf") -> str:
+def _shape(leaf: Leaf) -> str:
     if leaf.choices:
         return f"{' x '.join(map(str, leaf.choices))} choices"
     return f"{leaf.kind} {'x'.join(map(str, leaf.shape))} {leaf.dtype}"
 
 
 def _check_spec(path: Path, output: Output) -> dict[str, Any]:
-    from sparring.errors import Missing
-    from sparring.games.spec import read
-
     if not path.is_file():
         raise Missing("there is no such file", where=str(path), do="Give the path of a spec in TOML")
     spec = read(path)
@@ -80,15 +72,11 @@ def _check_spec(path: Path, output: Output) -> dict[str, Any]:
 
 
 def _check_game(game: str, episodes: int, seed: int, output: Output) -> dict[str, Any]:
-    from sparring.errors import ConfigError
-    from sparring.games.catalogue import open_game, spec_of
-    from sparring.games.conformance import check_conformance
-
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes}", where="spar games check", do="Play at least one")
     spec = spec_of(game)
     _describe(spec, output)
-    found = check_conformance(lambda n: open_game(game, n), episodes, seed)
+    found = examine(lambda n: open_game(game, n), episodes, seed)
     for fault in found.broken:
         output.say(f"broken: {fault}")
     verdict = "every promise is kept" if not found.broken else f"{len(found.broken)} promises are broken"
@@ -97,7 +85,7 @@ def _check_game(game: str, episodes: int, seed: int, output: Output) -> dict[str
     return said | {"steps": found.steps, "broken": list(found.broken), "exit_code": 1 if found.broken else 0}
 
 
-def _describe(spec: "GameSpec", output: Output) -> None:
+def _describe(spec: GameSpec, output: Output) -> None:
     output.say(f"{spec.id} version {spec.version}, {spec.turns}, at most {spec.max_ticks} ticks, spec {spec.hash[:12]}")
     for number, seat in enumerate(spec.seats):
         seen = ", ".join(f"{leaf.name} ({_shape(leaf)})" for leaf in seat.observation)

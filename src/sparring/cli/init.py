@@ -1,8 +1,8 @@
-"""A first spar.toml and a spec for your own game, with a checked first upload.
+"""Write a first spar.toml and a spec for your own game, and check both with a first chunk.
 
-Writes `spar.toml`, `games/GAME.toml` and `record.py` (three lines that record play) into the folder; never over a
-file that is there. Then it cuts a chunk that fits the spec and checks it as the gateway will, so that the spec is
-known to work; with `--to URL` it uploads that chunk to a running server.
+Writes `spar.toml`, `games/GAME.toml` and `record.py` (a few lines that record play) into the folder; never over an
+existing file. Then it makes a chunk that fits the spec and checks it as the gateway will; with `--to URL` it uploads
+that chunk to a running server. Example: spar init my-game --features 8 --actions 4
 """
 
 import argparse
@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sparring.cli.output import Output
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, Unreachable
+from sparring.games.chunk_checks import check
+from sparring.games.spec import GameSpec, read
+from sparring.wire.chunk import Chunk, Header, decode, encode, pack
+from sparring.wire.ids import new_episode
 
 SPEC = """\
 # What one seat of {game} sees and does. docs/games.md explains every key.
@@ -63,7 +67,6 @@ with sparring.connect("http://127.0.0.1:8700", game="{game}", player="alice") as
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """GAME, FOLDER and the sizes of a first spec."""
     parser.add_argument("game", metavar="GAME", help="its id: lower-case letters, digits and dashes")
     parser.add_argument("--folder", type=Path, default=Path("."), help="where to write (default: here)")
     parser.add_argument("--features", type=int, default=8, metavar="N", help="numbers that a player sees (default: 8)")
@@ -73,7 +76,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Write the files, check the spec by a chunk, upload it where asked."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", args.game):
         raise ConfigError(f"{args.game!r} is no id", where="GAME", do="Use lower-case letters, digits and dashes")
     files = {
@@ -87,24 +89,22 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(game=args.game, features=args.features, actions=args.actions))
         output.say(f"wrote {path}")
-    steps = _check(args.folder / "games" / f"{args.game}.toml")
+    spec = read(args.folder / "games" / f"{args.game}.toml")
+    chunk = _first_chunk(spec)
+    check(chunk, spec)
+    steps = chunk.header.steps
     output.say(f"a chunk of {steps} steps fits the spec and passes every check")
-    verdict = _upload(args, output) if args.to else None
+    verdict = _upload(args, chunk, output) if args.to else None
     output.say(f"next: cd {args.folder} && spar serve, then python record.py")
     return {"files": [str(path) for path in files], "steps_checked": steps, "verdict": verdict}
 
 
-def _first_chunk(path: Path) -> Any:
+def _first_chunk(spec: GameSpec) -> Chunk:
+    """Four steps of zeros that fit the spec, through the encoder and back."""
     import numpy as np
 
-    from sparring.games.spec import read
-    from sparring.wire.chunk import Chunk, Header, decode, encode
-    from sparring.wire.ids import new_episode
-
-    spec, steps = read(path), 4
-    seat = spec.seats[0]
-    columns = {leaf.name: np.zeros((steps, *leaf.shape), leaf.dtype) for leaf in seat.observation}
-    columns["action"] = np.zeros((steps, *seat.action.shape), seat.action.dtype)
+    seat, steps = spec.seats[0], 4
+    columns = {leaf.name: np.zeros((steps, *leaf.shape), leaf.dtype) for leaf in (*seat.observation, seat.action)}
     columns["reward"] = np.full(steps, max(seat.reward_bounds[0], min(0.0, seat.reward_bounds[1])), np.float32)
     columns["tick"] = np.arange(steps, dtype=np.int64)
     columns |= {f"final_{leaf.name}": np.zeros(leaf.shape, leaf.dtype) for leaf in seat.observation}
@@ -120,31 +120,18 @@ def _first_chunk(path: Path) -> Any:
         source="import",
         ending="truncated",
     )
-    return spec, decode(encode(Chunk(header, columns)))
+    return decode(encode(Chunk(header, columns)))
 
 
-def _check(path: Path) -> int:
-    from sparring.games.chunk_checks import check_chunk
-
-    spec, chunk = _first_chunk(path)
-    check_chunk(chunk, spec)
-    return int(chunk.header.steps)
-
-
-def _upload(args: argparse.Namespace, output: Output) -> str:
+def _upload(args: argparse.Namespace, chunk: Chunk, output: Output) -> str:
     import httpx
 
-    from sparring.errors import Unreachable
-    from sparring.wire.chunk import encode, pack
-
-    spec, chunk = _first_chunk(args.folder / "games" / f"{args.game}.toml")
     headers = {"Content-Type": "application/x-spar-chunks"}
     if args.token:
         headers["Authorization"] = f"Bearer {args.token}"
     try:
-        answer = httpx.post(
-            f"{args.to.rstrip('/')}/v1/games/{spec.id}/chunks", content=pack([encode(chunk)]), headers=headers
-        )
+        url = f"{args.to.rstrip('/')}/v1/games/{chunk.header.game}/chunks"
+        answer = httpx.post(url, content=pack([encode(chunk)]), headers=headers)
     except httpx.HTTPError as error:
         raise Unreachable(str(error), where=args.to, do="Start `spar serve` there, with this spar.toml") from None
     said = answer.json()

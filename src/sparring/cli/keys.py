@@ -1,7 +1,8 @@
-"""API keys of this data folder. A key's text is shown once, when it is made; only its hash is kept.
+"""Create, list and revoke API keys of this data folder. A key is shown once, when it is made; only its hash is kept.
 
 Scopes: record (upload play), act (ask for actions), read (specs, models, statistics), node (lend a
 machine), admin (all of these, and players' tokens). A running gateway obeys within a second.
+Example: spar keys create my-game --scopes record,read
 """
 
 import argparse
@@ -30,9 +31,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.action == "list":
         return _listed(keys.all(), output)
     if not args.name:
-        raise ConfigError(
-            "no name was given", where=f"spar keys {args.action}", do=f"Write spar keys {args.action} NAME"
-        )
+        do = f"Write spar keys {args.action} NAME"
+        raise ConfigError("no name was given", where=f"spar keys {args.action}", do=do)
     if args.action == "revoke":
         ended = keys.revoke(args.name, now_ms)
         audit.write("revoke", "cli", now_ms, key=ended.id)

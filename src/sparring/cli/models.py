@@ -1,8 +1,10 @@
-"""list [GAME] · show · verify · pull ID --from URL · push FOLDER|ID · promote ID · rollback GAME · copy · (un)share.
+"""List, inspect, move and promote models.
 
-An ID may be cut short to any beginning that only one model has. `promote` plays the gate's games first,
-unless --force-reason says why not; `rollback` returns to the champion before the present one. `copy` takes
-every model and champion to another registry, `share` lets everybody download from a bucket whose URL says public=1.
+list [GAME] · show ID · verify [ID] · pull ID --from URL · push FOLDER|ID [--to REGISTRY] · promote ID · rollback GAME ·
+copy --to REGISTRY · share · unshare. An ID may be cut to any beginning that only one model has. `promote` plays the
+promotion gate's games first, unless --force-reason gives a reason not to; `rollback` returns to the champion before the
+present one. `copy` copies every model and champion to another registry; `share` lets everybody download from a bucket
+whose URL says public=1. Example: spar models promote 3fa8
 """
 
 import argparse
@@ -11,76 +13,66 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sparring.cli.output import Output
+from sparring.config import Config
 from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, SparringError
+from sparring.games.catalogue import spec_of
+from sparring.registry import open_registry
+from sparring.registry.champions.gate import passes
+from sparring.registry.champions.log import ChampionEntry, before
+from sparring.registry.protocol import Evidence, Listed, Registry
+from sparring.wire.champion import verify
+from sparring.wire.ids import GameId, ModelId
+from sparring.wire.model import ONNX, Card, Model
 
-if TYPE_CHECKING:
-    from sparring.registry.champions.log import ChampionEntry
-    from sparring.registry.protocol import Evidence, ListedModel
-    from sparring.registry.registry import Registry
-    from sparring.wire.ids import GameId, ModelId
-    from sparring.wire.model import Model
-
-ACTIONS = ("list", "show", "verify", "pull", "push", "promote", "rollback", "copy", "share", "unshare")
 SHORT = 12
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar models` takes."""
     parser.add_argument("action", choices=ACTIONS)
     parser.add_argument("what", nargs="?", metavar="GAME|ID|FOLDER", help="a game, a model's id, or a folder")
     parser.add_argument("--all", action="store_true", help="verify every model (also without an ID)")
     parser.add_argument("--from", dest="source", metavar="URL", help="pull: the gateway to download from")
     parser.add_argument("--token", help="pull: a key with scope read")
-    parser.add_argument(
-        "--to",
-        metavar="REGISTRY",
-        help="push, copy: file:///folder or s3://…; push by default: the configured registry",
-    )
+    parser.add_argument("--to", metavar="REGISTRY", help="push, copy: file:///folder or s3://… (push: registry.url)")
     parser.add_argument("--episodes", type=int, help="promote: games of the gate, by default registry.gate_episodes")
     parser.add_argument("--seed", type=int, default=0, help="promote: of the gate's games")
     parser.add_argument("--force-reason", metavar="TEXT", help="promote without the gate, and say why")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Do one action; the --json object."""
-    from sparring.registry import open_registry
-
-    settings = args.config.registry
-    do = {
-        "list": _list,
-        "show": _show,
-        "verify": _verify,
-        "pull": _pull,
-        "push": _push,
-        "promote": _promote,
-        "rollback": _rollback,
-        "copy": _copy,
-        "share": _share,
-        "unshare": _share,
-    }[args.action]
-    with open_registry(
-        args.config.registry_url, champion_days=settings.champion_days, rollout_share=settings.rollout_share
-    ) as registry:
-        return do(registry, args, output)
+    with _open(args.config) as registry:
+        return ACTIONS[args.action](registry, args, output)
 
 
-def _list(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _open(config: Config) -> Registry:
+    settings = config.registry
+    days, share = settings.champion_days, settings.rollout_share
+    return open_registry(config.registry_url, champion_days=days, rollout_share=share)
+
+
+def _list(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     games = [args.what] if args.what else sorted(_games(registry))
     found = [listed for game in games for listed in registry.models(game)]
     if not found:
         output.say(f"no models{f' of {args.what}' if args.what else ''} yet; `spar train GAME` makes some")
     else:
-        columns = ("id", "game", "version", "algorithm", "steps", "created", "return", "champion")
-        output.table(columns, [_row(listed) for listed in found])
+        rows = []
+        for listed in found:
+            card, evidence = listed.card, listed.evidence
+            score = f"{evidence.mean:.4g} ± {evidence.sd:.3g}" if evidence and evidence.episodes else ""
+            score += f" against {evidence.rival}" if score and evidence and evidence.rival else ""
+            row = (card.id[:SHORT], card.game, card.version, card.lineage.algorithm, sum(card.lineage.steps.values()))
+            rows.append((*row, _time(card.created_at_ms), score, "champion" * listed.champion))
+        output.table(("id", "game", "version", "algorithm", "steps", "created", "return", "champion"), rows)
     return {"models": [_described(listed) for listed in found]}
 
 
-def _show(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _show(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     model = registry.fetch(_resolve(registry, args.what, "show"))
     listed = next(item for item in registry.models(model.card.game) if item.card.id == model.id)
     said = _described(listed) | {
@@ -96,7 +88,7 @@ def _show(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
     return said
 
 
-def _verify(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _verify(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     ids = registry.ids() if args.all or args.what is None else [_resolve(registry, args.what, "verify")]
     rows, games = [], set()
     for model in ids:
@@ -108,19 +100,16 @@ def _verify(registry: "Registry", args: argparse.Namespace, output: Output) -> d
             rows.append({"id": model, "ok": False, "difference": None, "error": str(error)})
         shown = f"agrees within {rows[-1]['difference']:.1e}" if rows[-1]["ok"] else rows[-1]["error"]
         output.say(f"{model[:SHORT]}  {'ok ' if rows[-1]['ok'] else 'BAD'}  {shown}")
-    champions = [
-        _verified_lane(registry, game, version) for game in sorted(games) for version in registry.versions(game)
-    ]
-    for lane in champions:
-        text = f"{lane['records']} signatures hold" if lane["ok"] else lane["error"]
-        output.say(f"champions of {lane['game']} {lane['version']}  {'ok ' if lane['ok'] else 'BAD'}  {text}")
+    champions = [_verified_history(registry, game, one) for game in sorted(games) for one in registry.versions(game)]
+    for one in champions:
+        text = f"{one['records']} signatures hold" if one["ok"] else one["error"]
+        output.say(f"champions of {one['game']} {one['version']}  {'ok ' if one['ok'] else 'BAD'}  {text}")
     bad = sum(not row["ok"] for row in [*rows, *champions])
     return {"models": rows, "champions": champions, "bad": bad, "exit_code": 1 if bad else 0}
 
 
-def _pull(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _pull(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.registry.transfer import model_from
-    from sparring.wire.ids import ModelId
 
     if args.source is None:
         raise _usage("pull ID --from URL")
@@ -130,62 +119,51 @@ def _pull(registry: "Registry", args: argparse.Namespace, output: Output) -> dic
     return _taken(registry, model_from(args.source, ModelId(wanted), args.token), args.source, output)
 
 
-def _push(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry import open_registry
+def _push(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.registry.transfer import model_in
 
     if args.what is None:
         raise _usage("push FOLDER|ID [--to REGISTRY]")
     if args.to and args.to.startswith(("http://", "https://")):
-        raise Refused(
-            "a gateway takes no models",
-            where="spar models push",
-            do="Pull from that machine, or give --to file:///folder",
-        )
+        do = "Pull from that machine, or give --to file:///folder"
+        raise Refused("a gateway takes no models", where="spar models push", do=do)
     if not Path(args.what).is_dir() and args.to is None:
         raise _usage("push ID --to REGISTRY, or push FOLDER")
-    whole = (
-        model_in(Path(args.what)) if Path(args.what).is_dir() else registry.fetch(_resolve(registry, args.what, "push"))
-    )
+    folder = Path(args.what)
+    whole = model_in(folder) if folder.is_dir() else registry.fetch(_resolve(registry, args.what, "push"))
     if args.to is None:
         return _taken(registry, whole, args.config.registry_url, output)
     with open_registry(args.to) as other:
         return _taken(other, whole, args.to, output)
 
 
-def _promote(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.wire.champion import verify
-
+def _promote(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     model = registry.fetch(_resolve(registry, args.what, "promote"))
     _agreement(model)
     if args.force_reason is not None:
         if not args.force_reason.strip():
-            raise ConfigError("no reason is given", where="--force-reason", do="Say why the gate is passed by")
+            raise ConfigError("no reason is given", where="--force-reason", do="Say why the gate is skipped")
         known = next((item.evidence for item in registry.models(model.card.game) if item.card.id == model.id), None)
         evidence, reason = _by_hand(known, "operator", args.force_reason), args.force_reason
     else:
         evidence, reason = _tried(registry, model, args, output)
     champion = verify(registry.promote(model.card.game, model.id, evidence), registry.trust)
-    output.say(
-        f"{model.id[:SHORT]} is champion of {champion.game} {champion.version} (counter {champion.counter}): {reason}"
-    )
+    where = f"{champion.game} {champion.version} (counter {champion.counter})"
+    output.say(f"{model.id[:SHORT]} is champion of {where}: {reason}")
     return {"promoted": True, "reason": reason, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
 
 
-def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry.champions.rules import rollback_target
-    from sparring.wire.champion import verify
-
+def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.what is None:
         raise _usage("rollback GAME")
-    lane = _newest_lane(registry, args.what)
-    target = rollback_target(lane) if lane else None
+    histories = [registry.history(args.what, version) for version in registry.versions(args.what)]
+    history = max(histories, key=_last_decision, default=[])
+    target = before(history) if history else None
     if target is None:
-        raise Missing(
-            "there is no champion to return to", where=f"game {args.what}", do="`spar models list` shows the champion"
-        )
-    now, then = lane[-1].champion, next(entry for entry in reversed(lane) if entry.champion.model == target)
-    evidence = _by_hand(then.evidence, "rollback", f"from {now.model}")
+        do = "`spar models list` shows the champion"
+        raise Missing("there is no champion to return to", where=f"game {args.what}", do=do)
+    now, then = history[-1].champion, next(one for one in reversed(history) if one.champion.model == target)
+    evidence = _by_hand(then.record.evidence, "rollback", f"from {now.model}")
     champion = verify(registry.promote(args.what, target, evidence, now.seat), registry.trust)
     output.say(
         f"{target[:SHORT]} is champion of {args.what} {champion.version} again (counter {champion.counter}), "
@@ -194,37 +172,30 @@ def _rollback(registry: "Registry", args: argparse.Namespace, output: Output) ->
     return {"from": now.model, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
 
 
-def _copy(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Models, their evidence and the champions; counters go on, so that clients follow without a gap."""
-    from sparring.registry import open_registry
-    from sparring.wire.champion import verify
-
     if args.to is None:
         raise _usage("copy --to REGISTRY")
     settings = replace(args.config.registry, url=args.to)
     copied, champions = [], []
-    with open_registry(
-        replace(args.config, registry=settings).registry_url,
-        champion_days=settings.champion_days,
-        rollout_share=settings.rollout_share,
-    ) as other:
+    with _open(replace(args.config, registry=settings)) as other:
         for game in sorted(_games(registry)):
             for listed in registry.models(game):
                 copied.append(other.publish(registry.fetch(listed.card.id)))
                 if listed.evidence is not None:
-                    other.save_evidence(copied[-1], listed.evidence)
+                    other.judge(copied[-1], listed.evidence)
                 output.progress(f"{copied[-1][:SHORT]} of {game}")
-            lanes = [lane for version in registry.versions(game) if (lane := registry.history(game, version))]
-            above = max((lane[-1].champion.counter for lane in lanes), default=0)
-            for lane in sorted(lanes, key=_last_decision):
-                last = lane[-1]
-                signed = other.promote(game, last.champion.model, last.evidence, above=above)
+            histories = [found for version in registry.versions(game) if (found := registry.history(game, version))]
+            above = max((history[-1].champion.counter for history in histories), default=0)
+            for history in sorted(histories, key=_last_decision):
+                last = history[-1]
+                signed = other.promote(game, last.champion.model, last.record.evidence, above=above)
                 champions.append(msgspec.to_builtins(verify(signed, other.trust)))
         output.say(f"{len(copied)} models and {len(champions)} champions: {args.to.partition('?')[0]}")
     return {"models": copied, "champions": champions}
 
 
-def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _share(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     url, wanted = args.config.registry.url, args.action == "share"
     if not url.startswith("s3://"):
         raise Refused("only a bucket can be shared", where=f"registry.url = {url}", do="`spar serve` shares a folder")
@@ -235,43 +206,30 @@ def _share(registry: "Registry", args: argparse.Namespace, output: Output) -> di
     return {"shared": wanted}
 
 
-def _tried(registry: "Registry", model: "Model", args: argparse.Namespace, output: Output) -> "tuple[Evidence, str]":
+def _tried(registry: Registry, model: Model, args: argparse.Namespace, output: Output) -> tuple[Evidence, str]:
     """The gate's games and its answer; Refused where the model is worse."""
-    from sparring.acting.gate_games import gate_episodes, play_gate_games
-    from sparring.games.catalogue import spec_of
-    from sparring.registry.champions.gate import passes
-    from sparring.wire.champion import verify
+    from sparring.acting.gate_games import games_of_the_gate, trial
 
     signed = registry.champion(model.card.game, model.card.version)
     incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
-    episodes = args.episodes or gate_episodes(spec_of(model.card.game), args.config.registry)
+    episodes = args.episodes or games_of_the_gate(spec_of(model.card.game), args.config.registry)
     output.progress(f"the gate: {episodes} episodes of {model.card.game}")
-    evidence = play_gate_games(model, incumbent, episodes=episodes, seed=args.seed).evidence
+    evidence = trial(model, incumbent, episodes=episodes, seed=args.seed).evidence
     verdict = passes(evidence)
     if math.isfinite(evidence.mean):
-        registry.save_evidence(model.id, evidence)  # also of one that does not pass: the next list shows it
+        registry.judge(model.id, evidence)  # also of one that does not pass: the next list shows it
     if not verdict.passed:
-        raise Refused(
-            verdict.reason,
-            where=f"model {model.id[:SHORT]}",
-            do="Train on, or give --force-reason",
-            field="evidence",
-            value=msgspec.to_builtins(evidence),
-        )
+        do, found = "Train on, or give --force-reason", msgspec.to_builtins(evidence)
+        raise Refused(verdict.reason, where=f"model {model.id[:SHORT]}", do=do, field="evidence", value=found)
     return evidence, verdict.reason
 
 
-def _newest_lane(registry: "Registry", game: "GameId") -> "list[ChampionEntry]":
-    """The history in which the game's last promotion or rollback stands; re-signs do not count."""
-    lanes = [registry.history(game, version) for version in registry.versions(game)]
-    return max(lanes, key=_last_decision, default=[])
+def _last_decision(history: list[ChampionEntry]) -> int:
+    """The counter of the last promotion or rollback; renewals do not count."""
+    return max((entry.champion.counter for entry in history if entry.record.kind != "renewal"), default=0)
 
 
-def _last_decision(lane: "list[ChampionEntry]") -> int:
-    return max((entry.champion.counter for entry in lane if entry.kind != "re-sign"), default=0)
-
-
-def _verified_lane(registry: "Registry", game: "GameId", version: str) -> dict[str, Any]:
+def _verified_history(registry: Registry, game: GameId, version: str) -> dict[str, Any]:
     said: dict[str, Any] = {"game": game, "version": version, "ok": True, "records": 0, "error": None}
     try:
         records = registry.history(game, version)
@@ -280,7 +238,7 @@ def _verified_lane(registry: "Registry", game: "GameId", version: str) -> dict[s
     return said | {"records": len(records)}
 
 
-def _taken(registry: "Registry", model: "Model", where: str, output: Output) -> dict[str, Any]:
+def _taken(registry: Registry, model: Model, where: str, output: Output) -> dict[str, Any]:
     """Publish what came from elsewhere, once its weights and graph are sound."""
     _agreement(model)
     registry.publish(model)
@@ -288,23 +246,20 @@ def _taken(registry: "Registry", model: "Model", where: str, output: Output) -> 
     return {"model": model.id, "game": model.card.game, "version": model.card.version}
 
 
-def _agreement(model: "Model") -> float:
+def _agreement(model: Model) -> float:
     from sparring.nets.model_files import check_agreement, read_weights
-    from sparring.wire.model import ONNX
 
     if ONNX not in model.files:
         raise ModelDamaged(f"it has no {ONNX}", where=f"model {model.id[:SHORT]}", do="Do not use it")
     return check_agreement(model.card.network, read_weights(model), model.files[ONNX])
 
 
-def _by_hand(known: "Evidence | None", by: str, reason: str) -> "Evidence":
-    from sparring.registry.protocol import Evidence
-
+def _by_hand(known: Evidence | None, by: str, reason: str) -> Evidence:
     known = known or Evidence(episodes=0, mean=0.0, sd=0.0)
     return msgspec.structs.replace(known, by=by, reason=reason)
 
 
-def _resolve(registry: "Registry", text: str | None, action: str) -> "ModelId":
+def _resolve(registry: Registry, text: str | None, action: str) -> ModelId:
     """The one model whose id begins with `text`."""
     if not text:
         raise _usage(f"{action} ID")
@@ -317,10 +272,8 @@ def _resolve(registry: "Registry", text: str | None, action: str) -> "ModelId":
     return found[0]
 
 
-def _games(registry: "Registry") -> "Iterator[GameId]":
+def _games(registry: Registry) -> Iterator[GameId]:
     """Every game that has a model, each once."""
-    from sparring.wire.model import Card
-
     seen = set()
     for model in registry.ids():
         try:
@@ -332,24 +285,7 @@ def _games(registry: "Registry") -> "Iterator[GameId]":
             yield game
 
 
-def _row(listed: "ListedModel") -> tuple[object, ...]:
-    card, evidence = listed.card, listed.evidence
-    scored = f"{evidence.mean:.4g} ± {evidence.sd:.3g}" if evidence and evidence.episodes else ""
-    if scored and evidence and evidence.opponent:
-        scored += f" against {evidence.opponent}"
-    return (
-        card.id[:SHORT],
-        card.game,
-        card.version,
-        card.lineage.algorithm,
-        sum(card.lineage.steps.values()),
-        _time(card.created_at_ms),
-        scored,
-        "champion" if listed.champion else "",
-    )
-
-
-def _described(listed: "ListedModel") -> dict[str, Any]:
+def _described(listed: Listed) -> dict[str, Any]:
     card = listed.card
     return {
         "id": card.id,
@@ -378,3 +314,17 @@ def _plain(value: object) -> str:
 
 def _usage(words: str) -> ConfigError:
     return ConfigError("something is missing in the call", where="spar models", do=f"Write: spar models {words}")
+
+
+ACTIONS = {
+    "list": _list,
+    "show": _show,
+    "verify": _verify,
+    "pull": _pull,
+    "push": _push,
+    "promote": _promote,
+    "rollback": _rollback,
+    "copy": _copy,
+    "share": _share,
+    "unshare": _share,
+}

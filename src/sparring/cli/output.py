@@ -1,39 +1,33 @@
-"""What a command shows: lines, tables and progress for people, one JSON object for programs."""
+"""What commands share: lines, tables and progress for people, one JSON object for programs, errors, stop signals."""
 
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparring.errors import Missing, Refused, SparringError
 
-EXTRA_OF = {  # a package that is missing → the extra that brings it
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "websockets": "serve",
-    "rich": "serve",
-    "torch": "train",
-    "safetensors": "train",
-    "onnx": "train",
-    "matplotlib": "train",
-    "numba": "train",
-    "optuna": "train",
-    "gymnasium": "games",
-    "pettingzoo": "games",
-    "pyspiel": "games",
-    "ale_py": "games",
-    "zmq": "services",
-    "ray": "ray",
-    "pyarrow": "export",
-    "boto3": "aws",
-    "botocore": "aws",
-    "cassandra": "cassandra",
-    "pyspark": "spark",
-    "yaml": "ray",
-    "minari": "export",
+if TYPE_CHECKING:
+    from sparring.config import Config
+    from sparring.store.protocol import LedgerStore
+
+EXTRAS = {  # extra → packages that it brings
+    "serve": ("starlette", "uvicorn", "websockets", "rich"),
+    "train": ("torch", "safetensors", "onnx", "matplotlib", "numba", "optuna"),
+    "games": ("gymnasium", "pettingzoo", "pyspiel", "ale_py"),
+    "services": ("zmq",),
+    "ray": ("ray", "yaml"),
+    "export": ("pyarrow", "minari"),
+    "aws": ("boto3", "botocore"),
+    "cassandra": ("cassandra",),
+    "spark": ("pyspark",),
 }
 
 
@@ -102,19 +96,41 @@ def missing_package(error: ModuleNotFoundError) -> SparringError:
     """What to install for a module that is not there; a bug of ours where it is our own."""
     package = (error.name or "").partition(".")[0]
     if package == "sparring" or not package:
-        return confess(error)
-    extra = EXTRA_OF.get(package)
+        return unexpected(error)
+    extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
     what = f"sparring[{extra}]" if extra else package
     return Missing(
         f"the package {package!r} is not installed", where="this installation", do=f"Run pip install '{what}'"
     )
 
 
-def confess(error: Exception) -> SparringError:
-    """An error that nobody foresaw, as a sentence; its traceback goes into a file beside it."""
+def unexpected(error: Exception) -> SparringError:
+    """An unexpected error as a sentence; its traceback goes into a file that the sentence names."""
     with tempfile.NamedTemporaryFile("w", prefix="spar-", suffix=".txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)))
     wrong = f"something went wrong that should not: {type(error).__name__}: {error}"
     return SparringError(
         wrong, where="unforeseen", do=f"This is a fault in Sparring; please report it with {file.name}"
     )
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set instead of ending the process; commands wait for it."""
+    stopped = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def recorded_play(config: "Config") -> "LedgerStore":
+    """The store, opened; Missing where nothing was recorded yet, instead of an empty one."""
+    from sparring.store import open_store
+
+    file = Path(config.store_url.removeprefix("sqlite:///"))
+    if config.store_url.startswith("sqlite:") and not file.exists():
+        raise Missing("nothing was recorded yet", where=str(file), do="Run `spar serve` and play, or `spar collect`")
+    return open_store(config.store_url)

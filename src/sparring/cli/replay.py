@@ -1,41 +1,34 @@
-"""One recorded episode again, bit for bit: what each seat did, and whether the game gives the same once more."""
+"""Play one recorded episode again, bit for bit: what each seat did, and whether the game gives the same once more.
+
+Example: spar replay 0197a3c2-…
+"""
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparring.cli.output import Output
+from sparring.cli.output import Output, recorded_play
 from sparring.errors import Missing
+from sparring.games.catalogue import open_game
+from sparring.games.resimulation import replay
+from sparring.store.protocol import Query, Store
+from sparring.wire.chunk import Chunk
 from sparring.wire.ids import EpisodeId
-
-if TYPE_CHECKING:
-    from sparring.store.protocol import Store
-    from sparring.wire.chunk import Chunk
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar replay` takes."""
     parser.add_argument("episode", help="its id, as `spar collect` or the dashboard shows it")
     parser.add_argument("--quiet", action="store_true", help="only whether it is the same")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Show and run the episode again; the --json object, with exit code 1 where it differs."""
-    from sparring.games.catalogue import open_game
-    from sparring.games.resimulation import resimulate
-    from sparring.store import open_store
-
-    file = Path(args.config.store_url.removeprefix("sqlite:///"))
-    if args.config.store_url.startswith("sqlite:") and not file.exists():
-        raise Missing("nothing was recorded yet", where=str(file), do="Run `spar serve` and play, or `spar collect`")
-    with open_store(args.config.store_url) as store:
+    with recorded_play(args.config) as store:
         chunks = _chunks(store, EpisodeId(args.episode))
     head = chunks[0].header
     if not args.quiet:
         output.say(f"{head.game} version {head.version}, seed {head.seed}")
         output.table(("tick", "seat", "step", "actor", "action", "reward"), _steps(chunks))
-    found = resimulate(chunks, open_game(head.game))
+    found = replay(chunks, open_game(head.game))
     for one in found.mismatches:
         output.say(f"seat {one.seat} step {one.step}: {one.what} was {one.recorded}, the game gives {one.simulated}")
     if not found.mismatches:
@@ -52,16 +45,14 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _chunks(store: "Store", episode: EpisodeId) -> "list[Chunk]":
-    from sparring.store.protocol import Query
-
+def _chunks(store: Store, episode: EpisodeId) -> list[Chunk]:
     for game in store.games():
         if chunks := list(store.read(Query(game, episodes=(episode,)))):
             return chunks
     raise Missing(f"no chunk of episode {episode}", where="the store", do="Check the id, and --data")
 
 
-def _steps(chunks: "list[Chunk]") -> list[tuple[object, ...]]:
+def _steps(chunks: list[Chunk]) -> list[tuple[object, ...]]:
     rows = [
         (int(tick), chunk.header.seat, chunk.header.first_step + n, chunk.header.actor[:18], action, f"{reward:.6g}")
         for chunk in chunks

@@ -1,21 +1,22 @@
-"""A backup into an empty data folder, each file verified; all of it appears at once, or nothing does."""
+"""Restore a backup into an empty data folder, each file verified; all of it appears at once, or nothing does.
+
+Example: spar restore sparring.tar.zst --data data
+"""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
 from sparring.cli.output import Output
+from sparring.store import open_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar restore` takes."""
     parser.add_argument("file", type=Path, help="what `spar backup` wrote")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Restore; the --json object."""
-    from sparring.cli.archive import unpack
-    from sparring.store import open_store
+    from sparring.cli.backup import unpack
 
     folder = Path(args.config.data)
     manifest = unpack(args.file, folder, progress=output.progress)

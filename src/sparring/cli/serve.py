@@ -2,7 +2,8 @@
 
 With --json the first line of standard output is {"url", "trust", "mode", "fingerprint", "stream", "pid"} as soon as
 connections are accepted, so that a program can use --port 0; the last line comes at the end.
-Without keys only this machine is served, and nobody is an administrator; `spar keys create` ends that.
+Without keys it serves this machine alone, and no caller is an administrator; `spar keys create` ends that.
+Example: spar serve --host 0.0.0.0 --tls self-signed
 """
 
 import argparse
@@ -28,12 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.gateway.server import GatewayServer, serve
 
-    given = {
-        "host": args.host,
-        "port": args.port,
-        "tls_cert": args.tls or args.tls_cert,
-        "tls_key": args.tls_key,
-    }
+    given = {"host": args.host, "port": args.port, "tls_cert": args.tls or args.tls_cert, "tls_key": args.tls_key}
     gateway = replace(args.config.gateway, **{key: value for key, value in given.items() if value is not None})
     logging.basicConfig(level=args.log.upper(), format="%(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -49,7 +45,9 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         if serving.stream:
             output.say(f"stream  {serving.stream} takes what is uploaded (`spar sink` brings it into the store)")
         if serving.mode == "anonymous":
-            output.say("keys    none yet: anybody on this machine may record, act and read (`spar keys create NAME`)")
+            output.say(
+                "keys    none yet: every user of this machine may record, act and read (`spar keys create NAME`)"
+            )
         else:
             output.say("keys    needed")
 

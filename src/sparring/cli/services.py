@@ -1,8 +1,8 @@
-"""Services that run now: who they are and how busy; more or fewer of them; the keys of calls between machines.
+"""List running services, scale them, or make the keys of calls between machines.
 
-`scale` asks the host that runs the service, such as a `spar train` at work, here or where services.discovery leads.
-`keys create` makes a pair in the folder of services.keys, or in --folder; copy that folder to every machine that
-should call or be called.
+`scale` asks the host that runs the service, such as a running `spar train`, on this machine or found by
+services.discovery. `keys create` makes a key pair in the folder of services.keys, or in --folder; copy that folder to
+every machine that calls or is called. Example: spar services scale actor=6
 """
 
 import argparse
@@ -25,18 +25,14 @@ COLUMNS = ("service", "id", "address", "pid", "outstanding", "for")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar services` takes."""
     parser.add_argument("action", choices=["list", "scale", "keys"])
     parser.add_argument("what", nargs="*", help="scale: NAME=COUNT …; keys: create or show")
     parser.add_argument("--discovery", metavar="URL", help="instead of services.discovery")
-    parser.add_argument(
-        "--pid", type=int, metavar="N", help="scale: of the program of that number, where several run it"
-    )
+    parser.add_argument("--pid", type=int, metavar="N", help="scale: of that process, where several run the service")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keys: instead of services.keys")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Do as `action` says; the --json object."""
     if args.action == "keys":
         return _keys(args, output)
     url = args.discovery or args.config.discovery_url
@@ -54,29 +50,17 @@ def _list(url: str, output: Output) -> dict[str, Any]:
         for counted in service_status(discovery):
             one = counted.instance
             if one.service == "host":
-                if _mark(one) in hosts:
+                if _host_id(one) in hosts:
                     continue
-                hosts.add(_mark(one))
-            rows.append(
-                {
-                    "service": one.service,
-                    "id": one.id,
-                    "address": one.address,
-                    "pid": one.pid,
-                    "host": one.host,
-                    "outstanding": counted.outstanding,
-                    "since_s": one.since_s,
-                    "idempotent": list(one.idempotent),
-                }
-            )
+                hosts.add(_host_id(one))
+            row = {name: getattr(one, name) for name in ("service", "id", "address", "pid", "host", "since_s")}
+            rows.append(row | {"outstanding": counted.outstanding, "idempotent": list(one.idempotent)})
         discovery.close()
     if not rows:
         output.say(f"no service is there ({url})")
         return {"discovery": url, "services": []}
-    shown = [
-        (row["service"], row["id"], row["address"], row["pid"] or "", _busy(row), _ago(row["since_s"])) for row in rows
-    ]
-    output.table(COLUMNS, shown)
+    ids = [(row["service"], row["id"], row["address"], row["pid"] or "") for row in rows]
+    output.table(COLUMNS, [(*one, _busy(row), _ago(row["since_s"])) for one, row in zip(ids, rows, strict=True)])
     return {"discovery": url, "services": rows}
 
 
@@ -97,9 +81,9 @@ def _ago(since_s: float) -> str:
 
 
 def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.services.status import call_instance
+    from sparring.services.status import ask
 
-    counts = dict(_wanted(text) for text in args.what)
+    counts = dict(_count(text) for text in args.what)
     if not counts:
         raise ConfigError("nothing to scale was named", where="spar services scale", do="Write NAME=COUNT: actor=6")
     discoveries = _opened(url)
@@ -107,8 +91,8 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
         hosts = _hosts(discoveries, args.pid)
         scaled: dict[str, int] = {}
         for name, count in counts.items():
-            discovery, host = _runner(hosts, name, url)
-            scaled[name] = call_instance(discovery, host, "scale", name, count, deadline_s=SCALE_S)
+            discovery, host = _host_of(hosts, name, url)
+            scaled[name] = ask(discovery, host, "scale", name, count, deadline_s=SCALE_S)
             output.say(f"{name}: {scaled[name]}")
     finally:
         for discovery in discoveries:
@@ -118,25 +102,25 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
 
 def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
     """Those there are, and what each runs."""
-    from sparring.services.status import call_instance
+    from sparring.services.status import ask
 
     found: list[_Host] = []
     for discovery in discoveries:
         for host in discovery.instances("host"):
-            known = any(_mark(host) == _mark(other) for _, other, _ in found)
+            known = any(_host_id(host) == _host_id(other) for _, other, _ in found)
             if known or pid not in (None, host.pid):
                 continue
             with suppress(Unreachable):  # it has just ended
-                found.append((discovery, host, [one["name"] for one in call_instance(discovery, host, "list")]))
+                found.append((discovery, host, [one["name"] for one in ask(discovery, host, "list")]))
     return found
 
 
-def _mark(host: "Instance") -> str:
-    """The same for a host that is found in its own folder and where all meet, also from another machine."""
+def _host_id(host: "Instance") -> str:
+    """The same for a host that is found in its own folder and in the common discovery, also from another machine."""
     return host.id.partition("@")[0]
 
 
-def _runner(hosts: "list[_Host]", name: str, url: str) -> "tuple[Discovery, Instance]":
+def _host_of(hosts: "list[_Host]", name: str, url: str) -> "tuple[Discovery, Instance]":
     """The host that runs a service."""
     runners = [(discovery, host) for discovery, host, runs in hosts if name in runs]
     if not runners:
@@ -149,7 +133,7 @@ def _runner(hosts: "list[_Host]", name: str, url: str) -> "tuple[Discovery, Inst
     return runners[0]
 
 
-def _wanted(text: str) -> tuple[str, int]:
+def _count(text: str) -> tuple[str, int]:
     name, sign, count = text.partition("=")
     if not name or not sign or not count.isdecimal():
         raise ConfigError(f"{text!r} is no count", where="spar services scale", do="Write NAME=COUNT: actor=6")
@@ -157,9 +141,8 @@ def _wanted(text: str) -> tuple[str, int]:
 
 
 def _opened(url: str) -> "list[Discovery]":
-    """The discovery, and those of hosts on this machine, whose services meet in folders of their own."""
-    from sparring.services.discovery import open_discovery
-    from sparring.services.local_discovery import Local, default_folder
+    """The discovery, and those of hosts on this machine, whose services register in folders of their own."""
+    from sparring.services.discovery import Local, default_folder, open_discovery
 
     discovery = open_discovery(url)
     around = discovery.folder if isinstance(discovery, Local) else default_folder()
@@ -173,11 +156,8 @@ def _keys(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     folder = args.folder or (Path(said) if said else Path(args.config.data) / "services-keys")
     folder = Path(os.path.abspath(folder))
     if args.what not in (["create"], ["show"]):
-        raise ConfigError(
-            f"{' '.join(args.what) or 'nothing'!r} cannot be done with keys",
-            where="spar services keys",
-            do="Write create or show",
-        )
+        wrong = f"{' '.join(args.what) or 'nothing'!r} cannot be done with keys"
+        raise ConfigError(wrong, where="spar services keys", do="Write create or show")
     keys = create_keys(folder) if args.what == ["create"] else CurveKeys(folder)
     output.say(f"{folder}\npublic key {keys.public}")
     if args.what == ["create"]:

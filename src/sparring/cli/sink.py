@@ -1,34 +1,45 @@
-"""Move what lies in the stream into the store, until SIGTERM or Ctrl-C.
+"""Move chunks from the stream into the store, until SIGTERM or Ctrl-C.
 
-Every chunk is judged as a gateway would; what is wrong with one is written down with its place in the stream. Killed at
-any moment, the next sink goes on where the rows end. With --spark the same work is done by a Spark cluster.
+The sink checks every chunk as a gateway does, and records refused chunks with their place in the stream. After a kill
+the next sink goes on where the stored rows end. With --spark a Spark cluster does the same work; under spark-submit
+give `--spark submitted`, which takes the address that spark-submit was given. Example: spar sink --once
 """
 
 import argparse
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparring.cli.output import Output
-from sparring.cli.stop_signal import stopping
-from sparring.errors import ConfigError, SparringError
+from sparring.cli.output import Output, stopping
+from sparring.config import Config
+from sparring.errors import ConfigError, SparringError, Unreachable
+from sparring.games.catalogue import Catalogue
+from sparring.store import open_store
+from sparring.stream import open_stream
+from sparring.wire.ids import GameId
 
 if TYPE_CHECKING:
-    from sparring.config import Config
-    from sparring.sink.lake import Lake
-    from sparring.sink.process import SinkProgress
+    from pyspark.sql.streaming.query import StreamingQuery
 
-TELL_EVERY_S = 1.0
+    from sparring.sink.lake import Lake
+    from sparring.sink.process import Progress
+    from sparring.sink.spark.query import Done
+
+SHOW_EVERY_S = 1.0
+LOOK_EVERY_S = 0.2
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # after a server did not answer
+SUBMITTED = "submitted"  # instead of an address: the one that spark-submit was given
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="end when nothing is left")
-    parser.add_argument("--quarantined", action="store_true", help="list what was put aside, and why")
-    parser.add_argument("--spark", metavar="URL", help="on that cluster, such as spark://HOST:7077")
-    parser.add_argument("--spark-conf", action="append", default=[], metavar="KEY=VALUE", help="one of Spark's own")
+    parser.add_argument("--quarantined", action="store_true", help="list refused chunks, with the reasons")
+    parser.add_argument("--spark", metavar="URL", help="run on that cluster, such as spark://HOST:7077")
+    parser.add_argument("--spark-conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
     parser.add_argument("--checkpoint", metavar="URL", help="where Spark keeps its place (default: in the data folder)")
 
 
@@ -36,43 +47,36 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.quarantined:
         return _list_quarantined(args.config, output)
     if not args.config.stream.url:
-        raise ConfigError(
-            "there is no stream to read", where="[stream] url", do="Set it, such as kinesis://NAME?region=…"
-        )
+        do = "Set it, such as kinesis://NAME?region=…"
+        raise ConfigError("there is no stream to read", where="[stream] url", do=do)
     with stopping() as stopped:
-        if args.spark:
-            from sparring.cli.sink_spark import run_spark
-
-            return run_spark(args, stopped, output)
-        return _drain(args.config, args.once, stopped, output)
+        return (_run_spark if args.spark else _run_process)(args, stopped, output)
 
 
-def _drain(config: "Config", once: bool, stopped: threading.Event, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import Catalogue
+def _run_process(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
     from sparring.sink.batch_writer import BatchWriter
-    from sparring.sink.checkpoint import Checkpoint, SinkLock
+    from sparring.sink.checkpoint import Hold, Positions
     from sparring.sink.chunk_judge import ChunkJudge
     from sparring.sink.process import ProcessSink
-    from sparring.store import open_store
-    from sparring.stream import open_stream
 
+    config = args.config
     with ExitStack() as stack:
-        checkpoint = Checkpoint(stack.enter_context(SinkLock(Path(config.data) / "sink", config.stream.url)))
+        positions = Positions(stack.enter_context(Hold(Path(config.data) / "sink", config.stream.url)))
         stream = stack.enter_context(open_stream(config.stream.url))
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
         lake = stack.enter_context(_lake(config.sink.lake_url)) if config.sink.lake_url else None
         judge = ChunkJudge(Catalogue.from_config(config).games(), config.store.keep_days)
-        writer = BatchWriter(judge, store, lambda: int(time.time() * 1000), stopped.wait, lake)
-        output.say(f"reading {config.stream.url.partition('?')[0]} into {config.store_url.partition('?')[0]}")
-        teller = _Teller(output)
-        done = ProcessSink(stream, writer, checkpoint).run(
+        writer = BatchWriter(judge, store, store, lambda: int(time.time() * 1000), stopped.wait)
+        _announce(config, output)
+        display = _Display(output)
+        done = ProcessSink(stream, writer, store, positions, lake).run(
             trigger_s=config.sink.trigger_s,
-            once=once,
+            once=args.once,
             stop=stopped.wait,
-            report=teller.tell,
-            complain=teller.complain,
+            tell=display.progress,
+            complain=display.complain,
         )
-    output.say(line(done))
+    output.say(_process_line(done))
     return {"stopped": stopped.is_set(), **asdict(done)}
 
 
@@ -82,11 +86,11 @@ def _lake(url: str) -> "Lake":
     return Lake(url)
 
 
-def _list_quarantined(config: "Config", output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import Catalogue
-    from sparring.store import open_store
-    from sparring.wire.ids import GameId
+def _announce(config: Config, output: Output) -> None:
+    output.say(f"reading {config.stream.url.partition('?')[0]} into {config.store_url.partition('?')[0]}")
 
+
+def _list_quarantined(config: Config, output: Output) -> dict[str, Any]:
     games = dict.fromkeys([GameId(""), *(spec.id for spec in Catalogue.from_config(config).games())])
     with open_store(config.store_url) as store:
         rows = [row for game in games for row in store.quarantined(game)]
@@ -95,17 +99,17 @@ def _list_quarantined(config: "Config", output: Output) -> dict[str, Any]:
     return {"quarantined": [asdict(row) for row in rows]}
 
 
-class _Teller:
+class _Display:
     """A line of progress each second, and each new complaint once."""
 
     def __init__(self, output: Output) -> None:
-        self._output, self._told_s, self._complaint = output, 0.0, ""
+        self._output, self._shown_s, self._complaint = output, 0.0, ""
 
-    def tell(self, progress: "SinkProgress") -> None:
+    def progress(self, progress: "Progress") -> None:
         self._complaint = ""
-        if time.monotonic() - self._told_s >= TELL_EVERY_S:
-            self._told_s = time.monotonic()
-            self._output.progress(line(progress))
+        if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
+            self._shown_s = time.monotonic()
+            self._output.progress(_process_line(progress))
 
     def complain(self, error: SparringError) -> None:
         if str(error) != self._complaint:
@@ -113,10 +117,88 @@ class _Teller:
             self._output.say(f"waiting: {error}")
 
 
-def line(done: "SinkProgress") -> str:
-    """One line of progress."""
-    rate = max(done.seconds, 1e-9)
+def _rates(chunks: int, steps: int, seconds: float) -> str:
+    seconds = max(seconds, 1e-9)
+    return f"{chunks} chunks ({chunks / seconds:.0f}/s), {steps} steps ({steps / seconds:.0f}/s)"
+
+
+def _process_line(done: "Progress") -> str:
+    counts = f"{done.quarantined} quarantined, {done.shards} shards"
+    return f"{_rates(done.chunks, done.steps, done.seconds)}, {done.behind_ms / 1000:.1f} s behind, {counts}"
+
+
+def _spark_line(done: "Done", begun_s: float) -> str:
     return (
-        f"{done.chunks} chunks ({done.chunks / rate:.0f}/s), {done.steps} steps ({done.steps / rate:.0f}/s), "
-        f"{done.behind_ms / 1000:.1f} s behind, {done.quarantined} quarantined, {done.shards} shards"
+        f"{_rates(done.chunks, done.steps, time.monotonic() - begun_s)}, "
+        f"stored {done.lag_ms / 1000:.1f} s after receipt, batch {done.batches} in {done.batch_ms / 1000:.2f} s, "
+        f"Spark's trigger {done.trigger_ms / 1000:.2f} s, {done.quarantined} quarantined"
     )
+
+
+def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
+    from sparring.sink.checkpoint import Hold
+    from sparring.sink.spark.query import Done, finished, session, start
+
+    config, done, begun_s = args.config, Done(), time.monotonic()
+    folder = Path(config.data) / "sink"
+    with ExitStack() as stack:
+        hold = stack.enter_context(Hold(folder, config.stream.url))
+        # Opened here first, so that a fault is one sentence before the cluster starts any work.
+        open_stream(config.stream.url).close()
+        store = stack.enter_context(open_store(config.store_url))
+        if config.sink.lake_url:
+            _lake(config.sink.lake_url).close()
+        spark = session("" if args.spark == SUBMITTED else args.spark, dict(_pair(text) for text in args.spark_conf))
+        stack.callback(spark.stop)
+        _announce(config, output)
+        output.say(f"Spark UI {spark.sparkContext.uiWebUrl}")
+        checkpoint = args.checkpoint or str(folder / f"spark-{hold.name}")
+        wait_s = FIRST_WAIT_S
+        while True:
+            before, last = done.batches, -1
+            query = start(spark, config, store, checkpoint, done)
+
+            def show(query: "StreamingQuery" = query) -> None:
+                nonlocal last
+                seen, last = last, finished(query, done, last)
+                if last > seen:
+                    output.progress(_spark_line(done, begun_s))
+
+            error = _wait_for(query, args.once, stopped, show)
+            if error is None:
+                break
+            output.say(f"waiting: {error}")
+            wait_s = FIRST_WAIT_S if done.batches > before else min(LONGEST_WAIT_S, 2 * wait_s)
+            if stopped.wait(wait_s):
+                break
+    output.say(_spark_line(done, begun_s))
+    return {"stopped": stopped.is_set(), "seconds": time.monotonic() - begun_s, **asdict(done)}
+
+
+def _wait_for(query: "StreamingQuery", once: bool, stopped: threading.Event, show: Any) -> SparringError | None:
+    """Stop the query when asked to or, with `once`, when nothing is left. Returns an error that may pass, or raises."""
+    from sparring.sink.spark.query import failure
+
+    with ThreadPoolExecutor(1, thread_name_prefix="query") as waiting:
+        # The call cannot be interrupted, and ends with the query.
+        empty = waiting.submit(query.processAllAvailable) if once else None
+        try:
+            while not stopped.wait(LOOK_EVERY_S) and query.isActive and not (empty and empty.done()):
+                show()
+            show()
+            found = query.exception()
+        finally:
+            query.stop()
+    if found is None:
+        return None
+    error = failure(found)
+    if isinstance(error, Unreachable):
+        return error
+    raise error
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise ConfigError(f"{text!r} has no value", where="--spark-conf", do="Write --spark-conf spark.key=value")
+    return key, value

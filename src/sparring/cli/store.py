@@ -1,7 +1,8 @@
-"""migrate · describe: where experience is kept.
+"""Prepare or describe the store, where experience is kept.
 
-migrate makes the keyspace and tables of cassandra://…, or brings them to this version's; doing it again is harmless.
-A SQLite file is made when it is first opened; one of another version is refused. describe says how full it is.
+migrate creates the keyspace and tables of cassandra://…, or brings them to this version; repeating it is harmless.
+A SQLite file is brought to this version whenever it is opened. describe says what is there and how full.
+Example: spar store migrate --replication 3
 """
 
 import argparse
@@ -11,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
+from sparring.store import open_store
 
 if TYPE_CHECKING:
     from sparring.store.cassandra import CassandraStore
@@ -19,32 +21,20 @@ FULL_BYTES = 100_000_000  # of a partition, above which Cassandra's reads and re
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar store` takes."""
     parser.add_argument("action", choices=["migrate", "describe"])
-    parser.add_argument(
-        "--replication",
-        type=int,
-        default=0,
-        help="migrate: copies, when the keyspace is made (3, or one for each node)",
-    )
-    parser.add_argument(
-        "--buckets",
-        type=int,
-        default=0,
-        help="migrate: partitions of a game and day (64); holds for days to come, where there are chunks already",
-    )
+    copies = "migrate: copies of each row in a new keyspace (3, or one for each node)"
+    parser.add_argument("--replication", type=int, default=0, help=copies)
+    parts = "migrate: partitions of a game and day (64); from tomorrow where there are chunks already"
+    parser.add_argument("--buckets", type=int, default=0, help=parts)
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Do one action; the --json object."""
     if not args.config.store_url.startswith("cassandra:"):
         return _embedded(args, output)
     return (_migrate if args.action == "migrate" else _describe)(args, output)
 
 
 def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store import open_store
-
     with open_store(args.config.store_url) as store:
         games = {game: asdict(store.stats(game)) for game in store.games()}
     output.say(f"{args.config.store_url} has this version's tables; {len(games)} games")
@@ -52,13 +42,13 @@ def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import schema
-    from sparring.store.cassandra.url import CassandraAddress
+    from sparring.store.cassandra import migration
+    from sparring.store.cassandra import url as cassandra_url
 
     began_s = time.monotonic()
-    where = CassandraAddress.read(args.config.store_url)
+    where = cassandra_url.read(args.config.store_url)
     now_ms = int(time.time() * 1000)
-    done = schema.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
+    done = migration.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
     made = "made" if done.made else "found"
     output.say(f"keyspace {done.keyspace} {made}, {done.replication} copies of each row")
     output.say(f"tables of version {done.version}" + (f", before: {done.before}" if done.before else ""))
@@ -68,14 +58,14 @@ def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _describe(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import open_url, schema
-    from sparring.store.cassandra.url import CassandraAddress
+    from sparring.store.cassandra import migration, open_url
+    from sparring.store.cassandra import url as cassandra_url
 
     with open_url(args.config.store_url) as store:
-        session, where = store.session, CassandraAddress.read(args.config.store_url)
-        copies = schema.replication_of(session)
-        nodes = {str(host.address): bool(host.is_up) for host in session.cluster.metadata.all_hosts()}
-        output.say(f"{where}, tables of version {schema.version_of(session)}")
+        ring, where = store.ring, cassandra_url.read(args.config.store_url)
+        copies = migration.replication_of(ring)
+        nodes = {str(host.address): bool(host.is_up) for host in ring.cluster.metadata.all_hosts()}
+        output.say(f"{where}, tables of version {migration.version_of(ring)}")
         output.say("copies: " + ", ".join(f"{count} in {name or 'all'}" for name, count in copies.items()))
         output.say("nodes: " + ", ".join(f"{name} {'up' if up else 'down'}" for name, up in sorted(nodes.items())))
         for day, buckets in store.layout().rows:

@@ -1,7 +1,8 @@
-"""create · describe · reshard · delete: the stream between gateway and store.
+"""Create, describe, reshard or delete the stream between gateway and store.
 
-The stream is that of [stream] url in spar.toml, or --url. create makes it, or gives the one that is there another
-retention; reshard changes how many shards share the load while it is written and read; delete loses what it keeps.
+The stream is [stream] url in spar.toml, or --url. create makes it, or changes the retention of one that exists;
+reshard changes how many shards share the load while it is written and read; delete loses what it keeps.
+Example: spar stream create --shards 4
 """
 
 import argparse
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
+from sparring.stream.protocol import Position
 
 if TYPE_CHECKING:
     from sparring.stream.kinesis.admin import ShardState, StreamAdmin
-    from sparring.stream.protocol import Position
 
 ACTIONS = ("create", "describe", "reshard", "delete")
 MOST_SHARDS, MOST_HOURS = 10_000, 8_760
@@ -22,7 +23,6 @@ COLUMNS = ("shard", "state", "share", "parents", "keeps", "sink behind", "first 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `spar stream` takes."""
     parser.add_argument("action", choices=ACTIONS)
     parser.add_argument("--url", help="kinesis://NAME?region=…&endpoint=… instead of stream.url")
     parser.add_argument("--shards", type=int, metavar="N", help="create: 1 unless given; reshard: how many from now on")
@@ -31,33 +31,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Do as `action` says; the --json object."""
+    from sparring.stream.kinesis.admin import StreamAdmin
+
     url = args.url or args.config.stream.url
     setting = "--url" if args.url else "[stream] url"
     if not url:
         raise ConfigError("it is empty", where=setting, do="Write kinesis://NAME?region=…, or give --url")
     _check(args)
-    care = _care(url, setting, output)
-    with care:
+    with StreamAdmin(url, output.progress, setting=setting) as admin:
         match args.action:
             case "create":
-                return _create(care, args, output)
+                return _create(admin, args, output)
             case "describe":
-                return _describe(care, _places(args, url), output)
+                return _describe(admin, _places(args, url), output)
             case "reshard":
-                before = care.reshard(args.shards)
-                output.say(f"{care.address.name}: {before} → {args.shards} shards")
-                return {"stream": care.address.name, "before": before, "shards": args.shards}
+                before = admin.reshard(args.shards)
+                output.say(f"{admin.address.name}: {before} → {args.shards} shards")
+                return {"stream": admin.address.name, "before": before, "shards": args.shards}
             case _:
-                care.delete()
-                output.say(f"{care.address.name}: deleted")
-                return {"stream": care.address.name, "deleted": True}
-
-
-def _care(url: str, setting: str, output: Output) -> "StreamAdmin":
-    from sparring.stream.kinesis.admin import StreamAdmin
-
-    return StreamAdmin(url, output.progress, setting=setting)
+                admin.delete()
+                output.say(f"{admin.address.name}: deleted")
+                return {"stream": admin.address.name, "deleted": True}
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -68,33 +62,23 @@ def _check(args: argparse.Namespace) -> None:
     if args.retention_hours is not None and not 24 <= args.retention_hours <= MOST_HOURS:
         raise ConfigError(f"{args.retention_hours} hours", where="--retention-hours", do=f"Give 24 to {MOST_HOURS}")
     if args.action == "delete" and not args.yes:
-        raise ConfigError(
-            "everything that it keeps and no sink has brought into the store is lost",
-            where="spar stream delete",
-            do="Add --yes if that is meant",
-        )
+        wrong = "everything that it keeps and no sink has brought into the store is lost"
+        raise ConfigError(wrong, where="spar stream delete", do="Add --yes if that is meant")
 
 
-def _create(care: "StreamAdmin", args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    made = care.create(args.shards or 1, args.retention_hours)
-    found = care.describe()
+def _create(admin: "StreamAdmin", args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    made = admin.create(args.shards or 1, args.retention_hours)
+    found = admin.describe()
     open_shards = sum(not shard.closed for shard in found.shards)
-    output.say(
-        f"{found.name}: {'made' if made else 'there already'}, {open_shards} shards, "
-        f"records are kept for {found.retention_hours} hours"
-    )
+    how = "made" if made else "there already"
+    output.say(f"{found.name}: {how}, {open_shards} shards, records are kept for {found.retention_hours} hours")
     if not made and args.shards not in (None, open_shards):
         output.say(f"run `spar stream reshard --shards {args.shards}` for {args.shards} shards")
-    return {
-        "stream": found.name,
-        "made": made,
-        "status": found.status,
-        "shards": open_shards,
-        "retention_hours": found.retention_hours,
-    }
+    said = {"stream": found.name, "made": made, "status": found.status, "shards": open_shards}
+    return said | {"retention_hours": found.retention_hours}
 
 
-def _places(args: argparse.Namespace, url: str) -> "dict[str, Position]":
+def _places(args: argparse.Namespace, url: str) -> dict[str, Position]:
     """Where the `spar sink` of this data folder is in the stream; nothing where there was none."""
     from sparring.sink.checkpoint import Checkpoint, SinkLock
 
@@ -102,13 +86,11 @@ def _places(args: argparse.Namespace, url: str) -> "dict[str, Position]":
     return {shard: place.position for shard, place in places.items()}
 
 
-def _describe(care: "StreamAdmin", places: "dict[str, Position]", output: Output) -> dict[str, Any]:
-    found = care.describe(places)
+def _describe(admin: "StreamAdmin", places: dict[str, Position], output: Output) -> dict[str, Any]:
+    found = admin.describe(places)
     open_shards = [shard for shard in found.shards if not shard.closed]
-    output.say(
-        f"{found.name}: {found.status}, {found.mode.lower().replace('_', '-')}, {len(open_shards)} open shards, "
-        f"records are kept for {found.retention_hours} hours"
-    )
+    state = f"{found.status}, {found.mode.lower().replace('_', '-')}, {len(open_shards)} open shards"
+    output.say(f"{found.name}: {state}, records are kept for {found.retention_hours} hours")
     output.table(COLUMNS, [_row(shard) for shard in found.shards])
     shards = [
         {**asdict(shard), "first_hash": str(shard.first_hash), "last_hash": str(shard.last_hash)}
@@ -121,13 +103,6 @@ def _row(shard: "ShardState") -> tuple[str, ...]:
     share = (shard.last_hash - shard.first_hash + 1) / (1 << 128)
     keeps = "nothing" if shard.empty else f"{shard.kept_ms / 1000:.1f} s"
     behind = "–" if shard.behind_ms is None else f"{shard.behind_ms / 1000:.1f} s"
-    return (
-        shard.id,
-        "closed" if shard.closed else "open",
-        f"{share:.1%}",
-        ", ".join(shard.parents) or "–",
-        keeps,
-        behind,
-        f"{shard.first_hash:032x}",
-        f"{shard.last_hash:032x}",
-    )
+    state, parents = "closed" if shard.closed else "open", ", ".join(shard.parents) or "–"
+    hashes = f"{shard.first_hash:032x}", f"{shard.last_hash:032x}"
+    return (shard.id, state, f"{share:.1%}", parents, keeps, behind, *hashes)

@@ -1,19 +1,25 @@
 """Learn a game: from simulation, from what people played (the store), or from both.
 
-Ctrl-C stops after the current update, keeps a checkpoint and publishes what was learned; --resume goes on.
+Ctrl-C stops after the current update, writes a checkpoint and publishes the model; --resume goes on from there.
+Example: spar train cartpole --algo ppo --steps 200000
 """
 
 import argparse
+import shlex
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparring.cli.learner_supervisor import keep_alive, kept_alive
 from sparring.cli.output import Output
+from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sparring.learn.runs.training_loop import TrainingLoop, TrainProgress
+    from sparring.learn.plan import TrainRequest
+    from sparring.learn.runs.session import Progress, Session
+    from sparring.learn.sweeps.sweep import TrialReport
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,9 +87,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         on=args.on,
     )
     if args.sweep is not None:
-        from sparring.cli.sweep_table import run_sweep
-
-        return run_sweep(args, request, output, _line, _stops_on_signals)
+        return _sweep(args, request, output)
     if kept_alive(args):
         return keep_alive(args, output)
     options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
@@ -110,7 +114,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _line(progress: "TrainProgress") -> str:
+def _line(progress: "Progress") -> str:
     counted = "steps" if progress.plays else "sampled"
     parts = [f"{progress.done_share:4.0%}", f"{progress.position:,} {counted}", f"{progress.steps_per_s:,.0f} steps/s"]
     parts.append(f"{progress.updates:,} updates")
@@ -130,13 +134,76 @@ def _span(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def _stops_on_signals(loop: "TrainingLoop") -> None:
+def _stops_on_signals(session: "Session") -> None:
     """The first signal ends the run in good order; a second one ends it at once."""
 
     def ask(number: int, frame: object) -> None:
-        if loop.stop_requested:
+        if session.stop_asked:
             raise KeyboardInterrupt
-        loop.stop_requested = True
+        session.stop_asked = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
+
+
+def _sweep(args: argparse.Namespace, request: "TrainRequest", output: Output) -> dict[str, Any]:
+    """Search the settings of --sweep FILE; show the trials, and the best settings as flags."""
+    from sparring.learn.sweeps.plot import plot
+    from sparring.learn.sweeps.sweep import Watcher, sweep
+
+    _check_sweep(args)
+
+    def show(trial: int, run: int, progress: "Progress") -> None:
+        output.progress(f"trial {trial} run {run}  {_line(progress)}")
+
+    def told(one: "TrialReport") -> None:
+        settings = "  ".join(f"{key}={_short(text)}" for key, text in one.settings.items())
+        output.say(f"trial {one.number}: {_outcome(one)}  {settings}")
+
+    swept = sweep(args.sweep, request, args.config, Watcher(show, told, _stops_on_signals), tuple(sys.argv))
+    pictures = plot(swept)
+    keys = [one.key for one in swept.file.space]
+    rows = [
+        [one.number, _outcome(one), *(_short(one.settings.get(key, "")) for key in keys), "best" * (one == swept.best)]
+        for one in swept.trials
+    ]
+    output.table(["trial", swept.file.sweep.objective, *keys, ""], rows)
+    for picture in pictures:
+        output.say(f"drawn into {picture}")
+    if swept.state == "stopped":
+        output.say("stopped; the same command goes on with the trials that are left")
+    if swept.best is not None:
+        own = "".join(f" --algo-set {shlex.quote(text)}" for text in request.settings)
+        output.say(f"best: spar train {request.game} --algo {request.algo}{own} {swept.flags}")
+    return {
+        "sweep": swept.name,
+        "folder": str(swept.folder),
+        "game": request.game,
+        "algo": request.algo,
+        "seed": request.seed,
+        "objective": swept.file.sweep.objective,
+        "state": swept.state,
+        "trials": [asdict(one) for one in swept.trials],
+        "best": None if swept.best is None else asdict(swept.best),
+        "flags": swept.flags,
+        "plots": pictures,
+    }
+
+
+def _check_sweep(args: argparse.Namespace) -> None:
+    """The file says how long a run is and when it ends; a flag for that would be ignored."""
+    given = {"--steps": args.steps, "--minutes": args.minutes, "--until": args.until, "--resume": args.resume}
+    if twice := [flag for flag, value in given.items() if value is not None]:
+        do = "Say it in the file; a sweep that was broken off goes on by itself"
+        raise ConfigError(f"{twice[0]} does not go with it", where="--sweep", do=do)
+
+
+def _outcome(one: "TrialReport") -> str:
+    return one.state if one.value is None else f"{one.value:.5g}"
+
+
+def _short(text: str) -> str:
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text

@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from sparring.config import Config
+from sparring.config import Config, open_data_folder
 from sparring.errors import ConfigError, SparringError
 from sparring.games.catalogue import Catalogue
 from sparring.gateway import tls
@@ -63,7 +63,7 @@ def serve(config: Config, ready: Callable[[GatewayServer], None]) -> None:
     gateway has the data folder.
     """
     data = Path(config.data)
-    data.mkdir(parents=True, exist_ok=True)
+    open_data_folder(data)
     config = _with_certificate(config, data)
     _check_exposure(config, data)
     with ExitStack() as opened:

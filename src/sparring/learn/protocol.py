@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from sparring.acting.actor import Episodes
 from sparring.games.spec import GameSpec, Leaf
-from sparring.replay.batch import Batch as Batch
+from sparring.replay.steps import Batch as Batch
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
 from sparring.wire.tree import Tree

@@ -129,11 +129,8 @@ def steps_of(chunk: Chunk, stream: int) -> Steps:
 def check_share(share: float) -> float:
     """`replay.store_share`, if a feeder can keep to it."""
     if not 0.0 < share < 1.0:
-        raise ConfigError(
-            f"store_share = {share}",
-            where="[replay]",
-            do="Set it between 0 and 1; --from store learns from the store alone",
-        )
+        do = "Set it between 0 and 1; --from store learns from the store alone"
+        raise ConfigError(f"store_share = {share}", where="[replay]", do=do)
     return share
 
 

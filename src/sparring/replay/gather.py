@@ -1,86 +1,105 @@
 """Rows into batches: n-step transitions and stacks of frames, in one pass over memory. Compiled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sparring.games.protocol import RUNNING
+from sparring.games.spec import SeatSpec
 from sparring.jit import compiled, released
-from sparring.replay.rows import COMPLETE, ENDING, NEXT, NONE, PREVIOUS, REWARD, VERSION, Rows
+from sparring.replay.rows import (
+    COMPLETE,
+    ENDING,
+    NEXT,
+    NONE,
+    OVERWRITES,
+    PREVIOUS,
+    REWARD,
+    ROW_BITS,
+    VERSION,
+    Memory,
+    Rows,
+)
 from sparring.wire.chunk import Array
 
-LARGE_BATCH = 1 << 18  # bytes: about 50 µs, from which on other threads go on while it is copied
-_LINE = 64  # bytes of a line of the cache, on which every column begins
-NOW, END, THEN = 0, 1, 2  # the row that was drawn; the last that its transition walks over; what was seen after it
+LARGE_BATCH_BYTES = 1 << 18  # about 50 µs; copying more than this lets other threads run meanwhile
+AFTER = "next/"  # before the name of a column: as it was after the transition
+_CACHE_LINE = 64  # bytes; every column of a batch begins on one
+FIRST, LAST, NEXT_VIEW = 0, 1, 2  # the row drawn; the last row of its transition; the row of what was seen after it
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A column of the batch: its name there, where it comes from, and as what it is given."""
+class BatchColumn:
+    """A column of the batch: its name there, and which column of which row it comes from."""
 
     name: str
     column: str
-    moment: int
+    row: int  # FIRST, LAST or NEXT_VIEW
     shape: tuple[int, ...]  # of one step, in stacks where stacked
     dtype: np.dtype[Any]
-    stacked: bool = False
+    frames: int = 1
 
 
-class Taking:
-    """Makes the same columns for every batch of `frames`-stacks."""
+class TransitionGather:
+    """Makes the columns of transition batches, with observations as stacks of `frames` frames."""
 
-    def __init__(self, rows: Rows, wanted: Sequence[Wanted], frames: int) -> None:
-        self._rows, self._wanted, self._frames = rows, wanted, frames
+    def __init__(self, rows: Rows, seat: SeatSpec, frames: int) -> None:
+        self._rows, self._columns = rows, tuple(_columns(rows.layout, seat, frames))
         self._plans: dict[int, tuple[np.dtype[Any], Array, Array]] = {}  # by the size of the batch
 
-    def take(self, rows: Array, n_steps: int, discount: float) -> Array:
-        """The transitions from `rows`: one record of the wanted columns and `reward`, `n_steps` and `version`."""
-        count, held = len(rows), self._rows
+    def gather(self, rows: Array, n_steps: int, discount: float) -> Array:
+        """The transitions that begin at `rows`: a record of all columns, `reward`, `n_steps`, `version`, `id`."""
+        count = len(rows)
         if count not in self._plans:
             self._plans[count] = self._plan(count)
         layout, made, copied = self._plans[count]
         out = np.empty(layout.itemsize, np.uint8)
-        take = _take if len(out) < LARGE_BATCH else _take_released
-        take(held.words, held.floats, held.bytes, rows, made, copied, out, n_steps, discount)
+        gather = _gather if len(out) < LARGE_BATCH_BYTES else _gather_released
+        gather(self._rows.memory, rows, made, copied, out, n_steps, discount)
         return np.ndarray((), layout, out)
 
     def _plan(self, count: int) -> tuple[np.dtype[Any], Array, Array]:
-        """A batch in memory; for `_take` where the columns that it makes begin, and what it copies where."""
-        made = [("reward", np.dtype(np.float32)), ("n_steps", np.dtype(np.int32)), ("version", np.dtype(np.int64))]
-        formats = [(dtype, (count,)) for _, dtype in made] + [(one.dtype, (count, *one.shape)) for one in self._wanted]
+        """The layout of a batch in memory; where `_gather` puts the columns that it computes; what it copies where."""
+        made = {"reward": np.float32, "n_steps": np.int32, "version": np.int64, "id": np.int64}
+        formats = [(np.dtype(kind), (count,)) for kind in made.values()] + [
+            (one.dtype, (count, *one.shape)) for one in self._columns
+        ]
         sizes = [np.dtype(one).itemsize for one in formats]
-        *starts, total = np.concatenate([[0], np.cumsum([-(-size // _LINE) * _LINE for size in sizes])]).tolist()
-        names = [name for name, _ in made] + [one.name for one in self._wanted]
+        padded = [-(-size // _CACHE_LINE) * _CACHE_LINE for size in sizes]
+        *starts, total = np.concatenate([[0], np.cumsum(padded)]).tolist()
+        names = [*made] + [one.name for one in self._columns]
         layout = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": total})
-        copied = []
-        for one, start, size in zip(self._wanted, starts[len(made) :], sizes[len(made) :], strict=True):
-            frames = self._frames if one.stacked else 1
-            copied.append((one.moment, self._rows.offset(one.column), size // count // frames, start, frames))
+        copied = [
+            (one.row, self._rows.offset(one.column), size // count // one.frames, start, one.frames)
+            for one, start, size in zip(self._columns, starts[len(made) :], sizes[len(made) :], strict=True)
+        ]
         return layout, np.array(starts[: len(made)]), np.array(copied, np.int64).reshape(-1, 5)
 
 
+def _columns(layout: np.dtype[Any], seat: SeatSpec, frames: int) -> Iterator[BatchColumn]:
+    for name, row in (("action", FIRST), ("ending", LAST), ("behaviour_logp", FIRST), ("state", FIRST)):
+        if name in (layout.names or ()):
+            yield BatchColumn(name, name, row, layout[name].shape, layout[name].base)
+    for row, prefix in ((FIRST, ""), (NEXT_VIEW, AFTER)):
+        for leaf in seat.observation:
+            yield BatchColumn(prefix + leaf.name, leaf.name, row, leaf.stacked(frames), layout[leaf.name].base, frames)
+        if "legal" in (layout.names or ()):
+            yield BatchColumn(f"{prefix}legal", "legal", row, layout["legal"].shape, layout["legal"].base)
+
+
 @compiled
-def _take(  # noqa: PLR0913  (a table's memory, what is asked, and where the answer goes)
-    words: Array,
-    floats: Array,
-    flags: Array,
-    rows: Array,
-    made: Array,
-    copied: Array,
-    out: Array,
-    n_steps: int,
-    discount: float,
-) -> None:
+def _gather(memory: Memory, rows: Array, made: Array, copied: Array, out: Array, n_steps: int, discount: float) -> None:
+    words, floats, flags = memory
     count = len(rows)
     reward, walked = out[made[0] :].view(np.float32)[:count], out[made[1] :].view(np.int32)[:count]
-    version = out[made[2] :].view(np.int64)[:count]
+    version, ids = out[made[2] :].view(np.int64)[:count], out[made[3] :].view(np.int64)[:count]
     where = np.empty((3, count), np.int64)
     for i in range(count):
         row = rows[i]
         total, scale, steps = floats[row, REWARD], discount, 1
-        version[i] = words[row, VERSION]
+        version[i], ids[i] = words[row, VERSION], row | (np.int64(flags[row, OVERWRITES]) << ROW_BITS)
         last = row
         while steps < n_steps and flags[last, ENDING] == RUNNING:
             after = words[last, NEXT]
@@ -91,31 +110,21 @@ def _take(  # noqa: PLR0913  (a table's memory, what is asked, and where the ans
             steps += 1
             last = after
         after = words[last, NEXT]
-        where[NOW, i], where[END, i] = row, last
-        where[THEN, i] = last if after == NONE else after  # after a true end nobody asks what was seen
+        where[FIRST, i], where[LAST, i] = row, last
+        where[NEXT_VIEW, i] = last if after == NONE else after  # after a true end no algorithm reads what was seen
         reward[i], walked[i] = total, steps
     out_words = out.view(np.int32)
     for line in range(len(copied)):
-        moment, offset, size, start, frames = copied[line]
+        row_kind, offset, size, start, frames = copied[line]
         if (size | offset) & 3:
-            _copy(flags, words, where[moment], offset, size, out[start:], frames)
+            _copy(flags, words, where[row_kind], offset, size, out[start:], frames)
         else:
-            _copy(words, words, where[moment], offset >> 2, size >> 2, out_words[start >> 2 :], frames)
+            _copy(words, words, where[row_kind], offset >> 2, size >> 2, out_words[start >> 2 :], frames)
 
 
 @released
-def _take_released(  # noqa: PLR0913  (as _take)
-    words: Array,
-    floats: Array,
-    flags: Array,
-    rows: Array,
-    made: Array,
-    copied: Array,
-    out: Array,
-    n_steps: int,
-    discount: float,
-) -> None:
-    _take(words, floats, flags, rows, made, copied, out, n_steps, discount)
+def _gather_released(*parameters: Any) -> None:
+    _gather(*parameters)
 
 
 @compiled

@@ -1,6 +1,6 @@
 """How fast steps may come and go: samples per insert held near a ratio by making the faster side wait.
 
-`python -m sparring.replay.rate_limiter` prints a gate at work.
+`python -m sparring.replay.rate_limiter` prints one at work.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class RateLimiter:
 def open_rate_limiter(
     samples_per_insert: float, min_steps: int, slack_samples: float, *, insert_steps: int, batch_steps: int
 ) -> RateLimiter:
-    """A gate for inserts and batches of these sizes; ConfigError where both sides could wait for ever.
+    """A rate limiter for inserts and batches of these sizes; ConfigError where both sides could wait for ever.
 
     Both wait when owed > slack − ratio·insert and owed < batch − slack. That cannot be when
     2·slack ≥ ratio·insert + batch; and what overshoots min_steps by one insert must still fit.
@@ -71,9 +71,9 @@ def open_rate_limiter(
 if __name__ == "__main__":
     import sys
 
-    gate = open_rate_limiter(8.0, 100, 1000.0, insert_steps=16, batch_steps=256)
+    limiter = open_rate_limiter(8.0, 100, 1000.0, insert_steps=16, batch_steps=256)
     for turn in range(12):
-        can_insert, can_sample = gate.may_insert(16), gate.may_sample(256)
-        line = f"{turn:3} insert {can_insert!s:5} sample {can_sample!s:5} {gate.flow()}\n"
+        can_insert, can_sample = limiter.may_insert(16), limiter.may_sample(256)
+        line = f"{turn:3} insert {can_insert!s:5} sample {can_sample!s:5} {limiter.flow()}\n"
         sys.stdout.write(line)
-        gate.sample(256) if can_sample else gate.insert(16)
+        limiter.sample(256) if can_sample else limiter.insert(16)

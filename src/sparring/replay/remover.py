@@ -9,16 +9,16 @@ from sparring.errors import ConfigError
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
 
-BATCHES = 64  # a table of lowest priority first makes room for this part of itself at a time
+BATCHES = 64  # LowestPriority frees one part in this many at a time
 
 
 class Remover(Protocol):
-    """Gives rows to write to. What stood there is forgotten by the table."""
+    """Chooses the rows that new steps are written to; the table removes the steps that were there."""
 
-    side_by_side: bool  # the rows given last ascend one by one
+    contiguous: bool  # the rows claimed last ascend one by one
 
-    def claim(self, count: int, worth: Callable[[], Array]) -> Array:
-        """`count` different rows. `worth` says what each row of a full table is worth; infinite: it must stay."""
+    def claim(self, count: int, priorities: Callable[[], Array]) -> Array:
+        """`count` different rows. `priorities` gives every row's priority; infinite: it must stay."""
         ...
 
     def save(self) -> Tree:
@@ -31,19 +31,19 @@ class Remover(Protocol):
 
 
 class Fifo:
-    """First in, first out: the table is a ring."""
+    """First in, first out: the table is a ring buffer."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._claimed = 0
-        self.side_by_side = True
+        self.contiguous = True
 
-    def claim(self, count: int, worth: Callable[[], Array]) -> Array:
+    def claim(self, count: int, priorities: Callable[[], Array]) -> Array:
         first = self._claimed % self._capacity
         self._claimed += count
         rows = np.arange(first, first + count)
-        self.side_by_side = first + count <= self._capacity
-        return rows if self.side_by_side else rows % self._capacity
+        self.contiguous = first + count <= self._capacity
+        return rows if self.contiguous else rows % self._capacity
 
     def save(self) -> Tree:
         return {"claimed": self._claimed}
@@ -53,19 +53,19 @@ class Fifo:
 
 
 class LowestPriority:
-    """What is worth least goes first; of what is worth the same, any.
+    """The lowest priority goes first; among equals, any.
 
-    A pass over all rows finds a 64th of them at once, so that a new row costs 64 looks at a number.
+    A pass over all rows finds a 64th of them at once, so that a new row costs reading 64 numbers.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._free = np.arange(capacity, dtype=np.int64)
-        self.side_by_side = False
+        self.contiguous = False
 
-    def claim(self, count: int, worth: Callable[[], Array]) -> Array:
+    def claim(self, count: int, priorities: Callable[[], Array]) -> Array:
         if len(self._free) < count:
-            self._free = np.concatenate([self._free, self._least(count, worth())])
+            self._free = np.concatenate([self._free, self._least(count, priorities())])
         rows, self._free = self._free[:count], self._free[count:]
         return rows
 
@@ -75,15 +75,13 @@ class LowestPriority:
     def load(self, state: Tree) -> None:
         self._free = state["free"]
 
-    def _least(self, count: int, worth: Array) -> Array:
-        worth[self._free] = np.inf  # they are to be had already
+    def _least(self, count: int, priorities: Array) -> Array:
+        priorities[self._free] = np.inf  # they are free already
         size = min(max(count, self._capacity // BATCHES), self._capacity - 1)
-        least = np.argpartition(worth, size)[:size]
-        least = least[np.isfinite(worth[least])]
+        least = np.argpartition(priorities, size)[:size]
+        least = least[np.isfinite(priorities[least])]
         if len(least) + len(self._free) < count:
-            raise ConfigError(
-                f"{self._capacity} rows leave no room for {count} more: the others wait for what comes after them",
-                where="[replay]",
-                do="Set capacity_steps to more than twice the games played at once",
-            )
+            wrong = f"{self._capacity} rows leave no room for {count} more: the others wait for what comes after them"
+            do = "Set capacity_steps to more than twice the games played at once"
+            raise ConfigError(wrong, where="[replay]", do=do)
         return least

@@ -1,91 +1,86 @@
-"""Which steps of a table a learner sees next. A sampler is told what arrives and what was learned."""
+"""Which steps of a table are sampled next: samplers, and the limit on one uploader's share of a batch."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 
+from sparring.replay.sumtree import SumTree
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
 
-LEAST_PRIORITY = 1e-6  # added to every error, so that nothing that was learned once is out of reach
-MOST_PRIORITY = 1e30  # a million of them can be summed in float32
+MIN_PRIORITY = 1e-6  # added to every error, so that every step can be sampled again
+MAX_PRIORITY = 1e30  # a million of them can be summed in float32
+REDRAWS = 4  # of those rows of a batch by which one uploader exceeds its share
 
 
 class Drawn(NamedTuple):
-    """Rows of the table, and the importance of each; None says that all weigh the same."""
+    """Rows of the table, and the importance weight of each; None: all weigh the same."""
 
     rows: Array  # int64 [count]
     weight: Array | None = None  # float32 [count]
 
 
-class Sampler(Protocol):
-    """`by` names the column of the table whose values `ready` is given with the rows; None: it wants none."""
+class Sampler:
+    """Keeps an index of the rows that may be sampled. What it says of priorities here is for samplers without any."""
 
-    by: str | None
+    label: str | None = None  # the table's column whose values `add` is given with the rows; None: no column
 
     def __len__(self) -> int:
-        """How many rows may be drawn."""
-        ...
+        """How many rows may be sampled."""
+        raise NotImplementedError
 
-    def expect(self, rows: Array, priorities: Array) -> None:
-        """What whoever played them thinks of rows that are not ready yet."""
-        ...
+    def set_initial_priorities(self, rows: Array, priorities: Array) -> None:
+        """The actor's estimates for rows that are not added yet."""
 
-    def ready(self, rows: Array, label: Array | None = None) -> None:
-        """These rows, none of which was ready, may be drawn from now on."""
-        ...
+    def add(self, rows: Array, label: Array | None = None) -> None:
+        """These rows, none of which is in the index, may be sampled from now on."""
+        raise NotImplementedError
 
-    def gone(self, rows: Array) -> None:
-        """These rows hold something else now, and may not be drawn until `ready` names them again."""
-        ...
+    def remove(self, rows: Array) -> None:
+        """These rows may not be sampled until `add` names them again; those not in the index are ignored."""
+        raise NotImplementedError
 
     def draw(self, count: int, rng: Generator) -> Drawn:
-        """`count` rows with replacement; at least one is ready."""
-        ...
+        """`count` rows with replacement; the index is not empty."""
+        raise NotImplementedError
 
-    def weigh(self, rows: Array) -> Array | None:
-        """The importance of each of these rows in one batch, float32; None says that all weigh the same."""
-        ...
+    def weights(self, rows: Array) -> Array | None:
+        """The importance weight of each of these rows in one batch, float32; None: all weigh the same."""
+        return None
 
-    def learned(self, rows: Array, priorities: Array) -> None:
-        """What the learner said of the rows that it was given."""
-        ...
+    def update_priorities(self, rows: Array, priorities: Array) -> None:
+        """The learner's new priorities (errors) of rows that were sampled."""
 
     def save(self) -> Tree:
         """Everything that `load` needs, in arrays of its own."""
-        ...
+        raise NotImplementedError
 
     def load(self, state: Tree) -> None:
         """Back to what `save` gave."""
-        ...
+        raise NotImplementedError
 
 
-class Uniform:
-    """Every ready row is as likely as any other.
+class Uniform(Sampler):
+    """Every row is as likely as any other.
 
-    The ready rows stand packed in `_rows`, and `_place` says where each stands, so that drawing is one
-    lookup and coming or going moves one entry per row.
+    The rows that may be sampled lie packed in `_rows`, and `_place` says where each is, so that drawing is one
+    lookup, and adding or removing moves one entry per row.
     """
-
-    by: str | None = None
 
     def __init__(self, capacity: int) -> None:
         self._rows = np.zeros(capacity, np.int64)
         self._place = np.full(capacity, -1, np.int64)
         self._count = 0
 
-    def expect(self, rows: Array, priorities: Array) -> None:
-        """Uniform sampling has no use for priorities."""
-
-    def ready(self, rows: Array, label: Array | None = None) -> None:
+    def add(self, rows: Array, label: Array | None = None) -> None:
         end = self._count + len(rows)
         self._rows[self._count : end] = rows
         self._place[rows] = np.arange(self._count, end)
         self._count = end
 
-    def gone(self, rows: Array) -> None:
+    def remove(self, rows: Array) -> None:
         rows = rows[self._place[rows] >= 0]
         if not len(rows):
             return
@@ -102,12 +97,6 @@ class Uniform:
     def draw(self, count: int, rng: Generator) -> Drawn:
         return Drawn(self._rows[rng.integers(0, self._count, count)])
 
-    def weigh(self, rows: Array) -> Array | None:
-        return None
-
-    def learned(self, rows: Array, priorities: Array) -> None:
-        """Uniform sampling has no use for priorities."""
-
     def __len__(self) -> int:
         return self._count
 
@@ -117,31 +106,26 @@ class Uniform:
     def load(self, state: Tree) -> None:
         self._place[:] = -1
         self._count = 0
-        self.ready(state["rows"])
+        self.add(state["rows"])
 
 
-class Prioritised:
+class Prioritised(Sampler):
     """P(i) ∝ p_i^α with p_i the last error of row i (Schaul et al. 2016, proportional).
 
-    A newcomer has the largest priority seen, so that it is learned once soon, unless whoever played it gave one.
+    A new row gets the largest priority seen, so that it is sampled soon, unless the actor gave an initial priority.
     Weights are (n·P(i))^-β over the largest of the batch: the gradient is only ever made smaller. β rises from
     `importance_exponent` to 1 in a straight line while `importance_samples` rows are drawn; 0 keeps it.
     """
 
-    by: str | None = None
-
     def __init__(
         self, capacity: int, priority_exponent: float, importance_exponent: float, importance_samples: int = 0
     ) -> None:
-        from sparring.replay.random_points import points  # compile: whoever does not ask for them need not wait
-        from sparring.replay.sumtree import SumTree
-
-        self._tree, self._points = SumTree(capacity), points
+        self._tree = SumTree(capacity)
         self._alpha, self._beta, self._beta_samples = priority_exponent, importance_exponent, importance_samples
         self._largest = 1.0  # of p^α
         self._count = 0
         self._drawn = 0
-        self._expected: Array | None = None  # p of rows that are not ready yet; below 0: none was given
+        self._initial: Array | None = None  # p of rows that are not added yet; negative: none was given
 
     @property
     def importance_exponent(self) -> float:
@@ -149,48 +133,48 @@ class Prioritised:
         gone = min(1.0, self._drawn / self._beta_samples) if self._beta_samples else 0.0
         return self._beta + gone * (1.0 - self._beta)
 
-    def expect(self, rows: Array, priorities: Array) -> None:
-        if self._expected is None:
-            self._expected = np.full(self._tree.capacity, -1.0, np.float32)
-        self._expected[rows] = priorities
+    def set_initial_priorities(self, rows: Array, priorities: Array) -> None:
+        if self._initial is None:
+            self._initial = np.full(self._tree.capacity, -1.0, np.float32)
+        self._initial[rows] = priorities
 
-    def ready(self, rows: Array, label: Array | None = None) -> None:
+    def add(self, rows: Array, label: Array | None = None) -> None:
         self._count += len(rows)
-        if self._expected is None:
+        if self._initial is None:
             self._tree.set(rows, self._largest)
             return
-        given = self._expected[rows].astype(np.float64)
-        raised = (np.fmin(np.fmax(given, 0.0), MOST_PRIORITY) + LEAST_PRIORITY) ** self._alpha  # no number: 0
+        given = self._initial[rows].astype(np.float64)
+        raised = (np.fmin(np.fmax(given, 0.0), MAX_PRIORITY) + MIN_PRIORITY) ** self._alpha  # NaN counts as 0
         self._largest = max(self._largest, float(raised.max(initial=0.0)))
         self._tree.set(rows, np.where(given < 0, self._largest, raised))
-        self._expected[rows] = -1.0
+        self._initial[rows] = -1.0
 
-    def gone(self, rows: Array) -> None:
+    def remove(self, rows: Array) -> None:
         if len(rows):
             self._count -= self._tree.clear(rows)
-            if self._expected is not None:
-                self._expected[rows] = -1.0
+            if self._initial is not None:
+                self._initial[rows] = -1.0
 
     def draw(self, count: int, rng: Generator) -> Drawn:
         # One point in each of `count` equal parts: as likely for every row, with less variance (ibid., appendix B).
         # n and the total are the same for the whole batch, so (n·P(i))^-β over its maximum is (p_i / p_least)^-β.
-        rows, weight = self._tree.draw_weighted(self._points(count, rng), self.importance_exponent)
+        rows, weight = self._tree.draw(rng.random(count), self.importance_exponent)
         self._drawn += count
         return Drawn(rows, weight)
 
-    def weigh(self, rows: Array) -> Array | None:
+    def weights(self, rows: Array) -> Array | None:
         drawn = self._tree[rows].astype(np.float64)
         return np.asarray((drawn.min() / drawn) ** self.importance_exponent, np.float32)
 
-    def learned(self, rows: Array, priorities: Array) -> None:
-        if len(rows):  # what went since then stays away
+    def update_priorities(self, rows: Array, priorities: Array) -> None:
+        if len(rows):  # rows that were removed since stay out: their priority is 0
             errors = np.ascontiguousarray(priorities, np.float32)
-            largest = self._tree.replace(rows, errors, LEAST_PRIORITY, MOST_PRIORITY, self._alpha)
+            largest = self._tree.replace(rows, errors, MIN_PRIORITY, MAX_PRIORITY, self._alpha)
             self._largest = max(self._largest, largest)
 
     @property
     def total(self) -> float:
-        """Σ p^α of the rows that are ready."""
+        """Σ p^α of all rows."""
         return float(self._tree.total)
 
     def chance(self, rows: Array) -> Array:
@@ -198,7 +182,7 @@ class Prioritised:
         return np.asarray(self._tree[rows] / self.total)
 
     def priorities(self) -> Array:
-        """p^α of every row, 0 where it is not ready."""
+        """p^α of every row, 0 where it may not be sampled."""
         return self._tree.all()
 
     def __len__(self) -> int:
@@ -206,34 +190,29 @@ class Prioritised:
 
     def save(self) -> Tree:
         return {
-            "wide": self.priorities(),
+            "priorities": self.priorities(),
             "largest": self._largest,
             "count": self._count,
             "drawn": self._drawn,
-            "expected": None if self._expected is None else self._expected.copy(),
+            "initial": None if self._initial is None else self._initial.copy(),
         }
 
     def load(self, state: Tree) -> None:
-        self._tree.load(state["wide"])
+        self._tree.load(state["priorities"])
         self._largest, self._count, self._drawn = state["largest"], state["count"], state["drawn"]
-        self._expected = None if state["expected"] is None else state["expected"].copy()
+        self._initial = None if state["initial"] is None else state["initial"].copy()
 
 
-class Newest:
-    """The rows that became ready last, each once; the same ones again while nothing new comes."""
-
-    by: str | None = None
+class Newest(Sampler):
+    """The rows that were added last, each once; the same ones again until new ones are added."""
 
     def __init__(self, capacity: int) -> None:
-        self._order = np.zeros(2 * capacity, np.int64)  # in the order in which they became ready
+        self._order = np.zeros(2 * capacity, np.int64)  # in the order in which they were added
         self._place = np.full(capacity, -1, np.int64)  # of each row in it
         self._end = 0
         self._count = 0
 
-    def expect(self, rows: Array, priorities: Array) -> None:
-        """What is newest does not depend on it."""
-
-    def ready(self, rows: Array, label: Array | None = None) -> None:
+    def add(self, rows: Array, label: Array | None = None) -> None:
         if self._end + len(rows) > len(self._order):
             self._pack(self._live(self._end))
         end = self._end + len(rows)
@@ -241,7 +220,7 @@ class Newest:
         self._place[rows] = np.arange(self._end, end)
         self._end, self._count = end, self._count + len(rows)
 
-    def gone(self, rows: Array) -> None:
+    def remove(self, rows: Array) -> None:
         self._count -= int((self._place[rows] >= 0).sum())
         self._place[rows] = -1
 
@@ -250,12 +229,6 @@ class Newest:
         while len(found := self._live(look)) < min(count, self._count):
             look *= 2
         return Drawn(np.resize(found[::-1], count))  # np.resize repeats
-
-    def weigh(self, rows: Array) -> Array | None:
-        return None
-
-    def learned(self, rows: Array, priorities: Array) -> None:
-        """What is newest does not depend on it."""
 
     def __len__(self) -> int:
         return self._count
@@ -269,7 +242,7 @@ class Newest:
         self._count = self._end
 
     def _live(self, look: int) -> Array:
-        """The ready ones among the last `look`, oldest first."""
+        """Those among the last `look` that were not removed, oldest first."""
         first = max(0, self._end - look)
         part = self._order[first : self._end]
         found: Array = part[self._place[part] == np.arange(first, self._end)]
@@ -281,14 +254,14 @@ class Newest:
         self._place[rows] = np.arange(self._end)
 
 
-class ByEpisode:
+class ByEpisode(Sampler):
     """Every episode is as likely as any other, and so is each of its steps: long games do not drown short ones.
 
-    The index by episode is made anew when a sixteenth of the rows has come or gone since; until then newcomers
-    wait, and a row that went is drawn again.
+    The index by episode is rebuilt when a sixteenth of the rows was added or removed since; until then new rows wait,
+    and where a removed row is drawn, another is drawn instead.
     """
 
-    by: str | None = "episode"
+    label = "episode"
 
     def __init__(self, capacity: int) -> None:
         self._episode = np.full(capacity, -1, np.int64)
@@ -296,16 +269,13 @@ class ByEpisode:
         self._changes = 0
         self._rows = self._first = self._length = np.zeros(0, np.int64)
 
-    def expect(self, rows: Array, priorities: Array) -> None:
-        """Episodes have no priorities."""
-
-    def ready(self, rows: Array, label: Array | None = None) -> None:
+    def add(self, rows: Array, label: Array | None = None) -> None:
         assert label is not None
         self._episode[rows] = label
         self._count += len(rows)
         self._changes += len(rows)
 
-    def gone(self, rows: Array) -> None:
+    def remove(self, rows: Array) -> None:
         live = rows[self._episode[rows] >= 0]
         self._episode[live] = -1
         self._count -= len(live)
@@ -321,19 +291,12 @@ class ByEpisode:
             rows[lost] = self._pick(len(lost), rng)
         return Drawn(rows)
 
-    def weigh(self, rows: Array) -> Array | None:
-        return None
-
-    def learned(self, rows: Array, priorities: Array) -> None:
-        """Episodes have no priorities."""
-
     def __len__(self) -> int:
         return self._count
 
     def save(self) -> Tree:
-        return {"episode": self._episode.copy(), "rows": self._rows, "first": self._first, "length": self._length} | {
-            "changes": self._changes
-        }
+        index = {"rows": self._rows, "first": self._first, "length": self._length, "changes": self._changes}
+        return index | {"episode": self._episode.copy()}
 
     def load(self, state: Tree) -> None:
         self._episode[:] = state["episode"]
@@ -352,28 +315,25 @@ class ByEpisode:
         return picked
 
 
-class BySource:
-    """A fixed share of each batch from each source that has any ready rows; uniform within a source."""
+class BySource(Sampler):
+    """A fixed share of each batch from each source that has any rows; uniform within a source."""
 
-    by: str | None = "source"
+    label = "source"
 
     def __init__(self, capacity: int, shares: Mapping[int, float]) -> None:
         self._shares = dict(sorted(shares.items()))  # by the number of a source
         self._rows = {number: Uniform(capacity) for number in self._shares}
 
-    def expect(self, rows: Array, priorities: Array) -> None:
-        """Sources have no priorities."""
-
-    def ready(self, rows: Array, label: Array | None = None) -> None:
+    def add(self, rows: Array, label: Array | None = None) -> None:
         assert label is not None
         for number, held in self._rows.items():
             mine = rows[label == number]
             if len(mine):
-                held.ready(mine)
+                held.add(mine)
 
-    def gone(self, rows: Array) -> None:
+    def remove(self, rows: Array) -> None:
         for held in self._rows.values():
-            held.gone(rows)
+            held.remove(rows)
 
     def draw(self, count: int, rng: Generator) -> Drawn:
         there = {number: share for number, share in self._shares.items() if len(self._rows[number])}
@@ -381,12 +341,6 @@ class BySource:
         sizes = np.diff(ends, prepend=0)
         parts = [self._rows[number].draw(int(size), rng).rows for number, size in zip(there, sizes, strict=True)]
         return Drawn(np.concatenate(parts))
-
-    def weigh(self, rows: Array) -> Array | None:
-        return None
-
-    def learned(self, rows: Array, priorities: Array) -> None:
-        """Sources have no priorities."""
 
     def __len__(self) -> int:
         return sum(len(held) for held in self._rows.values())
@@ -397,3 +351,31 @@ class BySource:
     def load(self, state: Tree) -> None:
         for number, held in self._rows.items():
             held.load(state[str(number)])
+
+
+def limit_uploaders(sampler: Sampler, drawn: Drawn, uploader: Array, share: float, rng: Generator) -> Drawn:
+    """No uploader (a column of the table) has more than its share of the batch: the excess is drawn again, REDRAWS
+    times at most; what is still too much gets weight 0."""
+    rows, limit = drawn.rows, max(1, int(share * len(drawn.rows)))
+    excess = excess_rows(uploader[rows], limit)
+    if not len(excess):
+        return drawn
+    for _ in range(REDRAWS):
+        rows[excess] = sampler.draw(len(excess), rng).rows  # no part of a larger draw: its rows may be in order
+        excess = excess_rows(uploader[rows], limit)
+        if not len(excess):
+            break
+    weight = sampler.weights(rows)
+    if len(excess):
+        weight = np.ones(len(rows), np.float32) if weight is None else weight
+        weight[excess] = 0.0
+    return Drawn(rows, weight)
+
+
+def excess_rows(uploader: Array, limit: int) -> Array:
+    """Places of all but the first `limit` of each uploader; uploader 0 (this run itself) has no limit."""
+    order = np.argsort(uploader, kind="stable")
+    there = uploader[order]
+    rank = np.arange(len(uploader)) - np.searchsorted(there, there)
+    found: Array = order[(rank >= limit) & (there > 0)]
+    return found

@@ -38,11 +38,9 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.burn_in < 0 or not 0 <= self.overlap < self.length:
-            raise ConfigError(
-                f"length = {self.length}, burn_in = {self.burn_in}, overlap = {self.overlap}",
-                where="replay window",
-                do="Give a positive length, no negative burn-in, and an overlap below the length",
-            )
+            wrong = f"length = {self.length}, burn_in = {self.burn_in}, overlap = {self.overlap}"
+            do = "Give a positive length, no negative burn-in, and an overlap below the length"
+            raise ConfigError(wrong, where="replay window", do=do)
 
 
 def windows(columns: Mapping[str, Array], rows: Array, window: Window) -> tuple[Array, Array]:

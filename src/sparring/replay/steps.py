@@ -1,4 +1,4 @@
-"""Steps on their way from whoever played them to whoever learns from them."""
+"""The steps that go into a table, and the batches that come out of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ SOURCES = ("selfplay", "play", "collect", "node", "import")  # of wire/chunk.py,
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps whose reward is known by now, of any streams; those of one stream follow one another in their order.
+    """Steps whose reward is known, of any streams; those of one stream are in their order.
 
-    A stream is a seat of a game that an actor plays, or one chunk of the store, numbered from 0. `final` says
-    which of these steps ended or have their successor elsewhere; `final_observation` what was seen after each.
+    A stream is a seat of a game that an actor plays, or one chunk of the store, numbered from 0. `final` lists
+    those of the steps that ended or whose successor is not inserted; `final_observation` what was seen after each.
     """
 
     stream: Array  # int64 [m]
@@ -27,14 +27,42 @@ class Steps:
     final: Array  # int64 [k]
     final_observation: Mapping[str, Array]  # [k, …]
     final_legal: Array | None = None
-    final_state: Array | None = None  # float32 [k, numbers]: what a memory held then
-    state: Array | None = None  # float32 [m, numbers]: what a memory held when each step was decided
-    priority: Array | None = None  # float32 [m]: the actor's own estimate; None: as the sampler begins
-    version: int = 0  # the learner's updates that whoever played them knew of
-    source: int = 0  # a place in SOURCES
-    uploader: int = 0  # whoever sent them, numbered from 1; 0: played here
+    final_state: Array | None = None  # float32 [k, numbers]: the recurrent state then
+    state: Array | None = None  # float32 [m, numbers]: the recurrent state when each step was decided
+    priority: Array | None = None  # float32 [m]: the actor's own estimate; None: the sampler's initial priority
+    version: int = 0  # the learner's updates behind the weights that played them
+    source: int = 0  # an index into SOURCES
+    uploader: int = 0  # who sent them, numbered from 1; 0: played by this run
     episode: int | None = None  # its number, not negative; None: the table counts
-    position: Array | None = None  # int64 [m], decisions since the episode began; None: the table counts
+    position: Array | None = None  # int64 [m], decisions since the episode began; given with `episode`
 
     def __len__(self) -> int:
         return len(self.reward)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What an algorithm learns from. Leading axes: [batch] for transitions, [time, batch] for trajectories.
+
+    Transitions: `next_observation` is what the seat saw `n_steps` decisions later, `reward` their
+    discounted sum. Trajectories: `next_observation` has one row per sequence, the view after its last step.
+    A missing column is None, never zeros.
+    """
+
+    observation: Mapping[str, Array]
+    action: Array
+    reward: Array  # float32
+    ending: Array  # uint8: RUNNING, TERMINATED, TRUNCATED after this step (of the last, in an n-step one)
+    next_observation: Mapping[str, Array]
+    legal: Array | None = None
+    next_legal: Array | None = None
+    behaviour_logp: Array | None = None
+    value: Array | None = None  # of the actor's own value head, trajectories only
+    truncation_value: Array | None = None  # [time, batch]: value of the view at which a step was cut short
+    n_steps: Array | None = None
+    weight: Array | None = None  # importance of each sample; None: all the same
+    mask: Array | None = None  # False: padding
+    state: Array | None = None  # float32 [batch, numbers]: the recurrent state at the first step of each sequence
+    next_state: Array | None = None  # float32 [batch, numbers]: the same when `next_observation` was seen; trajectories
+    version: Array | None = None  # int64 [batch]: the learner's updates when each was played; None: all are fresh
+    records: "Batch | None" = None  # transitions from the store, beside trajectories

@@ -1,18 +1,17 @@
-"""Drawing rows in proportion to their priorities: a sum tree in one flat array.
+"""Sampling rows in proportion to their priorities: a sum tree in one flat array.
 
-Each node has CHILDREN children, which stand together in one cache line. Level 0 is the root; the leaves are the rows.
-A parent is always summed anew from its children and never corrected by a difference, so sums do not drift
+Each node has CHILDREN children, which lie together in one cache line. Level 0 is the root; the leaves are the rows.
+A parent is always summed afresh from its children and never corrected by a difference, so sums do not drift
 however long a run lasts.
 """
 
 import numpy as np
 
 from sparring.jit import compiled
-from sparring.replay.fast_power import raised
-from sparring.replay.rows import large
+from sparring.replay.rows import zeroed_pages
 from sparring.wire.chunk import Array
 
-CHILDREN = 4  # written out in _down and _sum_up; why four: docs/decisions/0080-wide-sum-tree.md
+CHILDREN = 4  # written out in _descend and _sum_up; why four: docs/decisions/0080-wide-sum-tree.md
 _ZERO, _BELOW = np.float32(0.0), np.float32(1.0 - 2.0**-24)  # times any float32: the greatest one below it
 
 
@@ -20,15 +19,13 @@ class SumTree:
     """Priorities of `capacity` rows, all 0 at first. A row of priority 0 is never drawn."""
 
     def __init__(self, capacity: int) -> None:
-        sizes = [
-            -(-capacity // CHILDREN) * CHILDREN
-        ]  # from the leaves up; every level but the root's is whole families
+        sizes = [-(-capacity // CHILDREN) * CHILDREN]  # from the leaves up; all but the root are whole families
         while sizes[-1] > CHILDREN:
             sizes.append(-(-sizes[-1] // CHILDREN**2) * CHILDREN)
-        sizes = [4 * CHILDREN, *reversed(sizes)]  # the root alone in its line, so that no family is in two
+        sizes = [4 * CHILDREN, *reversed(sizes)]  # the root alone in its cache line, so that no family is in two
         self.capacity = capacity
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each level, and the end
-        self._nodes = large(sum(sizes) * 4).view(np.float32)
+        self._nodes = zeroed_pages(sum(sizes) * 4).view(np.float32)
         self._leaves = self._nodes[self._starts[-2] :][:capacity]
 
     @property
@@ -48,34 +45,27 @@ class SumTree:
     def set(self, rows: Array, priorities: Array | float) -> None:
         """Give rows these priorities; where a row comes twice, its last one stays."""
         if len(rows):
-            if isinstance(priorities, float):
-                _set_all(self._nodes, self._starts, rows, priorities)
-            else:
-                _set(self._nodes, self._starts, rows, priorities)
+            values = np.full(len(rows), priorities, np.float32) if isinstance(priorities, float) else priorities
+            _set(self._nodes, self._starts, rows, values)
 
-    def draw(self, points: Array) -> Array:
-        """The row at each point of [0, 1) when the rows lie side by side, each as wide as its priority."""
-        rows = np.empty(len(points), np.int64)
-        _descend(self._nodes, self._starts, points, rows)
-        return rows
+    def draw(self, points: Array, exponent: float) -> tuple[Array, Array]:
+        """One row from each of len(points) equal parts of the total, and (smallest priority / its own)^exponent.
 
-    def draw_weighted(self, points: Array, exponent: float) -> tuple[Array, Array]:
-        """As `draw`, of one point in each of len(points) equal parts, and (least drawn / its own)^exponent, float32.
-
-        `points` say where in its part each is, and are lost.
+        The rows lie side by side, each as wide as its priority; `points`, of [0, 1), say where in its part each is,
+        and are overwritten.
         """
         rows, weight = np.empty(len(points), np.int64), np.empty(len(points), np.float32)
-        _draw_weighted(self._nodes, self._starts, points, exponent, rows, weight)
+        _draw(self._nodes, self._starts, points, exponent, rows, weight)
         return rows, weight
 
     def clear(self, rows: Array) -> int:
-        """Take their priorities from rows; how many had any."""
+        """Set the priorities of rows to 0; how many had any."""
         return int(_clear(self._nodes, self._starts, rows))
 
     def replace(self, rows: Array, values: Array, least: float, most: float, exponent: float) -> float:
         """Give (values + least)^exponent to those rows that have a priority already; the largest of them.
 
-        What is negative or not a number counts as 0, and what is beyond `most` as that: one alone would spoil all sums.
+        Negative values and NaN count as 0, and values above `most` as that: one alone would spoil all sums.
         """
         return float(_replace(self._nodes, self._starts, rows, values, least, most, exponent))
 
@@ -94,16 +84,8 @@ def _set(nodes: Array, starts: Array, rows: Array, values: Array) -> None:
 
 
 @compiled
-def _set_all(nodes: Array, starts: Array, rows: Array, value: float) -> None:
-    leaves = np.uint64(starts[-2])
-    for i in range(len(rows)):
-        nodes[leaves + np.uint64(rows[i])] = value
-    _sum_up(nodes, starts, rows)
-
-
-@compiled
 def _sum_up(nodes: Array, starts: Array, rows: Array) -> None:
-    """Sum every node above `rows` anew, from the parents of leaves to the root."""
+    """Sum every node above `rows` afresh, from the parents of leaves to the root."""
     shift = np.uint64(0)
     for level in range(len(starts) - 3, -1, -1):
         shift += np.uint64(2)  # of 4 children
@@ -135,41 +117,36 @@ def _clear(nodes: Array, starts: Array, rows: Array) -> int:
 def _replace(
     nodes: Array, starts: Array, rows: Array, values: Array, least: float, most: float, exponent: float
 ) -> float:
-    leaves, largest = np.uint64(starts[-2]), 0.0
-    lifted = np.empty(len(rows), np.float64)
+    leaves, largest, power = np.uint64(starts[-2]), _ZERO, np.float32(exponent)
+    raised = np.zeros(len(rows), np.float32)
     for i in range(len(rows)):
-        value = min(values[i], most) if values[i] > 0.0 else 0.0
-        lifted[i] = value + least if nodes[leaves + np.uint64(rows[i])] > 0.0 else 0.0
-    lifted = raised(lifted, exponent)
-    for i in range(len(rows)):
-        largest = max(largest, lifted[i])
-    _set(nodes, starts, rows, lifted)
-    return largest
+        if nodes[leaves + np.uint64(rows[i])] > _ZERO:
+            value = min(values[i], most) if values[i] > _ZERO else 0.0
+            raised[i] = np.float32(value + least) ** power
+            largest = max(largest, raised[i])
+    _set(nodes, starts, rows, raised)
+    return float(largest)
 
 
 @compiled
-def _draw_weighted(nodes: Array, starts: Array, points: Array, exponent: float, rows: Array, weight: Array) -> None:
-    count, leaves, least = len(points), np.uint64(starts[-2]), np.inf
+def _draw(nodes: Array, starts: Array, points: Array, exponent: float, rows: Array, weight: Array) -> None:
+    count, leaves, least, power = len(points), np.uint64(starts[-2]), np.float32(np.inf), np.float32(exponent)
     left = np.empty(count, np.float32)  # as fine as the sums are
     level = _place(nodes, starts, points, rows, left)
-    _down(nodes, starts, level + 1, left, rows)
-    shares = np.empty(count, np.float64)
+    _descend(nodes, starts, level + 1, left, rows)
     for i in range(count):
-        shares[i] = nodes[leaves + np.uint64(rows[i])]
-        least = min(least, shares[i])
+        weight[i] = nodes[leaves + np.uint64(rows[i])]
+        least = min(least, weight[i])
     for i in range(count):
-        shares[i] = least / shares[i]
-    shares = raised(shares, exponent)
-    for i in range(count):
-        weight[i] = shares[i]
+        weight[i] = (least / weight[i]) ** power
 
 
 @compiled
 def _place(nodes: Array, starts: Array, points: Array, rows: Array, left: Array) -> int:
-    """The lowest level of no more nodes than points: which of them each point lies in, and how far. The level.
+    """Put each point into a node of the lowest level that has no more nodes than points; that level.
 
-    The points ascend, so no level above it is descended. Nor are its nodes and the points walked along in turns, which
-    no processor foresees: each node's end is in the part of one known point, and so either before or after it.
+    The points ascend, so no level above it is descended: without this, sampling 256 of a million rows takes half as
+    long again. The end of each node falls into the part of one known point, and so lies before or after that point.
     """
     count, level = len(points), 0
     while level + 2 < len(starts) and starts[level + 2] - starts[level + 1] <= count:
@@ -195,16 +172,7 @@ def _place(nodes: Array, starts: Array, points: Array, rows: Array, left: Array)
 
 
 @compiled
-def _descend(nodes: Array, starts: Array, points: Array, rows: Array) -> None:
-    left = np.empty(len(points), np.float64)
-    for i in range(len(points)):
-        left[i] = points[i] * nodes[0]
-        rows[i] = 0
-    _down(nodes, starts, 1, left, rows)
-
-
-@compiled
-def _down(nodes: Array, starts: Array, first_level: int, left: Array, rows: Array) -> None:
+def _descend(nodes: Array, starts: Array, first_level: int, left: Array, rows: Array) -> None:
     """From nodes `rows` of the level above `first_level` to leaves; `left` is how far into each its goal lies."""
     # All descents go down together, a level at a time: their reads do not wait for one another. Which half of a family,
     # and which of the two, are asked without a loop or a branch, and indexes are unsigned for the same reason.

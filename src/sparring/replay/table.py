@@ -1,65 +1,36 @@
 """Steps in preallocated columns, from which n-step transitions and windows are made when they are sampled.
 
-Steps of many streams (a seat of a game, a chunk of the store) arrive interleaved. Each row knows the rows before and
-after it in its stream, so a transition is a walk along those links. A row can be sampled once its successor is known:
-the next step's row, a *final* row that holds nothing but the view at which an episode was cut, or none at all after
-a true end. When a row goes, the one before it has no successor any more and can be sampled no longer.
+Steps of many streams (a seat of a game, a chunk of the store) arrive interleaved. Each row is linked to the rows before
+and after it in its stream, so a transition is a walk along those links. A row can be sampled once its successor is
+known: the next step's row, a *final* row that holds nothing but the view at which an episode was cut, or none at all
+after a true end. When a row is removed, the one before it has no successor any more and cannot be sampled.
 """
 
-import importlib
 import threading
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
+from sparring.config import ReplayConfig
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.protocol import TERMINATED, TRUNCATED
 from sparring.games.spec import SeatSpec
-from sparring.replay.batch import Batch
-from sparring.replay.remover import Fifo, Remover
-from sparring.replay.rows import NONE, Rows, row_layout
-from sparring.replay.sampler import Drawn, Prioritised, Sampler, Uniform
+from sparring.replay.gather import AFTER, TransitionGather
+from sparring.replay.remover import Fifo, LowestPriority, Remover
+from sparring.replay.rows import FINAL, NONE, ROW_BITS, ROW_MASK, Rows, Snapshot, current_rows, link, row_layout, unlink
+from sparring.replay.sampler import ByEpisode, BySource, Drawn, Newest, Prioritised, Sampler, Uniform, limit_uploaders
 from sparring.replay.sequences import Window, frames, windows
-from sparring.replay.snapshot import Snapshot
-from sparring.replay.steps import Steps
-from sparring.replay.uploader_cap import capped
+from sparring.replay.steps import SOURCES, Batch, Steps
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
 
-if TYPE_CHECKING:
-    from sparring.replay.gather import Taking
-
-_NEXT = "next/"  # before the name of a column: as it was after the transition
-PENDING = 64  # inserts that wait for whoever holds the lock; the next one waits itself
-
-
-class _Held:
-    """A table's lock: what others inserted meanwhile is taken in when it is acquired, and again when it is released."""
-
-    __slots__ = ("_lock", "_pending", "_table")
-
-    def __init__(self, table: "Table") -> None:
-        self._table, self._lock, self._pending = table, table._lock, table._pending
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._pending:
-            self._table.take_in()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-        if self._pending:
-            self._table.work_off()
+_NO_ROWS, _NO_LOGP = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
 class Table:
-    """A sampler and a remover around rows of a fixed number. Threads may call it; each call holds its lock briefly."""
+    """A sampler and a remover around a fixed number of rows. Threads may call it; each call holds its lock briefly."""
 
     def __init__(  # noqa: PLR0913  (its parts; open_table chooses them by name)
         self,
@@ -79,79 +50,49 @@ class Table:
         self.remover: Remover = Fifo(capacity_steps) if remover is None else remover
         self._seat, self._frames, self._uploader_share = seat, frame_stack, uploader_share
         self._leaves = tuple(leaf.name for leaf in seat.observation)
-        self._next_leaves = tuple((leaf, _NEXT + leaf) for leaf in self._leaves)
         self._rows = Rows(capacity_steps, row_layout(seat, masks=masks, state_numbers=state_numbers))
         self._columns = self._rows.columns
-        self._taking: Taking | None = None  # compiles: made when it is first asked for
+        self._transitions = TransitionGather(self._rows, seat, frame_stack)
         self._masks, self._states = masks, state_numbers > 0
         self.written = self.steps = 0  # rows ever written; steps ever inserted, without final rows
-        self.streams = streams  # that there are places for
+        self.streams = streams
         self._episodes = 0  # ever begun by streams that do not number them
-        self._tail = np.full(streams, NONE, np.int64)  # row of the step that waits for its successor
-        self._lock = threading.RLock()
-        self._pending: deque[Steps] = deque()  # of who found the lock taken; PENDING of them at most
-        self._held, self._saving = _Held(self), threading.Lock()  # one snapshot at a time
+        self._tail = np.full(streams, NONE, np.int64)  # of each stream, the row that waits for its successor
+        self._lock, self._saving = threading.RLock(), threading.Lock()  # one snapshot at a time
         self._snapshot: Snapshot | None = None
 
-    def insert(self, steps: Steps, *, lent: bool = False) -> None:
-        """Take the steps in; a step becomes ready when its successor is in.
-
-        Where another thread holds the table it takes them in for us, a little later; so their arrays must not change
-        afterwards, unless they are said to be `lent`: then they are copied on return.
-        """
+    def insert(self, steps: Steps) -> None:
+        """Copy the steps into the table. A step can be sampled when its successor is in."""
         count = len(steps)
         if not count:
             return
         if 2 * count > self.capacity:
-            raise ConfigError(
-                f"{count} steps at once do not fit a table of {self.capacity}",
-                where="[replay]",
-                do=f"Set capacity_steps to {2 * count} or more",
-            )
-        self._pending.append(steps)
-        if lent or len(self._pending) > PENDING:
-            with self._held:
-                return
-        self.work_off()
-
-    def work_off(self) -> None:
-        """Insert what others left, unless somebody is at it: who holds the lock does it for all before it goes on.
-
-        So whoever inserts and whoever samples never sleep for one another, and a sample's slowest cost is its own and
-        an insert's, not that of two changes of thread.
-        """
-        while self._pending and self._lock.acquire(blocking=False):
-            try:
-                self.take_in()
-            finally:
-                self._lock.release()
-
-    def take_in(self) -> None:
-        """Insert all that waits. The caller holds the lock."""
-        while self._pending:
-            self._insert(self._pending.popleft())
-
-    def _insert(self, steps: Steps) -> None:
-        count = len(steps)
-        cut = steps.final[steps.ending[steps.final] != TERMINATED] if len(steps.final) else steps.final
-        rows = self._claim(count + len(cut), steps.stream)
-        self._write(steps, rows[:count])
-        if steps.priority is not None:
-            self.sampler.expect(rows[:count], steps.priority)
-        if len(cut):
-            self._write_finals(steps, rows[count:])
-        self._link(steps, rows[:count], cut, rows[count:])
-        self.steps += count
+            do = f"Set capacity_steps to {2 * count} or more"
+            raise ConfigError(f"{count} steps at once do not fit a table of {self.capacity}", where="[replay]", do=do)
+        with self._lock:
+            ends = steps.final
+            cut = ends[steps.ending[ends] != TERMINATED] if len(ends) else ends  # gets a row for what was seen after
+            rows = self._claim(count + len(cut), steps.stream)
+            self._write_steps(steps, rows[:count])
+            if steps.priority is not None:
+                self.sampler.set_initial_priorities(rows[:count], steps.priority)
+            finals = _NO_ROWS
+            if len(cut):
+                self._write_finals(steps, rows[count:])
+                finals = np.full(count, NONE, np.int64)
+                finals[cut] = rows[count:]
+            self._link(steps, rows[:count], finals)
+            self.steps += count
 
     def widen(self, streams: int) -> None:
         """Have places for so many streams, or for more."""
-        with self._held:
+        with self._lock:
             self._tail = np.append(self._tail, np.full(max(0, streams - self.streams), NONE, np.int64))
             self.streams = len(self._tail)
 
     def break_off(self, stream: int) -> None:
-        """What comes next in `stream` does not follow what came last."""
-        with self._held:
+        """The next step of `stream` does not follow its last one."""
+        with self._lock:
             row = self._tail[stream]
             if row != NONE:
                 if self._snapshot is not None:
@@ -160,38 +101,39 @@ class Table:
                 self._tail[stream] = NONE
 
     def sample(self, count: int, rng: Generator, *, n_steps: int, discount: float) -> tuple[Batch, Array]:
-        """A batch of transitions over up to `n_steps` decisions, and its rows for `learned`.
+        """A batch of transitions over up to `n_steps` decisions, and their ids for `update_priorities`.
 
         reward = Σ_{k<m} γ^k r_{t+k}, where m = n_steps, or fewer where the episode ends or its next step has
         not arrived. The batch's `ending` is that of the last step walked over, `n_steps` holds m.
         """
-        with self._held:
+        with self._lock:
             drawn = self._draw(count, rng)
-            taken = self._takes().take(drawn.rows, n_steps, discount)
+            found = self._transitions.gather(drawn.rows, n_steps, discount)
         batch = Batch(
-            observation={leaf: taken[leaf] for leaf in self._leaves},
-            action=taken["action"],
-            reward=taken["reward"],
-            ending=taken["ending"],
-            next_observation={leaf: taken[key] for leaf, key in self._next_leaves},
-            legal=taken["legal"] if self._masks else None,
-            next_legal=taken[_NEXT + "legal"] if self._masks else None,
-            behaviour_logp=taken["behaviour_logp"],
-            n_steps=taken["n_steps"],
+            observation={leaf: found[leaf] for leaf in self._leaves},
+            action=found["action"],
+            reward=found["reward"],
+            ending=found["ending"],
+            next_observation={leaf: found[AFTER + leaf] for leaf in self._leaves},
+            legal=found["legal"] if self._masks else None,
+            next_legal=found[AFTER + "legal"] if self._masks else None,
+            behaviour_logp=found["behaviour_logp"],
+            n_steps=found["n_steps"],
             weight=drawn.weight,
-            state=taken["state"] if self._states else None,
-            version=taken["version"],
+            state=found["state"] if self._states else None,
+            version=found["version"],
         )
-        return batch, drawn.rows
+        return batch, found["id"]
 
     def sample_windows(self, count: int, rng: Generator, window: Window) -> tuple[Batch, Array]:
-        """A batch of windows, [burn_in + length, count], and the rows that are learned, [length, count], for `learned`.
+        """A batch of windows, [burn_in + length, count], and the ids of the learned steps, [length, count].
 
-        `mask` is False where a window has no such step; `next_observation` [count] is the view after its last.
-        Where an episode began within the burn-in, the places before its first step are masked and the last of them
-        ends (TRUNCATED), so that a memory is empty at that step. `state` and `version` are those of the first step.
+        `mask` is False, and the id NONE, where a window has no such step; `next_observation` [count] is the view after
+        its last. Where an episode began within the burn-in, the places before its first step are masked and the last
+        of them ends (TRUNCATED), so that the recurrent state is reset at that step. `state` and `version` are those of
+        the first step.
         """
-        with self._held:
+        with self._lock:
             drawn = self._draw(count, rng)
             rows, mask = windows(self._columns, drawn.rows, window)
             after = self._columns["next"][rows[-1]]
@@ -213,20 +155,28 @@ class Table:
                 state=self._columns["state"][rows[0]] if self._states else None,
                 version=self._columns["version"][rows[0]].astype(np.int64),
             )
-        return batch, np.where(mask, rows, NONE)[window.burn_in :]
+            ids = rows | (self._columns["overwrites"][rows].astype(np.int64) << ROW_BITS)
+        return batch, np.where(mask, ids, NONE)[window.burn_in :]
 
-    def learned(self, rows: Array, priorities: Array | None) -> None:
-        """Pass on what the learner said of sampled rows; None says that replay is uniform.
+    def update_priorities(self, ids: Array, priorities: Array | None) -> None:
+        """Give sampled steps the learner's priorities; None: the algorithm has none.
 
-        Of windows it says one number each, which all steps learned in it get.
+        Of windows there is one number each, for all steps learned in it. A step that was overwritten since it was
+        sampled is left out, so that the new step in its row keeps its own priority.
         """
         if priorities is None:
             return
-        if rows.ndim == 2:
-            there = rows != NONE
-            rows, priorities = rows[there], np.broadcast_to(priorities, rows.shape)[there]
-        with self._held:
-            self.sampler.learned(rows, priorities)
+        if ids.ndim == 2:
+            there = ids != NONE
+            ids, priorities = ids[there], np.broadcast_to(priorities, there.shape)[there]
+        with self._lock:
+            self.sampler.update_priorities(*current_rows(ids, priorities, self._rows.memory[2]))
+
+    @staticmethod
+    def rows_of(ids: Array) -> Array:
+        """The rows that the sampler knows samples by."""
+        rows: Array = ids & ROW_MASK
+        return rows
 
     @property
     def ready(self) -> bool:
@@ -238,11 +188,10 @@ class Table:
         return {"rows": min(self.written, self.capacity), "capacity": self.capacity, "inserted": self.steps}
 
     def save(self) -> Tree:
-        """Everything as it stands now, for a checkpoint. Others go on meanwhile: the lock is held for a slice."""
+        """Everything as it is now, for a checkpoint. The lock is held for one slice of the copy at a time."""
         with self._saving:
-            with self._held:
-                held = min(self.written, self.capacity)
-                snapshot = self._snapshot = Snapshot(self._columns, held)
+            with self._lock:
+                snapshot = self._snapshot = Snapshot(self._columns, min(self.written, self.capacity))
                 state: dict[str, Any] = {
                     "columns": snapshot.columns,
                     "written": self.written,
@@ -253,17 +202,17 @@ class Table:
                     "remover": self.remover.save(),
                 }
             try:
-                going_on = True
-                while going_on:
-                    with self._held:
-                        going_on = snapshot.copy_on()
+                more = True
+                while more:
+                    with self._lock:
+                        more = snapshot.copy_next()
             finally:
                 self._snapshot = None
             return state
 
     def load(self, state: Tree) -> None:
         """Back to what `save` gave, in a table of the same capacity and parts."""
-        with self._held:
+        with self._lock:
             for name, column in self._columns.items():
                 saved = state["columns"][name]
                 column[: len(saved)] = saved
@@ -274,82 +223,73 @@ class Table:
             self.remover.load(state["remover"])
 
     def _claim(self, count: int, streams: Array) -> Array:
-        """Rows for `count` new steps of these streams; what stood there is forgotten."""
-        rows = self.remover.claim(count, self._worth)
-        full = self.written + count > self.capacity
-        self.written += count
+        """Rows for `count` new steps of these streams; the steps that were there are removed."""
+        rows = self.remover.claim(count, self._removal_priorities)
         if self._snapshot is not None:
-            self._snapshot.about_to_change(self._touched(rows, streams))
-        if full:
-            held = self._rows
-            gone = _linking().forget(held.words, held.bytes, self._tail, rows, self._frames)
-            self.sampler.gone(gone if len(gone) == len(rows) else np.unique(gone))
+            self._snapshot.about_to_change(self._changed_by(rows, streams))
+        if self.written + count > self.capacity:
+            gone = unlink(self._rows.memory, self._tail, rows, self._frames)
+            self.sampler.remove(gone if len(gone) == len(rows) else np.unique(gone))
+        self.written += count
         return rows
 
-    def _touched(self, rows: Array, streams: Array) -> Array:
-        """These rows, and every other that changes when new steps of these streams are written there."""
-        columns, reached = self._columns, [rows, self._tail[streams]]
-        for name in ("previous", "next"):
-            reached.append(columns[name][rows])
-        found: Array = np.concatenate(reached)
+    def _changed_by(self, rows: Array, streams: Array) -> Array:
+        """Every row that changes when new steps of these streams are written to `rows`."""
+        columns = self._columns
+        found = np.concatenate([rows, self._tail[streams], columns["previous"][rows], columns["next"][rows]])
         there: Array = found[found != NONE]
         return there
 
-    def _worth(self) -> Array:
-        """Of each row to a remover: its priority; without limit where something depends on it."""
+    def _removal_priorities(self) -> Array:
+        """The priority of each row; infinite where another row depends on it."""
         columns, sampler = self._columns, self.sampler
         assert isinstance(sampler, Prioritised)
-        needed = (columns["waits"] != NONE) | (columns["final"] & (columns["previous"] != NONE))
+        needed = (columns["waits"] != NONE) | ((columns["ending"] == FINAL) & (columns["previous"] != NONE))
         return np.where(needed, np.inf, sampler.priorities())
 
-    def _write(self, steps: Steps, rows: Array) -> None:
-        """What was seen and done; what `_link` needs is written there."""
-        columns = self._columns
-        where: Any = slice(rows[0], rows[-1] + 1) if self.remover.side_by_side else rows
-        for leaf in self._leaves:
-            columns[leaf][where] = steps.observation[leaf]
-        columns["action"][where] = steps.action
-        if self._masks:
-            columns["legal"][where] = True if steps.legal is None else steps.legal
-        if self._states:
-            columns["state"][where] = 0.0 if steps.state is None else steps.state
+    def _write_steps(self, steps: Steps, rows: Array) -> None:
+        """What was seen and done; `_link` writes the rest."""
+        values: dict[str, Any] = {leaf: steps.observation[leaf] for leaf in self._leaves}
+        values["action"] = steps.action
+        if steps.episode is not None:
+            values |= {"episode": steps.episode, "position": steps.position}
+        self._write(rows, values, steps.legal, steps.state)
 
     def _write_finals(self, steps: Steps, rows: Array) -> None:
         """What was seen after the steps that were cut."""
-        columns, cut = self._columns, steps.ending[steps.final] != TERMINATED
-        for leaf in self._leaves:
-            columns[leaf][rows] = steps.final_observation[leaf][cut]
-        if self._masks:
-            columns["legal"][rows] = True if steps.final_legal is None else steps.final_legal[cut]
-        if self._states:
-            columns["state"][rows] = 0.0 if steps.final_state is None else steps.final_state[cut]
+        cut = steps.ending[steps.final] != TERMINATED
+        legal = None if steps.final_legal is None else steps.final_legal[cut]
+        state = None if steps.final_state is None else steps.final_state[cut]
+        self._write(rows, {leaf: steps.final_observation[leaf][cut] for leaf in self._leaves}, legal, state)
 
-    def _link(self, steps: Steps, rows: Array, cut: Array, final_rows: Array) -> None:
-        """Join each step to the one before it of the same stream, where that still is in the table."""
-        finals, held = _NO_ROWS, self._rows
-        if len(cut):
-            finals = np.full(len(rows), NONE, np.int64)
-            finals[cut] = final_rows
-        episode = NONE if steps.episode is None else steps.episode
-        ready, begun = _linking().link(
-            held.words,
-            held.floats,
-            held.bytes,
-            self._tail,
-            rows,
-            finals,
+    def _write(self, rows: Array, values: dict[str, Any], legal: Array | None, state: Array | None) -> None:
+        if self._masks:
+            values["legal"] = True if legal is None else legal
+        if self._states:
+            values["state"] = 0.0 if state is None else state
+        where: Any = slice(rows[0], rows[-1] + 1) if self.remover.contiguous else rows
+        for name, value in values.items():
+            self._columns[name][where] = value
+
+    def _link(self, steps: Steps, rows: Array, finals: Array) -> None:
+        """Link each step to the one before it in its stream, where that still is in the table."""
+        new = (
             np.ascontiguousarray(steps.stream, np.int64),
             np.ascontiguousarray(steps.reward, np.float32),
             np.ascontiguousarray(steps.ending, np.uint8),
-            _NO_NUMBERS if steps.behaviour_logp is None else np.ascontiguousarray(steps.behaviour_logp, np.float32),
-            _NO_ROWS if steps.position is None else np.ascontiguousarray(steps.position, np.int64),
-            (self._episodes, episode, steps.uploader, steps.version, steps.source),
-            self._frames,
+            _NO_LOGP if steps.behaviour_logp is None else np.ascontiguousarray(steps.behaviour_logp, np.float32),
+            finals,
+            steps.uploader,
+            steps.version,
+            steps.source,
         )
-        self._episodes += begun
+        episode = self._episodes if steps.episode is None else NONE
+        ready, episode = link(self._rows.memory, self._tail, rows, new, episode, self._frames)
+        if episode != NONE:
+            self._episodes = episode
         if len(ready):
-            by = self.sampler.by
-            self.sampler.ready(ready, None if by is None else self._columns[by][ready])
+            label = self.sampler.label
+            self.sampler.add(ready, None if label is None else self._columns[label][ready])
 
     def _draw(self, count: int, rng: Generator) -> Drawn:
         if not len(self.sampler):
@@ -357,28 +297,7 @@ class Table:
         drawn = self.sampler.draw(count, rng)
         if self._uploader_share >= 1.0:
             return drawn
-        return capped(self.sampler, drawn, self._columns["uploader"], self._uploader_share, rng)
-
-    def _takes(self) -> "Taking":
-        if self._taking is None:
-            from sparring.replay.gather import END, NOW, THEN, Taking, Wanted
-
-            def wanted(name: str, moment: int) -> Wanted:
-                kind = self._rows.layout[name]
-                return Wanted(_NEXT + name if moment == THEN else name, name, moment, kind.shape, kind.base)
-
-            def views(moment: int) -> list[Wanted]:
-                return [
-                    replace(wanted(leaf.name, moment), shape=leaf.stacked(self._frames), stacked=self._frames > 1)
-                    for leaf in self._seat.observation
-                ]
-
-            columns = [wanted("action", NOW), wanted("ending", END), wanted("behaviour_logp", NOW)]
-            columns += views(NOW) + views(THEN)
-            columns += [wanted("legal", NOW), wanted("legal", THEN)] if self._masks else []
-            columns += [wanted("state", NOW)] if self._states else []
-            self._taking = Taking(self._rows, columns, self._frames)
-        return self._taking
+        return limit_uploaders(self.sampler, drawn, self._columns["uploader"], self._uploader_share, rng)
 
     def _views(self, rows: Array) -> Mapping[str, Array]:
         """What was seen at rows; in stacks where the game shows single frames."""
@@ -391,10 +310,101 @@ class Table:
         }
 
 
-@cache
-def _linking() -> ModuleType:
-    """Compiled when it is first asked for: whoever inserts nothing need not wait."""
-    return importlib.import_module("sparring.replay.insert_rows")
+def open_table(
+    seat: SeatSpec, config: ReplayConfig, *, streams: int, masks: bool, frame_stack: int = 1, state_numbers: int = 0
+) -> Table:
+    """The table that `config` describes; ConfigError where its parts do not go together.
+
+    `state_numbers` is the size of the recurrent state (`wire.network.state_width`), 0 without one.
+    """
+    _check_numbers(config)
+    rows = capacity(seat, config, masks=masks, state_numbers=state_numbers)
+    return Table(
+        seat,
+        rows,
+        streams=streams,
+        masks=masks,
+        sampler=_sampler(config, rows),
+        remover=_remover(config, rows),
+        frame_stack=frame_stack,
+        uploader_share=config.uploader_share,
+        state_numbers=state_numbers,
+    )
 
 
-_NO_ROWS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.float32)
+def capacity(seat: SeatSpec, config: ReplayConfig, *, masks: bool, state_numbers: int = 0) -> int:
+    """Rows that fit both limits."""
+    if not config.capacity_bytes:
+        return config.capacity_steps
+    size = row_layout(seat, masks=masks, state_numbers=state_numbers).itemsize
+    if config.capacity_bytes < 2 * size:
+        wrong = f"capacity_bytes = {config.capacity_bytes}, and one step takes {size}"
+        do = "Give it room for some thousands of steps, or set 0 to count steps alone"
+        raise ConfigError(wrong, where="[replay]", do=do)
+    return min(config.capacity_steps, config.capacity_bytes // size)
+
+
+def _check_numbers(config: ReplayConfig) -> None:
+    if not 0.0 < config.uploader_share <= 1.0:
+        do = "Set it above 0, and to 1 at most"
+        raise ConfigError(f"uploader_share = {config.uploader_share:g}", where="[replay]", do=do)
+    if config.capacity_steps < 2 or config.importance_samples < 0:
+        wrong = f"capacity_steps = {config.capacity_steps}, importance_samples = {config.importance_samples}"
+        do = "Hold at least 2 steps, better some thousands, and count samples from 0"
+        raise ConfigError(wrong, where="[replay]", do=do)
+    if not (0.0 <= config.priority_exponent <= 1.0 and 0.0 <= config.importance_exponent <= 1.0):
+        raise ConfigError(
+            f"priority_exponent = {config.priority_exponent:g}, importance_exponent = {config.importance_exponent:g}",
+            where="[replay]",
+            do="Set both between 0 and 1",
+        )
+
+
+def source_shares(config: ReplayConfig) -> Mapping[int, float]:
+    """`replay.source_shares` by the numbers of the sources; all the same where it is empty."""
+    if not config.source_shares:
+        return dict.fromkeys(range(len(SOURCES)), 1.0)
+    shares: dict[int, float] = {}
+    for text in config.source_shares:
+        name, _, number = text.partition("=")
+        try:
+            shares[SOURCES.index(name.strip())] = share = float(number)
+        except ValueError:
+            share = 0.0
+        if not 0.0 < share < float("inf"):
+            do = f'Write "play=0.5"; the sources are {", ".join(SOURCES)}'
+            raise ConfigError(f"source_shares holds {text!r}", where="[replay]", do=do)
+    return shares
+
+
+def check_sources(config: ReplayConfig, *, records: bool) -> None:
+    """ConfigError where no inserted step could ever be sampled: the learner would wait for ever.
+
+    `records`: the store feeds the table too. Otherwise all steps are played by the run itself.
+    """
+    if config.sampler == "by-source" and not records and SOURCES.index("selfplay") not in source_shares(config):
+        wrong = f"source_shares = {list(config.source_shares)} leaves out selfplay, and nothing else comes"
+        raise ConfigError(wrong, where="[replay]", do="Give selfplay a share, or learn with --from mix")
+
+
+def _sampler(config: ReplayConfig, rows: int) -> Sampler:
+    match config.sampler:
+        case "uniform":
+            return Uniform(rows)
+        case "prioritised":
+            return Prioritised(rows, config.priority_exponent, config.importance_exponent, config.importance_samples)
+        case "newest":
+            return Newest(rows)
+        case "by-episode":
+            return ByEpisode(rows)
+        case "by-source":
+            return BySource(rows, source_shares(config))
+
+
+def _remover(config: ReplayConfig, rows: int) -> Remover:
+    if config.remover == "fifo":
+        return Fifo(rows)
+    if config.sampler != "prioritised":
+        wrong = f"remover = 'lowest-priority' with sampler = {config.sampler!r}, which has no priorities"
+        raise ConfigError(wrong, where="[replay]", do="Use sampler = 'prioritised', or remover = 'fifo'")
+    return LowestPriority(rows)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.hosts.protocol import Handle, Pending
-from sparring.replay.batch import Batch
+from sparring.replay.steps import Batch
 from sparring.wire.chunk import Array
 
 AHEAD = 2  # calls that are pending, or whose batches are being learned from
