@@ -74,7 +74,7 @@ def test_a_game_begins_although_its_stream_is_away(tmp_path, caplog, local_crede
         episode.act(np.zeros(4, np.float32))
         assert game.wait_for_model(5.0) is None
     assert f"sparring.connect (kinesis://plays): http://127.0.0.1:{port} does not answer" in caplog.text
-    assert "models do not come by a stream, and gateway= is not given: act() draws a legal action" in caplog.text
+    assert "models do not come by a stream, and gateway= is not given: act() takes a random legal action" in caplog.text
 
 
 @pytest.mark.servers
