@@ -82,7 +82,7 @@ class Writer:
         taken = 0
         for _ in range(self._ring.ring.ready()):
             block = self._ring.take()
-            table.insert(block.steps, lent=True)
+            table.insert(block.steps)
             taken += len(block.steps)
             self._ring.ring.release()
         return taken

@@ -71,14 +71,14 @@ def costs(game: str, algorithm: str, repeats: int) -> dict[str, float]:
     from sparring.config import Config
     from sparring.games.catalogue import open_game
     from sparring.learn.plan import TrainRequest, plan
-    from sparring.nets.onnx_forward import without_torch
+    from sparring.nets.forward import forward_without_torch
 
     torch.set_num_threads(1)
     agreed = plan(TrainRequest(game, algorithm, topology="single"), Config())
     learner = agreed.algorithm.begin(agreed.spec, agreed.settings, 0)
     rng, games = np.random.default_rng(0), open_game(game, agreed.envs)
     ticks, opponents = agreed.settings.rollout_ticks, Opponents(learner.network, 0.0)
-    actor = Actor(games, without_torch(learner.network, learner.weights()), agreed.policy, rng, opponents)
+    actor = Actor(games, forward_without_torch(learner.network, learner.weights()), agreed.policy, rng, opponents)
     batch = actor.rollout(ticks)
     steps = batch.reward.size
     playing = _cpu_us(lambda: actor.rollout(ticks), repeats) / steps

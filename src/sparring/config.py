@@ -120,6 +120,7 @@ class TrainConfig:
     opponent_share: float = 0.3  # share of games against a past version
     script_share: float = 0.3  # share of games against the game's scripts, where it has any but random
     torch_threads: int = 0  # 0: torch decides
+    delta_conv: bool = True  # convolutions skip windows of an image that did not change; same results, faster
 
     def __post_init__(self) -> None:
         if self.actors < 1 or not self.reward_clip >= 0:

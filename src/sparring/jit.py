@@ -1,7 +1,7 @@
 """Functions over arrays that numba compiles once per machine: loops over rows of replay and windows of images.
 
 A compiled function holds the interpreter lock (GIL) unless it is `released`, as NumPy does for small arrays: most take
-some 10 µs, and a change of thread several times that (docs/decisions/0170-a-sample-keeps-the-interpreter.md).
+some 10 µs, and a change of thread several times that (docs/performance.md).
 """
 
 import importlib

@@ -21,12 +21,11 @@ from sparring.acting.rollout import Rollout
 from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.forward import Forward
 from sparring.nets.policies import Choice, Policy
 from sparring.nets.shapes import STATE, state_width
-from sparring.nets.user_policy import open_policy
-from sparring.replay.batch import Batch
-from sparring.replay.steps import Steps
+from sparring.nets.user_code import open_policy
+from sparring.replay.steps import Batch, Steps
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 
@@ -62,7 +61,7 @@ class Actor:
     def __init__(
         self,
         game: Game,
-        forward: NumpyForward,
+        forward: Forward,
         policy: str | Policy,
         rng: Generator,
         opponents: Opponents,
@@ -97,7 +96,7 @@ class Actor:
             state=None if self._state is None else self._state.copy(),
         )
 
-    def use(self, forward: NumpyForward, version: int = 0) -> None:
+    def use(self, forward: Forward, version: int = 0) -> None:
         """Play with these weights, which the learner had after `version` updates, from the next decision on."""
         self._forward, self._version = forward, version
 
@@ -245,7 +244,7 @@ class Actor:
             self._choose_for(mine, forward, part, epsilon)
         return opened.action
 
-    def _choose_for(self, rows: Array, forward: NumpyForward, seen: Columns, epsilon: float | Array) -> None:
+    def _choose_for(self, rows: Array, forward: Forward, seen: Columns, epsilon: float | Array) -> None:
         """Write what the network chooses in those streams into their open steps."""
         opened = self._open
         legal = None if opened.legal is None else opened.legal[rows]
@@ -268,7 +267,7 @@ class Actor:
                 self._open.action[mine] = self._opponents.scripts[place].act(seat, part, allowed, self._rng)
 
     def _choose(
-        self, forward: NumpyForward, seen: Columns, legal: Array | None, state: Array | None, epsilon: float | Array
+        self, forward: Forward, seen: Columns, legal: Array | None, state: Array | None, epsilon: float | Array
     ) -> tuple[Choice, Array | None, Array | None]:
         """What is done, what the network thinks it is worth, and the state afterwards."""
         out = forward(seen, state)
@@ -378,7 +377,7 @@ _OPEN = tuple(item.name for item in fields(_Open))
 _VIEW = ("to_act", "observation", "legal", "reward", "ending", "outcome", "tick")
 
 
-def _values(forward: NumpyForward) -> bool:
+def _values(forward: Forward) -> bool:
     return any(head.name == "value" for head in forward.spec.heads)
 
 

@@ -194,7 +194,7 @@ def _regions(args: argparse.Namespace) -> list[str]:
 
 
 def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, Any]:
-    from sparring.hosts.cluster import cleanup, leftovers
+    from sparring.hosts.cluster import leftovers
 
     found = leftovers.find(regions, datetime.datetime.now(datetime.UTC), cluster)
     where = ", ".join(regions) if len(regions) < 4 else f"{len(regions)} regions"
@@ -207,7 +207,7 @@ def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, An
     output.table(("what", "id", "where", "cluster", "state", "age", "costs at rest"), rows)
     costing = sum(bool(one.costs) for one in found)
     output.say(f"\n{len(found)} things are left in {where}, {costing} of which cost money. In this order they go:\n")
-    for command in cleanup.script(command for one in found for command in one.commands):
+    for command in leftovers.removal_script(command for one in found for command in one.commands):
         output.say(command)
     return {"regions": regions, "leftovers": found, "costing": costing}
 

@@ -115,8 +115,9 @@ def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         for player in players:
             player.connection.flush(max(0.1, deadline_s - time.monotonic()))
         counted = [player.connection.statistics() for player in players]
-    for said in sorted({one.said for one in counted if one.said and (one.waiting_chunks or one.refused_chunks)}):
-        output.say(f"note: {said}")
+    unsent = [one for one in counted if one.waiting_chunks or one.refused_chunks]
+    for problem in sorted({one.last_problem for one in unsent if one.last_problem}):
+        output.say(f"note: {problem}")
     sums = {name: sum(getattr(one, name) for one in counted) for name in COUNTED}
     return {"episodes": work.episodes, "steps": work.steps, **sums}
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from sparring.cli.output import Output, recorded_play
 from sparring.errors import ConfigError
 from sparring.games.catalogue import Catalogue, spec_of
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.spec import GameSpec
 from sparring.registry import open_registry
 from sparring.store import open_store
@@ -148,7 +148,7 @@ def _append_all(store: Store, chunks: Iterable[Chunk], catalogue: Any, output: O
     for chunk in chunks:
         spec = catalogue.spec(chunk.header.game, chunk.header.version)
         if spec is not None:
-            check(chunk, spec)
+            check_chunk(chunk, spec)
         # Received now, whatever the file says: that is when this store's models may first have seen it.
         header = msgspec.structs.replace(chunk.header, received_at_ms=int(time.time() * 1000))
         group.append(Chunk(header, chunk.columns))

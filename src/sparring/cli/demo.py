@@ -13,20 +13,23 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparring.cli.learner_supervisor import spar_command
 from sparring.cli.output import Output, stopping
 from sparring.errors import ConfigError, Unreachable
 
 if TYPE_CHECKING:
-    from sparring.cli.child_processes import Children, Command
+    from sparring.processes.supervisor import Launch, Supervisor
 
 FIRST = "cartpole"
 NICE = 10  # training gives way to the game on the screen
 READY_S = 60.0
 LOOP_S = 0.1
+STOP_S = 1.5  # for a last checkpoint; the one before is at most some seconds old
 LOOK_EVERY_S = 2.0
 GIVE_UP_AFTER = 3  # starts of a run that failed, one after the other
 CARTPOLE_FIRST_S = 180.0  # for CartPole; then the other games begin beside it
@@ -43,16 +46,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import webbrowser
 
-    from sparring.cli.child_processes import Children
+    from sparring.processes.restart_policy import RestartPolicy
+    from sparring.processes.supervisor import Supervisor
 
     data = Path(args.config.data)
     port = _free_port() if args.port == 0 else args.port or args.config.gateway.port
     url = f"http://127.0.0.1:{port}"
     shared = _shared(args, data)
-    with _only_one(data, url), stopping() as stopped, Children(data / "logs", output.say) as children:
+    restarts = partial(RestartPolicy, first_wait_s=1.0, longest_wait_s=60.0, young_s=60.0, loop_deaths=0)
+    supervisor = Supervisor(data / "logs", output.say, restarts, STOP_S)
+    with _only_one(data, url), stopping() as stopped, supervisor as children:
         _check_port(port)
         serve = ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
-        children.add("gateway", lambda _: serve)
+        children.add("gateway", lambda _: spar_command(serve))
         if not _wait_until_ready(children, url, data / "logs" / "gateway.log", stopped):
             return {"url": url, "ready": False}
         output.say(f"Play at {url}    learning at {url}/learning    Ctrl-C stops it")
@@ -67,15 +73,15 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _watch(
-    children: "Children", stopped: threading.Event, curriculum: "_Curriculum | None", promotions: "_Promotions"
+    children: "Supervisor", stopped: threading.Event, curriculum: "_Curriculum | None", promotions: "_Promotions"
 ) -> None:
     begun = time.monotonic()
     while not stopped.wait(LOOP_S):
         now = time.monotonic()
         if curriculum is not None:
             for game in curriculum.due(now - begun):
-                children.add(f"train-{game}", curriculum.command(game), NICE)
-        children.turn(now)
+                children.add(f"train-{game}", curriculum.launch(game))
+        children.tick(now)
         promotions.look(now)
 
 
@@ -90,10 +96,10 @@ class _Curriculum:
         solved = _state(self._newest(FIRST)) == "done"
         return [FIRST, "connect-four", "duel"] if solved or for_s > CARTPOLE_FIRST_S else [FIRST]
 
-    def command(self, game: str) -> "Command":
-        """A function that gives the words for the next start of that game's training; None: it is done."""
+    def launch(self, game: str) -> "Callable[[int], Launch | None]":
+        """A function that says how that game's training is started next; None: it is done."""
 
-        def words(failures: int) -> list[str] | None:
+        def launch(failures: int) -> "Launch | None":
             newest = self._newest(game)
             if game == FIRST and _state(newest) == "done":
                 return None
@@ -104,9 +110,10 @@ class _Curriculum:
             else:
                 said += ["--from", "mix", "--steps", str(_steps_done(newest) + MORE_STEPS)]
             # A checkpoint that does not load after several tries stays as it is, and a new run begins.
-            return said + (["--resume", newest.name] if newest and failures < GIVE_UP_AFTER else [])
+            again = ["--resume", newest.name] if newest and failures < GIVE_UP_AFTER else []
+            return spar_command([*said, *again], NICE)
 
-        return words
+        return launch
 
     def _newest(self, game: str) -> Path | None:
         """The newest run of the game that can be gone on with: not one that failed, or never kept anything."""
@@ -141,9 +148,9 @@ class _Promotions:
                 self.output.say(f"{one['game']}: model {one['model'][:8]} is champion no. {one['counter']}")
 
 
-def _wait_until_ready(children: "Children", url: str, log: Path, stopped: threading.Event) -> bool:
+def _wait_until_ready(children: "Supervisor", url: str, log: Path, stopped: threading.Event) -> bool:
     """Start the gateway and wait until it answers; False where a signal came first."""
-    children.turn(time.monotonic())
+    children.tick(time.monotonic())
     until = time.monotonic() + READY_S
     while not stopped.is_set():
         if _get(f"{url}/healthz") is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from sparring.cli.output import Output
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import BUILT_IN, Catalogue, open_game, spec_of
-from sparring.games.conformance import examine
+from sparring.games.conformance import check_conformance
 from sparring.games.spec import GameSpec, Leaf, read
 
 
@@ -76,7 +76,7 @@ def _check_game(game: str, episodes: int, seed: int, output: Output) -> dict[str
         raise ConfigError(f"--episodes {episodes}", where="spar games check", do="Play at least one")
     spec = spec_of(game)
     _describe(spec, output)
-    found = examine(lambda n: open_game(game, n), episodes, seed)
+    found = check_conformance(lambda n: open_game(game, n), episodes, seed)
     for fault in found.broken:
         output.say(f"broken: {fault}")
     verdict = "every promise is kept" if not found.broken else f"{len(found.broken)} promises are broken"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError, Unreachable
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.spec import GameSpec, read
 from sparring.wire.chunk import Chunk, Header, decode, encode, pack
 from sparring.wire.ids import new_episode
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         output.say(f"wrote {path}")
     spec = read(args.folder / "games" / f"{args.game}.toml")
     chunk = _first_chunk(spec)
-    check(chunk, spec)
+    check_chunk(chunk, spec)
     steps = chunk.header.steps
     output.say(f"a chunk of {steps} steps fits the spec and passes every check")
     verdict = _upload(args, chunk, output) if args.to else None

@@ -23,8 +23,10 @@ from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, Sparrin
 from sparring.games.catalogue import spec_of
 from sparring.registry import open_registry
 from sparring.registry.champions.gate import passes
-from sparring.registry.champions.log import ChampionEntry, before
-from sparring.registry.protocol import Evidence, Listed, Registry
+from sparring.registry.champions.log import ChampionEntry
+from sparring.registry.champions.rules import rollback_target
+from sparring.registry.protocol import Evidence, ListedModel
+from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import ONNX, Card, Model
@@ -65,7 +67,7 @@ def _list(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
         for listed in found:
             card, evidence = listed.card, listed.evidence
             score = f"{evidence.mean:.4g} ± {evidence.sd:.3g}" if evidence and evidence.episodes else ""
-            score += f" against {evidence.rival}" if score and evidence and evidence.rival else ""
+            score += f" against {evidence.opponent}" if score and evidence and evidence.opponent else ""
             row = (card.id[:SHORT], card.game, card.version, card.lineage.algorithm, sum(card.lineage.steps.values()))
             rows.append((*row, _time(card.created_at_ms), score, "champion" * listed.champion))
         output.table(("id", "game", "version", "algorithm", "steps", "created", "return", "champion"), rows)
@@ -158,12 +160,12 @@ def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> d
         raise _usage("rollback GAME")
     histories = [registry.history(args.what, version) for version in registry.versions(args.what)]
     history = max(histories, key=_last_decision, default=[])
-    target = before(history) if history else None
+    target = rollback_target(history) if history else None
     if target is None:
         do = "`spar models list` shows the champion"
         raise Missing("there is no champion to return to", where=f"game {args.what}", do=do)
     now, then = history[-1].champion, next(one for one in reversed(history) if one.champion.model == target)
-    evidence = _by_hand(then.record.evidence, "rollback", f"from {now.model}")
+    evidence = _by_hand(then.evidence, "rollback", f"from {now.model}")
     champion = verify(registry.promote(args.what, target, evidence, now.seat), registry.trust)
     output.say(
         f"{target[:SHORT]} is champion of {args.what} {champion.version} again (counter {champion.counter}), "
@@ -183,13 +185,13 @@ def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
             for listed in registry.models(game):
                 copied.append(other.publish(registry.fetch(listed.card.id)))
                 if listed.evidence is not None:
-                    other.judge(copied[-1], listed.evidence)
+                    other.save_evidence(copied[-1], listed.evidence)
                 output.progress(f"{copied[-1][:SHORT]} of {game}")
             histories = [found for version in registry.versions(game) if (found := registry.history(game, version))]
             above = max((history[-1].champion.counter for history in histories), default=0)
             for history in sorted(histories, key=_last_decision):
                 last = history[-1]
-                signed = other.promote(game, last.champion.model, last.record.evidence, above=above)
+                signed = other.promote(game, last.champion.model, last.evidence, above=above)
                 champions.append(msgspec.to_builtins(verify(signed, other.trust)))
         output.say(f"{len(copied)} models and {len(champions)} champions: {args.to.partition('?')[0]}")
     return {"models": copied, "champions": champions}
@@ -208,16 +210,16 @@ def _share(registry: Registry, args: argparse.Namespace, output: Output) -> dict
 
 def _tried(registry: Registry, model: Model, args: argparse.Namespace, output: Output) -> tuple[Evidence, str]:
     """The gate's games and its answer; Refused where the model is worse."""
-    from sparring.acting.gate_games import games_of_the_gate, trial
+    from sparring.acting.gate_games import gate_episodes, play_gate_games
 
     signed = registry.champion(model.card.game, model.card.version)
     incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
-    episodes = args.episodes or games_of_the_gate(spec_of(model.card.game), args.config.registry)
+    episodes = args.episodes or gate_episodes(spec_of(model.card.game), args.config.registry)
     output.progress(f"the gate: {episodes} episodes of {model.card.game}")
-    evidence = trial(model, incumbent, episodes=episodes, seed=args.seed).evidence
+    evidence = play_gate_games(model, incumbent, episodes=episodes, seed=args.seed).evidence
     verdict = passes(evidence)
     if math.isfinite(evidence.mean):
-        registry.judge(model.id, evidence)  # also of one that does not pass: the next list shows it
+        registry.save_evidence(model.id, evidence)  # also of one that does not pass: the next list shows it
     if not verdict.passed:
         do, found = "Train on, or give --force-reason", msgspec.to_builtins(evidence)
         raise Refused(verdict.reason, where=f"model {model.id[:SHORT]}", do=do, field="evidence", value=found)
@@ -225,8 +227,8 @@ def _tried(registry: Registry, model: Model, args: argparse.Namespace, output: O
 
 
 def _last_decision(history: list[ChampionEntry]) -> int:
-    """The counter of the last promotion or rollback; renewals do not count."""
-    return max((entry.champion.counter for entry in history if entry.record.kind != "renewal"), default=0)
+    """The counter of the last promotion or rollback; re-signs do not count."""
+    return max((entry.champion.counter for entry in history if entry.kind != "re-sign"), default=0)
 
 
 def _verified_history(registry: Registry, game: GameId, version: str) -> dict[str, Any]:
@@ -285,7 +287,7 @@ def _games(registry: Registry) -> Iterator[GameId]:
             yield game
 
 
-def _described(listed: Listed) -> dict[str, Any]:
+def _described(listed: ListedModel) -> dict[str, Any]:
     card = listed.card
     return {
         "id": card.id,

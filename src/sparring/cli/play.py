@@ -68,9 +68,9 @@ class _Opponent:
 
     actor: str
     says: str
-    runner: Any = None
+    chooser: Any = None
     script: Any = None
-    held: Any = None  # the decision before, for a model that remembers it
+    last: Any = None  # the decision before, whose state a recurrent model continues
 
     def act(
         self, spec: GameSpec, seat: int, view: View, strength: float | None, rng: "Generator"
@@ -79,14 +79,17 @@ class _Opponent:
         legal = view.legal[seat]
         if self.script is not None:
             return int(self.script.act(seat, view.observation[seat], legal, rng)[0]), None
+        from sparring.nets.chooser import ActRequest
+
         row = {name: column[0] for name, column in view.observation[seat].items()}
         mask = None if legal is None else legal[0]
-        self.held = self.runner.decide(spec.seats[seat], row, mask, rng, strength, self.held)
-        return int(self.held.action), self.held.logp
+        state = None if self.last is None else self.last.state_after
+        self.last = self.chooser.decide(spec.seats[seat], ActRequest(row, mask, strength, state), rng)
+        return int(self.last.action), self.last.logp
 
 
 def _opponent(name: str, spec: GameSpec, config: Config) -> _Opponent:
-    from sparring.client.runner import Runner
+    from sparring.nets.chooser import Chooser
 
     if name.startswith("script:"):
         script = script_for(spec, name.removeprefix("script:"))
@@ -106,7 +109,7 @@ def _opponent(name: str, spec: GameSpec, config: Config) -> _Opponent:
         model = registry.fetch(wanted)
     if model.card.spec != spec.hash:
         raise Missing("it fits another version of the game", where=f"model {wanted[:12]}", do="Train one for this")
-    return _Opponent(f"model:{wanted}", f"model {wanted[:8]}", runner=Runner(model))
+    return _Opponent(f"model:{wanted}", f"model {wanted[:8]}", chooser=Chooser(model))
 
 
 class _Step(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from sparring.cli.output import Output, recorded_play
 from sparring.errors import Missing
 from sparring.games.catalogue import open_game
-from sparring.games.resimulation import replay
+from sparring.games.resimulation import resimulate
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import EpisodeId
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if not args.quiet:
         output.say(f"{head.game} version {head.version}, seed {head.seed}")
         output.table(("tick", "seat", "step", "actor", "action", "reward"), _steps(chunks))
-    found = replay(chunks, open_game(head.game))
+    found = resimulate(chunks, open_game(head.game))
     for one in found.mismatches:
         output.say(f"seat {one.seat} step {one.step}: {one.what} was {one.recorded}, the game gives {one.simulated}")
     if not found.mismatches:

@@ -81,7 +81,7 @@ def _ago(since_s: float) -> str:
 
 
 def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.services.status import ask
+    from sparring.services.status import call_instance
 
     counts = dict(_count(text) for text in args.what)
     if not counts:
@@ -92,7 +92,7 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
         scaled: dict[str, int] = {}
         for name, count in counts.items():
             discovery, host = _host_of(hosts, name, url)
-            scaled[name] = ask(discovery, host, "scale", name, count, deadline_s=SCALE_S)
+            scaled[name] = call_instance(discovery, host, "scale", name, count, deadline_s=SCALE_S)
             output.say(f"{name}: {scaled[name]}")
     finally:
         for discovery in discoveries:
@@ -102,7 +102,7 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
 
 def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
     """Those there are, and what each runs."""
-    from sparring.services.status import ask
+    from sparring.services.status import call_instance
 
     found: list[_Host] = []
     for discovery in discoveries:
@@ -111,7 +111,7 @@ def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
             if known or pid not in (None, host.pid):
                 continue
             with suppress(Unreachable):  # it has just ended
-                found.append((discovery, host, [one["name"] for one in ask(discovery, host, "list")]))
+                found.append((discovery, host, [one["name"] for one in call_instance(discovery, host, "list")]))
     return found
 
 
@@ -142,7 +142,8 @@ def _count(text: str) -> tuple[str, int]:
 
 def _opened(url: str) -> "list[Discovery]":
     """The discovery, and those of hosts on this machine, whose services register in folders of their own."""
-    from sparring.services.discovery import Local, default_folder, open_discovery
+    from sparring.services.discovery import open_discovery
+    from sparring.services.local_discovery import Local, default_folder
 
     discovery = open_discovery(url)
     around = discovery.folder if isinstance(discovery, Local) else default_folder()

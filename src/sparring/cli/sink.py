@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sparring.sink.lake import Lake
-    from sparring.sink.process import Progress
-    from sparring.sink.spark.query import Done
+    from sparring.sink.process import SinkProgress
+    from sparring.sink.spark.query import SparkProgress
 
 SHOW_EVERY_S = 1.0
 LOOK_EVERY_S = 0.2
@@ -55,25 +55,25 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 def _run_process(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
     from sparring.sink.batch_writer import BatchWriter
-    from sparring.sink.checkpoint import Hold, Positions
+    from sparring.sink.checkpoint import Checkpoint, SinkLock
     from sparring.sink.chunk_judge import ChunkJudge
     from sparring.sink.process import ProcessSink
 
     config = args.config
     with ExitStack() as stack:
-        positions = Positions(stack.enter_context(Hold(Path(config.data) / "sink", config.stream.url)))
+        checkpoint = Checkpoint(stack.enter_context(SinkLock(Path(config.data) / "sink", config.stream.url)))
         stream = stack.enter_context(open_stream(config.stream.url))
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
         lake = stack.enter_context(_lake(config.sink.lake_url)) if config.sink.lake_url else None
         judge = ChunkJudge(Catalogue.from_config(config).games(), config.store.keep_days)
-        writer = BatchWriter(judge, store, store, lambda: int(time.time() * 1000), stopped.wait)
+        writer = BatchWriter(judge, store, lambda: int(time.time() * 1000), stopped.wait, lake)
         _announce(config, output)
         display = _Display(output)
-        done = ProcessSink(stream, writer, store, positions, lake).run(
+        done = ProcessSink(stream, writer, checkpoint).run(
             trigger_s=config.sink.trigger_s,
             once=args.once,
             stop=stopped.wait,
-            tell=display.progress,
+            report=display.progress,
             complain=display.complain,
         )
     output.say(_process_line(done))
@@ -105,7 +105,7 @@ class _Display:
     def __init__(self, output: Output) -> None:
         self._output, self._shown_s, self._complaint = output, 0.0, ""
 
-    def progress(self, progress: "Progress") -> None:
+    def progress(self, progress: "SinkProgress") -> None:
         self._complaint = ""
         if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
             self._shown_s = time.monotonic()
@@ -122,12 +122,12 @@ def _rates(chunks: int, steps: int, seconds: float) -> str:
     return f"{chunks} chunks ({chunks / seconds:.0f}/s), {steps} steps ({steps / seconds:.0f}/s)"
 
 
-def _process_line(done: "Progress") -> str:
+def _process_line(done: "SinkProgress") -> str:
     counts = f"{done.quarantined} quarantined, {done.shards} shards"
     return f"{_rates(done.chunks, done.steps, done.seconds)}, {done.behind_ms / 1000:.1f} s behind, {counts}"
 
 
-def _spark_line(done: "Done", begun_s: float) -> str:
+def _spark_line(done: "SparkProgress", begun_s: float) -> str:
     return (
         f"{_rates(done.chunks, done.steps, time.monotonic() - begun_s)}, "
         f"stored {done.lag_ms / 1000:.1f} s after receipt, batch {done.batches} in {done.batch_ms / 1000:.2f} s, "
@@ -136,16 +136,16 @@ def _spark_line(done: "Done", begun_s: float) -> str:
 
 
 def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
-    from sparring.sink.checkpoint import Hold
-    from sparring.sink.spark.query import Done, finished, session, start
+    from sparring.sink.checkpoint import SinkLock
+    from sparring.sink.spark.query import SparkProgress, finished, session, start
 
-    config, done, begun_s = args.config, Done(), time.monotonic()
+    config, done, begun_s = args.config, SparkProgress(), time.monotonic()
     folder = Path(config.data) / "sink"
     with ExitStack() as stack:
-        hold = stack.enter_context(Hold(folder, config.stream.url))
+        hold = stack.enter_context(SinkLock(folder, config.stream.url))
         # Opened here first, so that a fault is one sentence before the cluster starts any work.
         open_stream(config.stream.url).close()
-        store = stack.enter_context(open_store(config.store_url))
+        open_store(config.store_url).close()
         if config.sink.lake_url:
             _lake(config.sink.lake_url).close()
         spark = session("" if args.spark == SUBMITTED else args.spark, dict(_pair(text) for text in args.spark_conf))
@@ -156,7 +156,7 @@ def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Outpu
         wait_s = FIRST_WAIT_S
         while True:
             before, last = done.batches, -1
-            query = start(spark, config, store, checkpoint, done)
+            query = start(spark, config, checkpoint, done)
 
             def show(query: "StreamingQuery" = query) -> None:
                 nonlocal last

@@ -42,13 +42,13 @@ def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import migration
-    from sparring.store.cassandra import url as cassandra_url
+    from sparring.store.cassandra import schema
+    from sparring.store.cassandra.url import CassandraAddress
 
     began_s = time.monotonic()
-    where = cassandra_url.read(args.config.store_url)
+    where = CassandraAddress.read(args.config.store_url)
     now_ms = int(time.time() * 1000)
-    done = migration.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
+    done = schema.migrate(where, replication=args.replication, buckets=args.buckets, now_ms=now_ms)
     made = "made" if done.made else "found"
     output.say(f"keyspace {done.keyspace} {made}, {done.replication} copies of each row")
     output.say(f"tables of version {done.version}" + (f", before: {done.before}" if done.before else ""))
@@ -58,14 +58,14 @@ def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _describe(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import migration, open_url
-    from sparring.store.cassandra import url as cassandra_url
+    from sparring.store.cassandra import open_url, schema
+    from sparring.store.cassandra.url import CassandraAddress
 
     with open_url(args.config.store_url) as store:
-        ring, where = store.ring, cassandra_url.read(args.config.store_url)
-        copies = migration.replication_of(ring)
-        nodes = {str(host.address): bool(host.is_up) for host in ring.cluster.metadata.all_hosts()}
-        output.say(f"{where}, tables of version {migration.version_of(ring)}")
+        session, where = store.session, CassandraAddress.read(args.config.store_url)
+        copies = schema.replication_of(session)
+        nodes = {str(host.address): bool(host.is_up) for host in session.cluster.metadata.all_hosts()}
+        output.say(f"{where}, tables of version {schema.version_of(session)}")
         output.say("copies: " + ", ".join(f"{count} in {name or 'all'}" for name, count in copies.items()))
         output.say("nodes: " + ", ".join(f"{name} {'up' if up else 'down'}" for name, up in sorted(nodes.items())))
         for day, buckets in store.layout().rows:

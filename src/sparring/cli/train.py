@@ -18,7 +18,7 @@ from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
     from sparring.learn.plan import TrainRequest
-    from sparring.learn.runs.session import Progress, Session
+    from sparring.learn.runs.training_loop import TrainingLoop, TrainProgress
     from sparring.learn.sweeps.sweep import TrialReport
 
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _line(progress: "Progress") -> str:
+def _line(progress: "TrainProgress") -> str:
     counted = "steps" if progress.plays else "sampled"
     parts = [f"{progress.done_share:4.0%}", f"{progress.position:,} {counted}", f"{progress.steps_per_s:,.0f} steps/s"]
     parts.append(f"{progress.updates:,} updates")
@@ -134,13 +134,13 @@ def _span(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def _stops_on_signals(session: "Session") -> None:
+def _stops_on_signals(loop: "TrainingLoop") -> None:
     """The first signal ends the run in good order; a second one ends it at once."""
 
     def ask(number: int, frame: object) -> None:
-        if session.stop_asked:
+        if loop.stop_requested:
             raise KeyboardInterrupt
-        session.stop_asked = True
+        loop.stop_requested = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
@@ -149,18 +149,18 @@ def _stops_on_signals(session: "Session") -> None:
 def _sweep(args: argparse.Namespace, request: "TrainRequest", output: Output) -> dict[str, Any]:
     """Search the settings of --sweep FILE; show the trials, and the best settings as flags."""
     from sparring.learn.sweeps.plot import plot
-    from sparring.learn.sweeps.sweep import Watcher, sweep
+    from sparring.learn.sweeps.sweep import SweepCallbacks, sweep
 
     _check_sweep(args)
 
-    def show(trial: int, run: int, progress: "Progress") -> None:
+    def show(trial: int, run: int, progress: "TrainProgress") -> None:
         output.progress(f"trial {trial} run {run}  {_line(progress)}")
 
-    def told(one: "TrialReport") -> None:
+    def on_trial(one: "TrialReport") -> None:
         settings = "  ".join(f"{key}={_short(text)}" for key, text in one.settings.items())
         output.say(f"trial {one.number}: {_outcome(one)}  {settings}")
 
-    swept = sweep(args.sweep, request, args.config, Watcher(show, told, _stops_on_signals), tuple(sys.argv))
+    swept = sweep(args.sweep, request, args.config, SweepCallbacks(show, on_trial, _stops_on_signals), tuple(sys.argv))
     pictures = plot(swept)
     keys = [one.key for one in swept.file.space]
     rows = [

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from sparring.errors import ChunkRefused
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.spec import GameSpec
 from sparring.wire.chunk import MAX_ENCODED_BYTES, MAX_HEADER_BYTES, Chunk, Header, decode, encode
 from sparring.wire.ids import PlayerId, misdated
@@ -39,7 +39,7 @@ class ChunkRules:
         spec = self.spec(chunk.header)
         header = msgspec.structs.replace(chunk.header, player=player, uploader=uploader, received_at_ms=received_at_ms)
         ready = Chunk(header, chunk.columns, chunk.body)
-        check(ready, spec)
+        check_chunk(ready, spec)
         # An episode's time decides where it is stored and for how long, so it must be plausible.
         if wrong := misdated(header.episode, received_at_ms, int(self._keep_days * 86_400_000)):
             do = "Set the sender's clock (by `time_ms` of the gateway's answer), and open a new episode"

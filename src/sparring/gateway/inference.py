@@ -15,7 +15,7 @@ from sparring.errors import ChunkRefused, Refused, SparringError
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.gateway.http_errors import ServerBusy
 from sparring.nets.chooser import ActRequest, Chooser, Decision, uniform
-from sparring.registry.protocol import Registry
+from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId, ModelId

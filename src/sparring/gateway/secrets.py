@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.durable import append_file
+from sparring.config import open_data_folder
+from sparring.durable import create_file
 from sparring.errors import ConfigError
 from sparring.wire.ids import GameId, PlayerId
 
@@ -50,10 +51,10 @@ def pseudonym(data: Path, game: GameId, name: str) -> PlayerId:
 
 
 def _read_or_make(path: Path) -> bytes:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    open_data_folder(path.parent)
     if not path.exists():
         with contextlib.suppress(FileExistsError):  # another process made it first
-            append_file(path, secrets.token_hex(32).encode(), 0o600)
+            create_file(path, secrets.token_hex(32).encode(), 0o600)
     try:
         root = bytes.fromhex(path.read_text().strip())
     except ValueError:

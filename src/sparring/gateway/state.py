@@ -19,7 +19,7 @@ from sparring.gateway.intake import StreamIntake
 from sparring.gateway.keys import Audit
 from sparring.gateway.metrics import Metrics
 from sparring.gateway.rate_limits import Quotas, Rates, SampleRate
-from sparring.registry.protocol import Registry
+from sparring.registry.registry import Registry
 from sparring.store.protocol import LedgerStore
 from sparring.stream.protocol import Stream
 from sparring.wire.ids import GameId, PlayerId

@@ -14,7 +14,7 @@ from sparring.games.spec import GameSpec
 from sparring.learn.algorithms import ALIASES, open_algorithm, settings_of
 from sparring.learn.presets import Preset, preset_for
 from sparring.learn.protocol import Algorithm, policy_for
-from sparring.nets.user_policy import open_policy
+from sparring.nets.user_code import open_policy
 from sparring.replay.feeder import check_share
 
 Source = Literal["sim", "store", "mix"]
@@ -22,11 +22,11 @@ Source = Literal["sim", "store", "mix"]
 # The default topology by --algo; every other algorithm plays in the learner's process, or, on a cluster, by its feed.
 DEFAULT_TOPOLOGY = {"impala": "async", "a3c": "hogwild", "apex": "apex"}
 CLUSTER_TOPOLOGY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}
-ON_HOSTS = ("sync", "ring", "async", "apex", "central", "offline", "rllib")  # can have parts on other machines
+ON_HOSTS = ("sync", "allreduce", "async", "apex", "central", "offline", "rllib")  # can have parts on other machines
 FEEDS_OF = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
-    "ring": ("trajectories",),
+    "allreduce": ("trajectories",),
     "async": ("trajectories",),
     "central": ("trajectories", "transitions", "sequences"),
     "hogwild": ("trajectories",),
@@ -52,14 +52,15 @@ class Plan:
     envs: int  # of each actor
     actors: int  # processes that play; in "single" the learner's own process does
     reward_clip: float
-    policy: str  # that actors explore with: a name that nets/user_policy.py opens
+    policy: str  # that actors explore with: a name that nets/user_code.py opens
     opponents: int
     opponent_share: float
     script_share: float
     replay: ReplayConfig
     on: str = "local://"  # the host that actors run on
     cpus_per_actor: float = 0.5  # there
-    learners: int = 1  # that average their gradients, in "ring"
+    learners: int = 1  # that average their gradients, in "allreduce"
+    delta_conv: bool = True  # convolutions skip windows that did not change
     discovery: str = ""  # where other processes find the actors, to scale them; not recorded
 
     def record(self) -> dict[str, Any]:
@@ -127,6 +128,7 @@ def plan(request: TrainRequest, config: Config) -> Plan:
         on=on,
         cpus_per_actor=config.train.cpus_per_actor,
         learners=learners,
+        delta_conv=config.train.delta_conv,
         discovery=config.discovery_url,
     )
 
@@ -196,11 +198,11 @@ def _topology(request: TrainRequest, algorithm: Algorithm, source: Source, on: s
     remote = not on.startswith("local:")
     default = _default_topology(request.algo, algorithm, source, remote)
     name = request.topology or default
-    if learners > 1 and name != "ring":  # several synchronous learners average their gradients by ring all-reduce
+    if learners > 1 and name != "allreduce":  # several synchronous learners average their gradients by ring all-reduce
         if request.topology not in (None, "sync"):
             wrong, do = f"{name} has one learner, and --learners is {learners}", "Leave out --topology, or --learners"
             raise ConfigError(wrong, where="--learners", do=do)
-        name = "ring"
+        name = "allreduce"
     if name not in TOPOLOGIES:
         do = _nearest(name, TOPOLOGIES, f"Choose one of {', '.join(TOPOLOGIES)}")
         raise Missing(f"there is no topology {name!r}", where="--topology", do=do)

@@ -9,7 +9,7 @@ the same place, and four in ten of the second. So the first layers run on a *tab
 The reference is the pixelwise median of a few of the images. Any image would do: it decides which windows are computed
 alone, never their result. Results and gradients are those of ordinary convolutions up to the rounding of sums; a row
 that many images share adds up their gradients. From the layer on at which most windows differ, whole images are passed.
-An update of Pong takes half the time (docs/decisions/0260-what-stands-still-is-passed-once.md); `[train] delta_conv =
+An update of Pong takes half the time (docs/performance.md); `[train] delta_conv =
 false` switches it off.
 """
 

@@ -2,7 +2,7 @@
 answer the same up to the last digits.
 
 NumPy is fastest where no layer is a convolution: a call costs torch some tens of microseconds more, and new weights
-cost ONNX Runtime 20 ms. A row of images costs half as much in either of them (docs/decisions/0160-images-by-torch.md).
+cost ONNX Runtime 20 ms. A row of images costs half as much in either of them (docs/performance.md).
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 torch's own threads split each operation instead and meet after every one. They wait for each other by spinning, for
 milliseconds beyond the last operation, and slow down the game's own threads; and the memory that a large batch needs
-between its layers is returned to the system and requested again each time (docs/decisions/0173-threads-share-rows.md).
+between its layers is returned to the system and requested again each time (docs/performance.md).
 """
 
 import os

@@ -11,7 +11,7 @@ from sparring.jit import compiled
 from sparring.replay.rows import zeroed_pages
 from sparring.wire.chunk import Array
 
-CHILDREN = 4  # written out in _descend and _sum_up; why four: docs/decisions/0080-wide-sum-tree.md
+CHILDREN = 4  # written out in _descend and _sum_up; why four: docs/performance.md
 _ZERO, _BELOW = np.float32(0.0), np.float32(1.0 - 2.0**-24)  # times any float32: the greatest one below it
 
 

@@ -10,7 +10,7 @@ from sparring.learn.actors.actor_spec import ActorSpec, Ring
 from sparring.learn.actors.initial_priorities import Said, with_priorities
 from sparring.learn.actors.rollout_slots import RolloutRing
 from sparring.learn.actors.weights import NONE, WeightsSnapshot
-from sparring.nets.onnx_forward import without_torch
+from sparring.nets.forward import forward_without_torch
 from sparring.replay.steps import Steps
 from sparring.wire.network import Weights
 from sparring.wire.tree import pack, unpack
@@ -41,7 +41,7 @@ class ActorRunner:
             if self.spec.state:
                 self.actor.load(unpack(self.spec.state))
         if snapshot.version != self.version:
-            self.actor.use(without_torch(self.spec.network, snapshot.weights), snapshot.version)
+            self.actor.use(forward_without_torch(self.spec.network, snapshot.weights), snapshot.version)
             self.version = snapshot.version
             self.epsilon = snapshot.epsilon if self.spec.epsilon is None else self.spec.epsilon
         assert self.opponents is not None

@@ -17,11 +17,10 @@ from sparring.learn.actors import rollout_slots as rollouts
 from sparring.learn.actors import step_blocks as blocks
 from sparring.learn.actors.initial_priorities import PriorityEstimator
 from sparring.learn.actors.weights import SharedWeights
-from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.onnx_forward import without_torch
+from sparring.nets.forward import Forward, forward_without_torch
 from sparring.nets.policies import Policy
 from sparring.nets.shapes import state_width
-from sparring.nets.user_policy import open_policy
+from sparring.nets.user_code import open_policy
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
 
@@ -103,7 +102,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
         weights: Weights,
         policy: Policy | None = None,
         game: Game | None = None,
-        forward: Callable[[NetworkSpec, Weights], NumpyForward] = without_torch,
+        forward: Callable[[NetworkSpec, Weights], Forward] = forward_without_torch,
     ) -> tuple[Actor, Opponents]:
         """The actor with its games, and its opponents. `policy` and `game` are the spec's own where none are given."""
         opponents = Opponents(self.network, self.opponent_share, _scripts(self.spec), self.script_share)

@@ -7,7 +7,7 @@ from sparring.acting.opponents import PastSelves
 from sparring.learn.actors.actor_spec import ActorSpec
 from sparring.learn.actors.rollout_slots import PlayedRollout
 from sparring.learn.protocol import Learner
-from sparring.nets.torch_forward import beside_the_learner
+from sparring.nets.forward import forward_with_torch
 from sparring.wire.tree import Tree
 
 
@@ -18,7 +18,7 @@ class InProcessActor:
 
     def __init__(self, spec: ActorSpec, learner: Learner) -> None:
         self._spec, self._learner = spec, learner
-        self._actor, self._opponents = spec.open_actor(learner.weights(), forward=beside_the_learner)
+        self._actor, self._opponents = spec.open_actor(learner.weights(), forward=forward_with_torch)
         self._past = PastSelves(spec.past, np.random.default_rng([spec.seed, 4]))
         self._version = 0  # updates of the weights that the actor plays with
         self.masks = self._actor.masks
@@ -28,7 +28,7 @@ class InProcessActor:
         learner, actor = self._learner, self._actor
         if self._version != learner.updates:
             weights = learner.weights()
-            actor.use(beside_the_learner(learner.network, weights), learner.updates)
+            actor.use(forward_with_torch(learner.network, weights), learner.updates)
             self._version = learner.updates
             if self._past.due(actor.env_steps):
                 self._opponents.put(self._past.add(weights, actor.env_steps), weights)
@@ -74,7 +74,7 @@ class InProcessActor:
         for place, weights in enumerate(self._past.weights):
             self._opponents.put(place, weights)
         self._version = state["version"]
-        self._actor.use(beside_the_learner(self._learner.network, self._learner.weights()), self._version)
+        self._actor.use(forward_with_torch(self._learner.network, self._learner.weights()), self._version)
 
     def close(self) -> None:
         """Nothing was started."""

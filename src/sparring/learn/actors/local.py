@@ -46,10 +46,10 @@ class ActorScaling:
     def open(self) -> None:
         """Let the command find it, where ZeroMQ is installed."""
         if importlib.util.find_spec("zmq") is not None:
-            from sparring.hosts.control import Offer, private_folder
+            from sparring.hosts.control import HostControl, private_folder
 
             folder = private_folder(self._plan.discovery)
-            self._open = [folder, Offer(self, folder.path, self._plan.discovery)]
+            self._open = [folder, HostControl(self, folder.path, self._plan.discovery)]
 
     @contextmanager
     def requested(self) -> Iterator[int | None]:

@@ -13,8 +13,8 @@ from sparring.games.spec import GameSpec, SeatSpec
 from sparring.learn.protocol import Algorithm
 from sparring.nets.torch_network import default_network
 from sparring.nets.user_code import own_network
-from sparring.replay.batch import Batch
 from sparring.replay.sequences import Window
+from sparring.replay.steps import Batch
 from sparring.replay.table import Table
 from sparring.wire.chunk import Array
 from sparring.wire.network import Conv, Gru, Head, Lstm, Memory, NetworkSpec

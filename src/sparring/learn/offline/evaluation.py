@@ -19,7 +19,7 @@ from sparring.learn.offline.estimators import (
 from sparring.learn.offline.fitted_values import FitConfig, behaviour_logp, fitted_q, greedy_policy
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds import World, world_of
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.forward import Forward
 from sparring.wire.chunk import Array
 
 FEW = 10.0  # effective episodes below which an estimate by importance is little more than a guess
@@ -45,7 +45,7 @@ class OfflineEvaluation:
 
 def evaluate_offline(
     records: RecordedEpisodes,
-    forward: NumpyForward,
+    forward: Forward,
     game: GameSpec,
     *,
     discount: float,

@@ -14,8 +14,9 @@ from sparring.learn.algorithms.feeds import one_seat, with_image_layers
 from sparring.learn.offline.estimators import FittedValues
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds import WorldConfig
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
 from sparring.learn.protocol import Batch
+from sparring.nets.forward import Forward
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import log_softmax, masked
 from sparring.nets.torch_network import Network, default_network
@@ -48,7 +49,7 @@ class RecordedPolicy:
     final: Array
 
 
-def greedy_policy(forward: NumpyForward, records: RecordedEpisodes) -> RecordedPolicy:
+def greedy_policy(forward: Forward, records: RecordedEpisodes) -> RecordedPolicy:
     """The model as `spar evaluate` plays it: its best legal action."""
 
     def probabilities(seen: Mapping[str, Array], legal: Array | None) -> Array:
@@ -148,7 +149,7 @@ def _rows(columns: Mapping[str, Array], rows: Array) -> dict[str, Tensor]:
     return tensors({leaf: column[rows] for leaf, column in columns.items()})
 
 
-def _outputs(forward: NumpyForward, seen: Mapping[str, Array]) -> Array:
+def _outputs(forward: Forward, seen: Mapping[str, Array]) -> Array:
     """The logits of many rows, a few thousand at a time."""
     count = len(next(iter(seen.values())))
     parts = [slice(first, first + ROWS) for first in range(0, count, ROWS)]

@@ -23,8 +23,8 @@ from torch.nn import functional
 from sparring.games.spec import GameSpec, Leaf
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds import WorldConfig
-from sparring.learn.optim.adam import Adam
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.learn.optim import Adam
+from sparring.nets.forward import Forward
 from sparring.nets.policies import masked
 from sparring.nets.torch_state import tensor
 from sparring.wire.chunk import Array
@@ -264,7 +264,7 @@ class BoardModel:
         legal = _with_one(bits) @ self.legal_weight > 0.5
         return np.asarray(legal | ~legal.any(axis=1, keepdims=True))
 
-    def returns(self, start: Array, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator) -> Array:
+    def returns(self, start: Array, forward: Forward, game: GameSpec, discount: float, rng: Generator) -> Array:
         """Discounted returns of games from these bits."""
         bits, earned, left = start.copy(), np.zeros(len(start)), np.arange(len(start))
         for tick in range(game.max_ticks):
@@ -302,7 +302,7 @@ class LineBoardWorld:
         )
 
     def returns(
-        self, records: RecordedEpisodes, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator
+        self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
         """See World. Every event is sampled."""
         first = rng.choice(records.first, min(GAMES, records.episodes), replace=False)

@@ -17,7 +17,8 @@ from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.offline.records import RecordedEpisodes
 from sparring.learn.offline.worlds import WorldConfig
-from sparring.learn.optim.adam import Adam
+from sparring.learn.optim import Adam
+from sparring.nets.forward import Forward
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import masked
 from sparring.nets.torch_network import Network
@@ -74,7 +75,7 @@ class VectorWorld:
     """See World. The shares say how much of the left-out steps is explained: 1 is all."""
 
     linear: LinearModel
-    networks: tuple[NumpyForward, ...]
+    networks: tuple[Forward, ...]
     explained: float  # share of the variance, of the number or reward that is predicted worst
     ends: float  # share of the cross-entropy of which steps are the last
 
@@ -88,7 +89,7 @@ class VectorWorld:
         return f"explains {self.explained:.1%} of unseen steps, {self.ends:.0%} of ends"
 
     def returns(
-        self, records: RecordedEpisodes, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator
+        self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
         """See World. Probabilities of an end are multiplied, not sampled. Outside the range of the recorded numbers
         nothing is known: from there on the game pays the least that it can."""
@@ -118,7 +119,7 @@ def vector_world(records: RecordedEpisodes, game: GameSpec, seed: int, config: W
 
 
 def _returns(
-    linear: LinearModel, network: NumpyForward, start: Array, forward: NumpyForward, game: GameSpec, discount: float
+    linear: LinearModel, network: Forward, start: Array, forward: Forward, game: GameSpec, discount: float
 ) -> Array:
     low, high = game.seats[0].reward_bounds
     seen, earned = start.copy(), np.zeros(len(start))
@@ -136,7 +137,7 @@ def _returns(
     return earned
 
 
-def _predict(linear: LinearModel, network: NumpyForward, seen: Array, action: Array) -> tuple[Array, Array]:
+def _predict(linear: LinearModel, network: Forward, seen: Array, action: Array) -> tuple[Array, Array]:
     """The change of every number and the reward [n, numbers + 1], and the probability of an end [n]."""
     scaled, rows = linear.scaled(seen), np.arange(len(seen))
     out = network({LEAF: scaled.astype(np.float32)})
@@ -180,7 +181,7 @@ def _linear_model(steps: RecordedSteps, choices: int) -> LinearModel:
 
 def _residual_network(
     steps: RecordedSteps, own: Array, linear: LinearModel, choices: int, seed: tuple[int, int], config: WorldConfig
-) -> NumpyForward:
+) -> Forward:
     """A network for the linear model's residuals and the ends, fitted to the rows `own`."""
     outputs = steps.change.shape[1]
     spec = NetworkSpec(
@@ -208,7 +209,7 @@ def _residual_network(
     return NumpyForward(spec, network.weights())
 
 
-def _errors(network: NumpyForward, steps: RecordedSteps, rows: Array, linear: LinearModel) -> tuple[Array, Array]:
+def _errors(network: Forward, steps: RecordedSteps, rows: Array, linear: LinearModel) -> tuple[Array, Array]:
     """On left-out rows: squared errors of each change and of the reward, then the cross-entropy of the ends
     [numbers + 2]; and the same of a prediction by the mean alone."""
     change, end = _predict(linear, network, steps.seen[rows], steps.action[rows])

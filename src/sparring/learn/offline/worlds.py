@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from sparring.games.spec import GameSpec
 from sparring.learn.offline.records import RecordedEpisodes
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.forward import Forward
 from sparring.wire.chunk import Array
 
 
@@ -44,7 +44,7 @@ class World(Protocol):
         ...
 
     def returns(
-        self, records: RecordedEpisodes, forward: NumpyForward, game: GameSpec, discount: float, rng: Generator
+        self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
         """Discounted returns [folds, games] of the greedy policy, from first observations of recorded games."""
         ...

@@ -11,10 +11,9 @@ from sparring.learn.algorithms.feeds import Draw, draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
 from sparring.nets.shapes import state_width
-from sparring.replay.build import open_table
 from sparring.replay.feeder import Feeder
 from sparring.replay.steps import Steps
-from sparring.replay.table import Table
+from sparring.replay.table import Table, open_table
 from sparring.store.protocol import Store
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec
@@ -113,16 +112,16 @@ class LocalReplay:
 
     def insert(self, actors: AsyncActors[Any], actor: int) -> None:
         block = actors.take(actor)
-        fed = self.insert_steps(block.steps, actor, lent=True)
+        fed = self.insert_steps(block.steps, actor)
         ended = Episodes(block.episodes.returns.copy(), block.episodes.against_others.copy())
         self._inserted.append(InsertedBlock(ended, block.env_steps, block.games, len(block.steps), fed))
         actors.release(actor)
 
-    def insert_steps(self, steps: Steps, actor: int = 0, *, lent: bool = False) -> int:
+    def insert_steps(self, steps: Steps, actor: int = 0) -> int:
         """Insert an actor's steps, and the store's share beside them; how many those were."""
         first = self._first(actor)
         self.table.widen(first + self._streams)
-        self.table.insert(replace(steps, stream=steps.stream + first) if first else steps, lent=lent)
+        self.table.insert(replace(steps, stream=steps.stream + first) if first else steps)
         return 0 if self.feeder is None else self.feeder.keep_pace(len(steps), self._store_share)
 
     def inserted(self) -> list[InsertedBlock]:
@@ -141,7 +140,7 @@ class LocalReplay:
         return self._draw.sample(self.table, self._rng)
 
     def learned(self, rows: Array, priorities: Array | None) -> None:
-        self.table.learned(rows, priorities)
+        self.table.update_priorities(rows, priorities)
 
     def emptied(self) -> bool:
         return False

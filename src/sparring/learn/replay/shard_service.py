@@ -9,10 +9,10 @@ import numpy as np
 from sparring.config import ReplayConfig, read
 from sparring.games.spec import GameSpec
 from sparring.learn.actors.step_blocks import joined
-from sparring.replay.batch import Batch
-from sparring.replay.build import open_table
 from sparring.replay.sampler import Prioritised
 from sparring.replay.sequences import Window
+from sparring.replay.steps import Batch
+from sparring.replay.table import open_table
 from sparring.services.register import register
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
@@ -58,7 +58,7 @@ class ReplayShard:
         self._last[actor] = now
         taken = joined(block["columns"], self._seat)
         steps = taken.steps
-        self._table.insert(replace(steps, stream=steps.stream + actor * self._streams), lent=True)
+        self._table.insert(replace(steps, stream=steps.stream + actor * self._streams))
         ended = taken.episodes
         return self._status() | {
             "returns": ended.returns.copy(),
@@ -80,7 +80,7 @@ class ReplayShard:
     def learned(self, rows: Array, priorities: Array, generation: int) -> None:
         """What the learner said; nothing where it speaks of a table that is gone."""
         if generation == self._generation:
-            self._table.learned(rows, priorities)
+            self._table.update_priorities(rows, priorities)
 
     @register()
     def save(self) -> Tree:

@@ -29,10 +29,10 @@ from sparring.learn.plan import Plan
 from sparring.learn.replay.local import InsertedBlock, memory_numbers
 from sparring.learn.replay.shard_sampler import ShardRows, ShardSampler
 from sparring.learn.replay.shard_service import ReplayShard
-from sparring.replay.batch import Batch
-from sparring.replay.build import capacity
 from sparring.replay.feeder import Feeder
 from sparring.replay.rows import row_layout
+from sparring.replay.steps import Batch
+from sparring.replay.table import capacity
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
+from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents, PastSelves
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
 from sparring.games.frame_stack import FrameStacks
@@ -216,8 +216,9 @@ class MultiSeatGame(_Env, gymnasium.Env[Array, Any]):
         self._network: NetworkSpec = context["network"]
         self._scripts: list[Script] = [script_for(spec, name) for name in scripts_for(context["game"])]
         self._opponents = Opponents(
-            self._network, context["opponents"], context["opponent_share"], self._scripts[1:], context["script_share"]
+            self._network, context["opponent_share"], self._scripts[1:], context["script_share"]
         )
+        self._past = PastSelves(context["opponents"], np.random.default_rng([context["seed"], self._worker, 4]))
         self._newest: NumpyForward | None = None  # the learner's last weights
         self._seat, self._opponent, self._return = 0, SELF, 0.0
         self._view: View | None = None
@@ -226,8 +227,8 @@ class MultiSeatGame(_Env, gymnasium.Env[Array, Any]):
     def set_weights(self, weights: Weights, keep: bool) -> None:
         """Play against these weights from now on; `keep` them among the past weights, too."""
         self._newest = NumpyForward(self._network, weights)
-        if keep:
-            self._opponents.add(weights, self._rng)
+        if keep and self._past.size:
+            self._opponents.put(self._past.add(weights), weights)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
         self._seed(seed)

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sparring.durable import kept, replace_file, sweep
+from sparring.durable import disk_errors, remove_drafts, replace_file
 from sparring.errors import Missing, TrainingStopped
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
@@ -63,7 +63,7 @@ class RunFolder:
             "argv": argv,
             "started_at_ms": int(now.timestamp() * 1000),
         }
-        with kept(folder):
+        with disk_errors(folder):
             (folder / "checkpoint").mkdir(parents=True)
             replace_file(folder / "run.json", _json(about))
         run = cls(folder)
@@ -98,26 +98,26 @@ class RunFolder:
         """Write the run's state: running, done, stopped or failed."""
         now_ms = int(time.time() * 1000)
         status = {"state": state, "pid": os.getpid(), "updated_at_ms": now_ms, "model": model, "message": message}
-        with kept(self.folder):
+        with disk_errors(self.folder):
             replace_file(self.folder / "status.json", _json(status))
 
     def add_metrics(self, line: MetricsLine) -> None:
         """Append one line of metrics; numbers that are not finite become null."""
         clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
-        with kept(self._metrics), self._metrics.open("ab") as file:
+        with disk_errors(self._metrics), self._metrics.open("ab") as file:
             file.write(json.dumps(clean).encode() + b"\n")
         self._events.add(clean)
 
     def checkpoint(self, state: Tree) -> None:
         """Write `state`, durable on return. A crash at any moment leaves this one or the one before, whole."""
         body = pack({"format": FORMAT, "spec": self.about["spec"], "state": state})
-        with kept(self._checkpoint):
+        with disk_errors(self._checkpoint):
             replace_file(self._checkpoint, b"".join((_MAGIC, hashlib.sha256(body).digest(), body)))
 
     def restore(self) -> Tree:
         """The state of the last checkpoint; TrainingStopped where there is none or its bytes are damaged."""
         where = f"run {self.name}"
-        sweep(self._checkpoint.parent, 0.0, time.time())
+        remove_drafts(self._checkpoint.parent, 0.0, time.time())
         try:
             content = self._checkpoint.read_bytes()
         except FileNotFoundError:
@@ -141,14 +141,14 @@ class RunFolder:
         lines = self._metrics.read_bytes().splitlines(keepends=True)
         valid = [line for line in lines if line.endswith(b"\n") and json.loads(line)["seconds"] <= seconds]
         if len(valid) < len(lines):
-            with kept(self._metrics):
+            with disk_errors(self._metrics):
                 replace_file(self._metrics, b"".join(valid))
         self._events.rewrite(map(json.loads, valid))
 
     def save_broken_batch(self, batch: Batch) -> Path:
         """Write the batch that stopped a run, for debugging; `sparring.wire.tree.unpack` reads it."""
         path = self.folder / "broken_batch"
-        with kept(path):
+        with disk_errors(path):
             replace_file(path, pack(_batch_tree(batch)))
         return path
 

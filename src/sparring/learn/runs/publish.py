@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from sparring.acting.evaluate import Evaluation
-from sparring.acting.gate_games import trial
+from sparring.acting.gate_games import play_gate_games
 from sparring.errors import Missing
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Sources
 from sparring.nets.model_files import make_model
 from sparring.nets.policies import BUILT_IN
-from sparring.nets.user_policy import open_policy
+from sparring.nets.user_code import open_policy
 from sparring.registry.champions.gate import passes
-from sparring.registry.protocol import Registry
+from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import WEIGHTS, Lineage, Model
@@ -72,7 +72,7 @@ class ModelPublisher:
 
     def _stand_for_promotion(self, model: Model) -> PublishedModel:
         try:
-            played = trial(model, self._incumbent(), episodes=self.episodes, seed=self.plan.seed)
+            played = play_gate_games(model, self._incumbent(), episodes=self.episodes, seed=self.plan.seed)
         except Missing as error:
             verdict = f"not promoted: it cannot be measured here ({error.wrong})"
             return PublishedModel(model.id, None, False, verdict)
@@ -80,7 +80,7 @@ class ModelPublisher:
         if self.promote and gate.passed:
             self.registry.promote(self.plan.spec.id, model.id, played.evidence)
             return PublishedModel(model.id, played.alone, True, f"promoted: {gate.reason}")
-        self.registry.judge(model.id, played.evidence)
+        self.registry.save_evidence(model.id, played.evidence)
         verdict = "not promoted, as asked" if gate.passed else f"not promoted: {gate.reason}"
         return PublishedModel(model.id, played.alone, False, verdict)
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sparring.durable import kept
+from sparring.durable import disk_errors
 
 MetricsLine = Mapping[str, float | int | str | None]
 
@@ -36,7 +36,7 @@ class EventFile:
 
     def add(self, *lines: MetricsLine) -> None:
         """Append lines of metrics. A step that the file already has is skipped."""
-        with kept(self.path):
+        with disk_errors(self.path):
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("ab") as file:
                 if not file.tell():
@@ -49,7 +49,7 @@ class EventFile:
 
     def rewrite(self, lines: Iterable[MetricsLine]) -> None:
         """Start the file again with these lines."""
-        with kept(self.path):
+        with disk_errors(self.path):
             self.path.unlink(missing_ok=True)
         self._last_step = -1
         self.add(*lines)

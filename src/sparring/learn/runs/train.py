@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from sparring.acting.gate_games import games_of_the_gate
+from sparring.acting.gate_games import gate_episodes
 from sparring.config import Config
 from sparring.errors import ConfigError, Missing, SparringError, StoreFailed
 from sparring.learn import plan as plans
@@ -77,7 +77,7 @@ def train(
         _set_threads(topology, config.train.torch_threads)
         if options.resume is None:
             run = RunFolder.create(runs, plan, list(options.argv))
-        games = games_of_the_gate(plan.spec, config.registry)
+        games = gate_episodes(plan.spec, config.registry)
         publisher = ModelPublisher(plan, run.name, commit(), registry, games, promote=options.promote)
         limits = Limits(plan.steps, math.inf if options.minutes is None else options.minutes * 60, options.until)
         loop = TrainingLoop(plan, run, topology, publisher, limits, config.train, show)

@@ -20,7 +20,7 @@ from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Topology
 from sparring.learn.runs.folder import RunFolder, another_build
 from sparring.learn.runs.publish import ModelPublisher, PublishedModel
-from sparring.nets.torch_forward import beside_the_learner
+from sparring.nets.forward import forward_with_torch
 from sparring.wire.ids import ModelId
 
 RECENT_EPISODES = 100
@@ -134,7 +134,7 @@ class TrainingLoop:
         if checks <= self._until_checks:
             return False
         self._until_checks = checks
-        forward = beside_the_learner(self.topology.learner.network, self.topology.learner.weights())
+        forward = forward_with_torch(self.topology.learner.network, self.topology.learner.weights())
         rival = strongest(self.plan.game)
         played = evaluate(self.plan.game, forward, episodes=UNTIL_EPISODES, seed=self.plan.seed, against=rival)
         return played.mean >= until

@@ -26,6 +26,9 @@ TOPOLOGIES = {
 
 def build(plan: Plan, store: Store | None) -> Topology:
     """The plan's topology, ready for its first iteration. `store` is given where the plan reads it."""
+    from sparring.nets import delta_conv
+
+    delta_conv.enable(plan.delta_conv)
     module, name = TOPOLOGIES[plan.topology].split(":")
     build: Callable[[Plan, Store | None], Topology] = getattr(importlib.import_module(module), name)
     return build(plan, store)

@@ -29,7 +29,7 @@ from sparring.learn.protocol import Iteration, Learner, Topology
 from sparring.learn.replay.local import InsertedBlock, LocalReplay, Replay
 from sparring.learn.topologies.on_policy_loop import WAIT_S
 from sparring.learn.topologies.replay_loop import ReplayLoop
-from sparring.replay.build import check_sources
+from sparring.replay.table import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 

@@ -64,7 +64,7 @@ class _Offline:
         batch, rows = self.draw.sample(self.table, self.rng)
         update = self.plan.algorithm.update(self.learner, batch)
         self.learner = update.learner
-        self.table.learned(rows, update.priorities)
+        self.table.update_priorities(rows, update.priorities)
         self.position += size
         return Iteration(update, batch, None, self.table.flow())
 

@@ -15,7 +15,8 @@ from sparring.learn.protocol import Iteration, Learner, Topology
 from sparring.learn.replay.local import InsertedBlock, LocalReplay
 from sparring.learn.topologies.replay_loop import ReplayLoop
 from sparring.learn.topologies.sync import SyncLoop
-from sparring.replay.build import check_sources
+from sparring.nets import delta_conv
+from sparring.replay.table import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 
@@ -24,6 +25,7 @@ FILLING_TICKS = 64  # of one iteration while nothing can be sampled yet
 
 def build(plan: Plan, store: Store | None) -> Topology:
     """Learner and actor; a table, with a rate limiter, for transitions; a feeder where the store is mixed in."""
+    delta_conv.enable(plan.delta_conv)  # workers of hogwild and learners of allreduce begin here
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     if plan.algorithm.feeds == "trajectories":
         ticks = plan.settings.rollout_ticks
