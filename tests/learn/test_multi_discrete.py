@@ -83,7 +83,7 @@ def test_numpy_and_torch_give_an_action_the_same_probability():
     logits = rng.normal(size=(50, SQUARE.masks)).astype(np.float32)
     legal = rng.random(logits.shape) < 0.6
     legal[:, [0, 2, 5, 9]] = True  # every entry has something to choose
-    choice = policies.Categorical(SQUARE).explore({"logits": logits}, legal, rng, 0.0)
+    choice = policies.CategoricalPolicy(SQUARE).explore({"logits": logits}, legal, rng, 0.0)
     assert choice.action.shape == (50, 2, 2)
     assert choice.action.dtype == np.int16
     chosen = distribution(SQUARE)
@@ -110,7 +110,7 @@ def test_probabilities_entropy_and_means_are_those_of_all_combinations():
 def test_entries_are_drawn_as_often_as_they_are_likely_and_apart_from_each_other():
     pair = Leaf(name="action", kind="multi-discrete", shape=(2,), dtype="int32", choices=(2, 2))
     likely = np.log(np.array([[0.2, 0.8, 0.6, 0.4]], np.float32)).repeat(40_000, axis=0)
-    drawn = policies.Categorical(pair).explore({"logits": likely}, None, np.random.default_rng(5), 0.0).action
+    drawn = policies.CategoricalPolicy(pair).explore({"logits": likely}, None, np.random.default_rng(5), 0.0).action
     counts = np.bincount(drawn[:, 0] * 2 + drawn[:, 1], minlength=4) / len(drawn)
     np.testing.assert_allclose(counts, [0.12, 0.08, 0.48, 0.32], atol=0.01)
 
