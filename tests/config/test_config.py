@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from docs.reference import DOCS, settings_page
 
 from sparring.cli import main
-from docs.reference import DOCS, settings_page
 from sparring.config import DATA_FORMAT, Config, check_data_folder, load, open_data_folder
 from sparring.errors import ConfigError
 

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-
-from sparring.cli import COMMANDS
 from docs.reference import DOCS
 from docs.reference import PAGES as GENERATED
+
+from sparring.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
