@@ -3,7 +3,7 @@
 import numpy as np
 
 from sparring.games.catalogue import spec_of
-from sparring.games.chunk_checks import check
+from sparring.games.chunk_checks import check_chunk
 from sparring.games.cutter import cut, encoded
 from sparring.games.step_buffer import Behaviour, MemoryBudget, StepBuffer
 from sparring.games.step_layout import StepLayout
@@ -31,7 +31,7 @@ def taken(buffer, due=False, spec=CARTPOLE):
     """What the buffer gives now, as the gateway will read it: each chunk passes the gateway's own check."""
     chunks = [decode(encoded(chunk)) for chunk in cut(buffer, due=due)]
     for chunk in chunks:
-        check(chunk, spec)
+        check_chunk(chunk, spec)
     return chunks
 
 

@@ -94,7 +94,7 @@ def all_told(folder: Path, part: str, where: str, env: Mapping[str, str] = KEYS)
 
 
 NAMES = {  # which setting, and what to do: a sentence has one of these
-    "stream": r"spar: \[stream\] url \(kinesis://play\): .+\. (Mend|Run|Set) .+",
+    "stream": r"spar: \[stream\] url \(kinesis://play\): .+\. (Correct|Run|Set) .+",
     "store": r"spar: cassandra://127\.0\.0\.1[^ ]*/sparring: .+\. (Check that .*\[store\] url|Run `spar store) .+",
     "registry": r"spar: s3://bucket/models: .+\. (Check endpoint= in registry\.url|Set AWS_|Log in|Create it).+",
 }

@@ -217,7 +217,7 @@ def test_nobody_waits_for_ever_for_one_who_does_not_come() -> None:
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        ({"algo": "dqn"}, "ring carries trajectories"),
+        ({"algo": "dqn"}, "allreduce carries trajectories"),
         ({"topology": "async", "algo": "impala"}, "async has one learner"),
         ({"learners": 0}, "Count them from 1"),
     ],

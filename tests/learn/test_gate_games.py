@@ -57,5 +57,5 @@ def test_evidence_says_against_whom_the_mean_was_earned():
     one, other = model("connect-four", 1), model("connect-four", 2)
     assert play_gate_games(one, None, episodes=2, seed=0).evidence.against == "script:tactical"
     met = play_gate_games(one, other, episodes=2, seed=0).evidence
-    assert (met.against, met.rival) == ("script:tactical", "tactical")
+    assert (met.against, met.opponent) == ("script:tactical", "tactical")
     assert play_gate_games(model("cartpole", 1), None, episodes=2, seed=0).evidence.against is None

@@ -205,7 +205,7 @@ def test_in_step_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(game
 
     unbroken = trained(config, 2000)
     first = trained(broken, 800)
-    with pytest.raises(ConfigError, match="the run has actors 2, and it keeps them"):
+    with pytest.raises(ConfigError, match="the run has actors 2, and a resumed run keeps its own"):
         train(TrainRequest(game, actors=3), TrainOptions(resume=first.run), broken, lambda progress: None)
     second = trained(broken, 2000, resume=first.run)
     assert (second.env_steps, second.updates) == (unbroken.env_steps, unbroken.updates)

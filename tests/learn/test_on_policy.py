@@ -178,7 +178,7 @@ def test_impala_learns_from_what_older_weights_played(settings, config):
     topology = build(
         plan(TrainRequest("chain_game:chain", "impala", "sim", "single", 0, 20_000, 8, quick), config), None
     )
-    actor, learner, algorithm = topology.play.actor, topology.learner, open_algorithm("impala")
+    actor, learner, algorithm = topology.actors.newest(), topology.learner, open_algorithm("impala")
     corrections = []
     for update in range(150):
         if update % 10 == 0:  # what plays is up to ten updates old

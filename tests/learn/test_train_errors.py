@@ -82,9 +82,9 @@ def test_there_is_nothing_to_resume(config):
 def test_a_checkpoint_of_another_build_is_refused_with_what_it_lacks(config):
     name = trained(config, steps=200).run
     run = RunFolder(runs_of(config) / name)
-    rewritten(run, lambda state: state["topology"]["play"].pop("followed"))
+    rewritten(run, lambda state: state["topology"]["actors"].pop("version"))
     assert sentence(TrainingStopped, requested(config, "cartpole", resume=name)) == (
-        f"run {name}: the checkpoint was written by another build (there is no 'followed'). "
+        f"run {name}: the checkpoint was written by another build (there is no 'version'). "
         "Resume it with the build that wrote it, or start a new run."
     )
 

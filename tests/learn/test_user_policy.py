@@ -82,12 +82,12 @@ def test_the_example_says_the_probability_with_which_it_chose(example):
     ("name", "kind", "text"),
     [
         ("gredy", Missing, "train.policy: there is no policy 'gredy'. Did you mean 'greedy'?"),
-        ("test_own_policy:nothing", Missing, "test_own_policy has no 'nothing'"),
+        ("test_user_policy:nothing", Missing, "test_user_policy has no 'nothing'"),
         ("no_such_module:Policy", Missing, "there is no module 'no_such_module'"),
-        ("test_own_policy:print_not", ConfigError, "it is a function. Name a class."),
-        ("test_own_policy:Mute", ConfigError, "it has no explore()"),
-        ("test_own_policy:Wrong", ConfigError, "deployed is 'os:system', and a model's card names no code"),
-        ("test_own_policy:ForBoxes", ConfigError, "policy 'gaussian': its actions are discrete"),
+        ("test_user_policy:print_not", ConfigError, "it is a function. Name a class."),
+        ("test_user_policy:Mute", ConfigError, "it has no explore()"),
+        ("test_user_policy:Wrong", ConfigError, "deployed is 'os:system', and a model's card names no code"),
+        ("test_user_policy:ForBoxes", ConfigError, "policy 'gaussian': its actions are discrete"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused_with_the_reason(name, kind, text):
@@ -97,7 +97,7 @@ def test_a_policy_that_cannot_be_is_refused_with_the_reason(name, kind, text):
 
 
 def test_a_wrong_policy_is_refused_before_a_run_begins(config):
-    config = replace(config, train=replace(config.train, policy="test_own_policy:Wrong"))
+    config = replace(config, train=replace(config.train, policy="test_user_policy:Wrong"))
     with pytest.raises(ConfigError):
         train(TrainRequest("cartpole", steps=100), TrainOptions(), config, print_not)
     assert not (Path(config.data) / "runs").exists()

@@ -68,4 +68,4 @@ def test_every_file_that_a_reader_is_sent_to_exists(task: str, files: list[str])
     assert files, f"{task!r} names no file in backticks"
     for file in files:
         found = ROOT / "src" / "sparring" / file
-        assert found.is_dir() if file.endswith("/") else found.is_file(), f"{task!r}: src/sparring/{file} is not there"
+        assert found.exists(), f"{task!r}: src/sparring/{file} is not there"

@@ -94,7 +94,9 @@ class Chooser:
                 empty = np.zeros(self.state_numbers, np.float32)
                 rows = [empty if one.state is None else one.state for _, one in batch]
             elif name == "legal":
-                rows = [np.ones(seat.action.masks) if one.legal is None else one.legal for seat, one in batch]
+                rows = [
+                    np.ones(seat.action.masks) if one.legal is None else np.asarray(one.legal) for seat, one in batch
+                ]
             else:
                 rows = [np.asarray(one.observation[name]) for _, one in batch]
             feeds[name] = (rows[0][None] if len(rows) == 1 else np.stack(rows)).astype(dtype, copy=False)

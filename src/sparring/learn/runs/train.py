@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sparring.acting.gate_games import gate_episodes
-from sparring.config import Config
+from sparring.config import Config, open_data_folder
 from sparring.errors import ConfigError, Missing, SparringError, StoreFailed
 from sparring.learn import plan as plans
 from sparring.learn.offline.parallel_store import parallel_store
@@ -63,6 +63,7 @@ def train(
     started: Callable[[TrainingLoop], None] = lambda loop: None,
 ) -> TrainResult:
     """Train as requested. `started` gets the loop before its first iteration, so that a signal can stop it."""
+    open_data_folder(Path(config.data))
     runs = Path(config.data) / "runs"
     if options.resume is None:
         plan = plans.plan(request, config)
