@@ -100,6 +100,7 @@ NAMES = {  # which setting, and what to do: a sentence has one of these
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", COMMANDS)
 def test_nobody_listens(part: str, tmp_path: Path) -> None:
     (port,) = free_ports(1)
@@ -108,6 +109,7 @@ def test_nobody_listens(part: str, tmp_path: Path) -> None:
         assert str(port) in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", COMMANDS)
 def test_it_accepts_and_never_answers(part: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -117,6 +119,7 @@ def test_it_accepts_and_never_answers(part: str, tmp_path: Path) -> None:
             assert str(port) in said
 
 
+@pytest.mark.slow
 def test_none_of_three_nodes_ever_answers(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     hosts = [f"127.0.0.{1 + number}" for number in range(3)]
@@ -173,6 +176,7 @@ def expired() -> Iterator[int]:
             thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["stream", "registry"])
 def test_the_token_has_expired(part: str, tmp_path: Path) -> None:
     with expired() as port:
@@ -198,6 +202,7 @@ def test_stream_keyspace_or_bucket_is_missing(
             assert do in said
 
 
+@pytest.mark.slow
 def test_the_doctor_waits_for_silent_servers_side_by_side(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]

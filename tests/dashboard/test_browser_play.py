@@ -124,6 +124,7 @@ def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_pat
     page.problems.clear()  # the browser itself notes each request that nobody answered
 
 
+@pytest.mark.slow
 def test_the_bot_improves_without_a_reload_and_says_so(server, page):
     page.goto(f"{server.url}/play/connect-four")
     page.wait_for_function(f"() => {YOUR_MOVE}")

@@ -137,6 +137,7 @@ def rules(ec2: Any) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cloud")
 def test_ray_builds_on_our_ground_and_all_of_it_is_found_and_removed(tmp_path: Path) -> None:
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
@@ -169,6 +170,7 @@ def test_ray_builds_on_our_ground_and_all_of_it_is_found_and_removed(tmp_path: P
     assert left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cloud")
 def test_what_bare_ray_makes_is_found_and_its_open_group_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.autoscaler._private.aws import config as rays
@@ -219,6 +221,7 @@ def test_down_without_a_node_makes_nothing_and_shows_what_is_left(
     assert [one["kind"] for one in said["leftovers"]] == ["security group", "key pair", "instance profile", "role"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cloud")
 def test_submit_to_a_cluster_that_is_not_up_fails_with_rays_own_words(tmp_path: Path) -> None:
     written(tmp_path, "--ssh-from", HERE)

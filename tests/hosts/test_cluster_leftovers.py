@@ -128,6 +128,7 @@ def test_one_cluster_is_asked_for_alone() -> None:
     assert "main" in {one.cluster for one in left(cluster="main")}
 
 
+@pytest.mark.slow
 def test_more_than_a_page_is_found() -> None:
     ec2 = boto3.client("ec2", region_name=WEST)
     for _ in range(3):
@@ -139,6 +140,7 @@ def test_more_than_a_page_is_found() -> None:
     assert (kinds(found).count("instance"), kinds(found).count("role")) == (270, 120)
 
 
+@pytest.mark.slow
 def test_every_region_is_looked_through_on_request(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     litter(EAST)
     assert (

@@ -84,6 +84,7 @@ def test_three_learners_have_the_same_weights_after_every_update() -> None:
         assert topology.sources().steps == {"selfplay": topology.env_steps}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
     with ring_of(2) as topology:
         topology.iterate()

@@ -40,6 +40,7 @@ def learner(data, before=None):
     raise AssertionError("nobody learns")
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_its_checkpoint_and_ends_in_good_order_when_asked_to(tmp_path):
     with training(tmp_path, "--json") as parent:
         first, _ = learner(tmp_path)

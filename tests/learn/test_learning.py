@@ -100,6 +100,7 @@ def test_records_are_mixed_with_play_and_counted(algo, config):
     assert lineage.store_until_ms is not None
 
 
+@pytest.mark.slow
 def test_what_people_did_well_is_taken_over_by_ppo(config):
     record(config, ["balance"], 40, rate=0.1)
     settings = ("records_coefficient=1.0", "rollout_ticks=8", "max_gradient_norm=5.0")

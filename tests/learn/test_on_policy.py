@@ -47,6 +47,7 @@ def digest(learner):
     return hashlib.sha256(b"".join(w.tobytes() for _, w in sorted(learner.weights().items()))).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "steps"), [("ppo", 15_000), ("impala", 30_000), ("a3c", 30_000)])
 def test_with_a_memory_the_first_view_is_recalled(algo, steps, config):
     learner = learned(config, "small_games:recall", algo, MEMORY[algo], steps).learner

@@ -48,6 +48,7 @@ def played(topology):
     return evaluate("recall_game:recall", NumpyForward(learner.network, learner.weights()), episodes=50, seed=1).mean
 
 
+@pytest.mark.slow
 def test_it_remembers_a_sign_that_dqn_forgets(config):
     remembers, forgets = wired(config), wired(config, "dqn", ("batch_steps=64",), "uniform")
     while remembers.position < 5_000:

@@ -47,6 +47,7 @@ def spar(folder, *words):
 QUICK = ("--no-promote", "--set", "registry.gate_episodes=2", "--set", "replay.min_steps=200", "--set", "data=data")
 
 
+@pytest.mark.slow
 def test_the_pages_algorithm_is_trained_published_resumed_and_played(tmp_path):
     (tmp_path / "mine.py").write_text(example("training.md", "Your own algorithm", "mine.py"))
     said = spar(tmp_path, "train", "cartpole", "--algo", "mine:QLearning", "--steps", "1008", *QUICK)

@@ -55,6 +55,7 @@ def test_the_first_call_of_one_that_hangs_is_late_in_time_and_it_can_be_called_a
     assert [solver.retrieve(Worker, "echo", large)[0][0].sum() for _ in range(5)] == [100_000] * 5
 
 
+@pytest.mark.slow
 def test_more_calls_than_can_be_under_way_are_late_too(hung, solver):
     """Thousands of them, each given up soon: ZeroMQ takes no more of them at some time."""
 
