@@ -108,7 +108,7 @@ class TrainConfig:
 
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # actor processes, in topologies that have any
-    learners: int = 1  # processes that average their gradients (ppo, impala: topology ring)
+    learners: int = 1  # processes that average their gradients (ppo, impala: topology allreduce)
     on: str = "local://"  # where actors run: local://, ray://auto or ray://HOST:PORT
     cpus_per_actor: float = 0.5  # CPUs that a cluster reserves for each actor and each replay shard
     reward_clip: float = 0.0  # rewards are clipped to ± this for learning; reported returns are not; 0: no clipping
