@@ -76,7 +76,7 @@ class RegistryConfig:
     """Where models are stored, and how champions are chosen and signed."""
 
     url: str = "file:///{data}/models"  # {data} is the data folder
-    champion_days: float = 7.0  # a champion's manifest expires after this; `spar serve` renews it in time
+    champion_days: float = 7.0  # a champion's manifest expires after this; `spar serve` re-signs it in time
     gate_episodes: int = 200  # episodes that the promotion gate plays; fewer of long games, unless this is set
     rollout_share: float = 1.0  # share of clients that get a new champion at once
     signing_key: str = "{data}/models/signing.key"  # with s3://: file of the key that signs champions
@@ -108,7 +108,7 @@ class TrainConfig:
 
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # actor processes, in topologies that have any
-    learners: int = 1  # processes that average their gradients (ppo, impala: topology ring)
+    learners: int = 1  # processes that average their gradients (ppo, impala: topology allreduce)
     on: str = "local://"  # where actors run: local://, ray://auto or ray://HOST:PORT
     cpus_per_actor: float = 0.5  # CPUs that a cluster reserves for each actor and each replay shard
     reward_clip: float = 0.0  # rewards are clipped to ± this for learning; reported returns are not; 0: no clipping

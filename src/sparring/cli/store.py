@@ -1,7 +1,7 @@
 """Prepare or describe the store, where experience is kept.
 
 migrate creates the keyspace and tables of cassandra://…, or brings them to this version; repeating it is harmless.
-A SQLite file is brought to this version whenever it is opened. describe says what is there and how full.
+A SQLite file of another version is refused when it is opened. describe says what is there and how full.
 Example: spar store migrate --replication 3
 """
 

@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology",
         metavar="NAME",
-        help="single, sync, ring, async, apex, central, hogwild, offline or rllib; by default what suits --algo",
+        help="single, sync, allreduce, async, apex, central, hogwild, offline or rllib; by default what suits --algo",
     )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
