@@ -83,4 +83,4 @@ def is_shard(process):
 def ray_actors():
     """The processes that hold a service on a cluster that this one started."""
     below = psutil.Process().children(recursive=True)
-    return [one for one in below if one.is_running() and " ".join(one.cmdline()).startswith("ray::Actor")]
+    return [one for one in below if one.is_running() and " ".join(one.cmdline()).startswith("ray::RayServiceActor")]

@@ -82,7 +82,7 @@ def test_cartpole_is_learned_and_the_ratio_of_samples_to_inserts_is_kept(config)
             )
         assert np.mean(returns[-20:]) > 60
         assert turn.batch is None or turn.batch.weight is not None
-        assert topology.replay.table.sampler._expected is not None  # its actors gave priorities
+        assert topology.replay.table.sampler._initial is not None  # its actors gave priorities
         assert topology.episodes == len(returns)
         assert sum(topology.sources().steps.values()) <= topology.env_steps
     finally:

@@ -58,7 +58,7 @@ class Chaos:
         return bool(those)
 
     def _actors(self, *, shard):
-        return [one for one in self._cluster.processes("ray::Actor") if is_shard(one) == shard]
+        return [one for one in self._cluster.processes("ray::RayServiceActor") if is_shard(one) == shard]
 
     def _run(self):
         """The process that learns, what it said last, and when it last kept that."""
@@ -113,7 +113,7 @@ def test_a_machine_that_is_no_node_learns_through_rays_client_server(cluster, tm
     words = f"--algo apex --actors 2 --envs 4 --steps 100000000 --no-promote {TIMING} --data {tmp_path}"
     with trains(cluster, CLIENT, words) as training:
         steps = until_said(training, tmp_path, lambda said: said["env_steps"])["env_steps"]
-        cluster.processes("ray::Actor")[0].kill()
+        cluster.processes("ray::RayServiceActor")[0].kill()
         until_said(training, tmp_path, lambda said: said["actor_restarts"] == 1 and said["env_steps"] > steps)
         training.terminate()
         said = training.stdout.read()

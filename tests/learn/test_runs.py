@@ -238,7 +238,7 @@ def test_a_training_killed_with_kill_9_goes_on_and_one_told_to_stop_stops_in_goo
         child.kill()
         child.wait()
     assert state.stat().st_size > 0
-    before = RunFolder.find(quick_runs(config), "cartpole", "ppo").restore()["topology"]["play"]["actor"]["env_steps"]
+    before = RunFolder.find(quick_runs(config), "cartpole", "ppo").restore()["topology"]["actors"]["actor"]["env_steps"]
     child = subprocess.Popen(
         [*command, "--resume", "--steps", "1000000", "--json"],
         stdout=subprocess.PIPE,

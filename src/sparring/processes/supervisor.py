@@ -113,10 +113,10 @@ class ChildProcess:
         return self._process.returncode
 
     def stop(self) -> None:
-        """Ask it to end: by SIGTERM, and by the end of its standard input."""
+        """Ask it to end, by SIGTERM. Its standard input stays open: its end would be a second request, which ends a
+        training at once, without a checkpoint."""
         with suppress(ProcessLookupError):
             self._process.terminate()
-        self.stdin.close()
 
     def kill(self) -> None:
         """End it, and everything that it started in its session."""

@@ -96,7 +96,9 @@ def dataset_of(store: Store, url: str, query: Query, blocks: Blocks, parts: int 
         def estimate_inmemory_data_size(self) -> int | None:
             return size_bytes
 
-        def get_read_tasks(self, parallelism: int, row_limit: Any = None, data_context: Any = None) -> list[Any]:
+        def get_read_tasks(
+            self, parallelism: int, per_task_row_limit: Any = None, data_context: Any = None
+        ) -> list[Any]:
             about = BlockMetadata(None, max(1, size_bytes // count), None, None)
             return [ReadTask(partial(_read, url, query, part, count, blocks), about) for part in range(count)]
 
