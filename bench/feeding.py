@@ -1,6 +1,6 @@
 """A full table, and another process that hands steps over to it. For bench/replay.py and bench/tail.py.
 
-python -m bench.feeding "one by one"|blocks|paced DESCRIPTOR COUNT     the other process
+python -m bench.feeding blocks|paced DESCRIPTOR COUNT     the other process
 """
 
 import subprocess
@@ -23,7 +23,7 @@ from sparring.replay.table import Table
 
 ROWS, ADD, BATCH = 1_000_000, 32, 256
 SLOTS = 64  # blocks that may wait between two processes
-BLOCKS = {"one by one": (1, 1), "blocks": (16, 8), "paced": (1, ADD)}  # ticks and streams of one block
+BLOCKS = {"blocks": (16, 8), "paced": (1, ADD)}  # ticks and streams of one block
 PAUSE_S = 0.001  # between two inserts of ADD steps of who is paced: 32,000 steps/s
 
 

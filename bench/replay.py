@@ -4,10 +4,10 @@
 
 One process: loops of add 32, sample 256, update 256, beside cpprb and TorchRL. Our loop begins with 32 streams, walks
 links and makes transitions; theirs are given both observations.
-Two processes: another one hands over blocks of one step, or of 16 ticks of 8 games, by the path that training uses
-(step blocks through the shared-memory ring buffer into the table); a step counts when it is in the table. Beside
-Reverb, whose server and client are two processes: it is given steps one by one, and trajectories of 100. Items are
-sampled where each learner would: ours in the table's process, while the other inserts; Reverb's in the client's.
+Two processes: another one hands over blocks of 16 ticks of 8 games, by the path that training uses (step blocks through
+the shared-memory ring buffer into the table); a step counts when it is in the table. Beside Reverb, whose server and
+client are two processes: it is given trajectories of 100. Items are sampled where each learner would: ours in the
+table's process, while the other inserts; Reverb's in the client's.
 The tail (bench/tail.py): p99 beside p50 of what a learner's samples take, between updates of dqn, while a thread of the
 same process inserts, and while another process does: 32,000 steps/s in both. As a peer of it the p99 of a loop that
 lasts as long and does nothing, in turns with the samples: what the machine itself adds. Samples back to back, which no
@@ -38,7 +38,6 @@ PEERS = {"cpprb": "cpprb 11.0.0", "torchrl": "TorchRL 0.14.1"}
 GOALS = {"cpprb 11.0.0": 5.0, "TorchRL 0.14.1": 15.0}
 REVERB = "Reverb 0.14.0"
 CROSSING = {  # what is counted across processes, by the name that bench/peers/replay_reverb.py gives it
-    "inserts": ("steps handed over one by one to another process", "steps/s"),
     "trajectory_steps": ("steps handed over in blocks of 16 ticks of 8 games", "steps/s"),
     "samples": ("items sampled while another process inserts", "items/s"),
 }
@@ -115,7 +114,6 @@ def one_round(table: Table, sampling: Sampling, loops: int, rng: np.random.Gener
     rounds.add("ours", "loop", 1.0 / statistics.median(ours(table, loops, rng)))
     for peer, name in PEERS.items():
         rounds.add(name, "loop", 1.0 / statistics.median(theirs(peer, loops)))
-    rounds.add("ours", "inserts", crossing(table, "one by one", 50 * loops))
     rounds.add("ours", "trajectory_steps", crossing(table, "blocks", 512 * loops))
     rounds.add("ours", "samples", beside_a_process(table, loops, rng))
     for name, value in reverb().items():
@@ -178,7 +176,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     table = full_table(ROWS, rng)
     ours(table, 200, rng)  # compiles
-    crossing(table, "one by one", 10_000)
+    crossing(table, "blocks", 10_000)
     rounds, sampling = Rounds(), Sampling(table, rng)
     for _ in range(count):
         one_round(table, sampling, loops, rng, rounds)
