@@ -141,11 +141,15 @@ def test_tasks_are_queued_and_a_full_queue_refuses_or_lets_wait(worker):
 
 
 def test_callers_are_served_together(worker):
-    asked = [worker.ask("double", np.full(3, float(number))) for number in range(12)]
-    assert [one.result()[0] for one in asked] == [2.0 * number for number in range(12)]
-    sizes = worker.ask("batches").result()
-    assert sum(sizes) == 12
-    assert 1 < max(sizes) <= 8  # on a busy machine calls come apart by more than the verb waits
+    sizes: list[int] = []
+    for rounds in range(1, 11):  # on a busy machine calls may come apart by more than the verb waits: then again
+        asked = [worker.ask("double", np.full(3, float(number))) for number in range(12)]
+        assert [one.result()[0] for one in asked] == [2.0 * number for number in range(12)]
+        sizes = worker.ask("batches").result()
+        assert sum(sizes) == 12 * rounds
+        if max(sizes) == 8:
+            break
+    assert max(sizes) == 8
 
 
 def test_a_shared_value_is_seen_by_all_and_changed_by_none(kept, both):

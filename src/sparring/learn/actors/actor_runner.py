@@ -1,4 +1,4 @@
-"""An actor that plays rollout after rollout, or block after block, with the weights it is given, wherever it runs."""
+"""An actor that plays rollout after rollout, or block after block, with the weights it is given, in any process."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -122,7 +122,7 @@ class _Hogwild:
         return {"learner": self.learner.save(), "counted": self._before + self._rows.sum(axis=0)}
 
     def load(self, state: Tree) -> None:
-        """Before the first iteration, so no worker changes the numbers. Games and past selves begin anew."""
+        """Before the first iteration, so no worker changes the numbers. Games and past selves start again."""
         self.learner.load(state["learner"])
         self._before = state["counted"].copy()
 

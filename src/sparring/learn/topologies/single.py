@@ -75,4 +75,4 @@ class _SingleReplay(ReplayLoop):
         super().load(state)
         self.actor.load(state["actor"])
         if not self.plan.spec.resimulates:
-            self.replay.break_off(0)  # its games have begun anew: nothing follows what came last
+            self.replay.break_off(0)  # its games have started again: nothing follows what came last
