@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := serve,train,services,export,games,ray,aws,spark,cassandra,dev
+EXTRAS := serve,train,services,export,games,ray,aws,spark,cassandra,wandb,mlflow,video,dev
 UV := $(shell command -v uv || echo $(VENV)/bin/uv)
 UV_PIN := uv==0.13.7
 # PyPI's Linux wheel of torch is the CUDA build. Where a CPU build can be reached: make setup TORCH=cpu
@@ -37,8 +37,9 @@ check: setup  ## format, lint, types, shape; under a minute
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/shape
 
+# S names some of them: make servers S="cassandra s3 kinesis"
 servers: setup  ## real servers for the tests, under $$SPARRING_SERVERS or ~/.cache/sparring/servers; once, some 10 minutes of CPU
-	@$(BIN)/python tests/servers/install.py
+	@$(BIN)/python tests/servers/install.py $(S)
 
 bench-peers: setup  ## the peers of the benchmarks, each in its own environment under ~/.cache/sparring/peers
 	$(BIN)/python -m bench.peers.environments
@@ -49,8 +50,9 @@ bench: setup  ## every claim in the docs, quick form; `spar bench NAME` for one 
 docs: setup  ## the generated pages: settings, commands
 	$(BIN)/python -m docs.reference
 
-fuzz: setup  ## a million mutated chunks and messages
+fuzz: setup  ## a million mutated chunks and messages; 5,000 requests of each kind of caller, generated from /openapi.json
 	FUZZ_INPUTS=1000000 $(BIN)/pytest -q tests/wire/test_fuzz.py --timeout 3600
+	FUZZ_REQUESTS=5000 $(BIN)/pytest -q tests/gateway/test_gateway_fuzz.py --timeout 7200 --log-cli-level INFO
 
 constraints:  ## resolve constraints.txt anew
 	@{ echo '# Exact versions with hashes of everything any extra needs. Written by `make constraints`.'; \

@@ -16,8 +16,10 @@ from sparring.acting.actor import NO_EPISODES
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED
 from sparring.learn.actors.actor_process import yield_cpu
-from sparring.learn.actors.step_blocks import BlockShape, StepBlockRing
-from sparring.replay.sampler import Prioritised
+from sparring.learn.actors.actor_spec import ActorSpec
+from sparring.learn.actors.experience import StepBlockRing, joined
+from sparring.nets.torch_network import default_heads, default_network
+from sparring.replay.sampler import Prioritised, Sampler
 from sparring.replay.steps import Steps
 from sparring.replay.table import Table
 
@@ -27,9 +29,10 @@ BLOCKS = {"blocks": (16, 8), "paced": (1, ADD)}  # ticks and streams of one bloc
 PAUSE_S = 0.001  # between two inserts of ADD steps of who is paced: 32,000 steps/s
 
 
-def full_table(rows: int, rng: np.random.Generator) -> Table:
+def full_table(rows: int, rng: np.random.Generator, sampler: Sampler | None = None) -> Table:
+    """Prioritised where no other sampler is given."""
     seat = cartpole.SPEC.seats[0]
-    table = Table(seat, rows, streams=ADD, masks=False, sampler=Prioritised(rows, 0.6, 0.4))
+    table = Table(seat, rows, streams=ADD, masks=False, sampler=sampler or Prioritised(rows, 0.6, 0.4))
     for _ in range(rows // 10_000 + 1):
         table.insert(steps(10_000, np.zeros(10_000, np.int64), rng))
     return table
@@ -65,7 +68,7 @@ class Writer:
 
     def __init__(self, how: str, count: int) -> None:
         self._ring = ring_of(how)
-        descriptor = self._ring.ring.block.descriptor
+        descriptor = self._ring.block.descriptor
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.feeding", how, str(descriptor), str(count)],
             pass_fds=(descriptor,),
@@ -80,11 +83,11 @@ class Writer:
     def drain(self, table: Table) -> int:
         """Insert the blocks that wait, as LocalReplay does; how many steps they had."""
         taken = 0
-        for _ in range(self._ring.ring.ready()):
-            block = self._ring.take()
+        for _ in range(self._ring.ready()):
+            block = joined(self._ring.to_read(), cartpole.SPEC.seats[0])
             table.insert(block.steps)
             taken += len(block.steps)
-            self._ring.ring.release()
+            self._ring.release()
         return taken
 
     def __enter__(self) -> Self:
@@ -96,12 +99,15 @@ class Writer:
     def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.communicate()
-        self._ring.ring.close()
+        self._ring.close()
 
 
 def ring_of(how: str, descriptor: int | None = None) -> StepBlockRing:
     ticks, streams = BLOCKS[how]
-    return StepBlockRing(BlockShape(cartpole.SPEC.seats[0], ticks, streams, slots=SLOTS), descriptor)
+    seat = cartpole.SPEC.seats[0]
+    network = default_network(seat, hidden=(8,), heads=default_heads(seat.action))
+    part = {"game": "cartpole", "spec": cartpole.SPEC, "network": network, "policy": "greedy"}
+    return StepBlockRing(ActorSpec(**part, envs=streams, seed=0, feeds="steps", ticks=ticks, slots=SLOTS), descriptor)
 
 
 def write(how: str, descriptor: int, count: int) -> None:
@@ -116,7 +122,7 @@ def write(how: str, descriptor: int, count: int) -> None:
     sys.stdin.readline()
 
     def hand_over() -> None:
-        while not out.ring.room():
+        while not out.room():
             time.sleep(0.0002)
         out.write(block, NO_EPISODES, version=0, env_steps=ticks * streams, games=0)
 

@@ -32,8 +32,7 @@ from sparring.acting.evaluate import evaluate
 from sparring.acting.opponents import Opponents
 from sparring.config import Config, load
 from sparring.games.catalogue import open_game
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, TrainResult, train
 from sparring.nets.numpy_forward import NumpyForward

@@ -53,12 +53,11 @@ from bench.solve import drawn
 from sparring.acting.evaluate import evaluate
 from sparring.config import load
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
-from sparring.learn.offline.evaluation import evaluate_offline
+from sparring.games.scripts import play, script
+from sparring.learn.offline.evaluation import evaluate_offline, world_of
 from sparring.learn.offline.fitted_values import FitConfig
 from sparring.learn.offline.records import read_records
-from sparring.learn.offline.worlds import WorldConfig, world_of
+from sparring.learn.offline.vector_world import WorldConfig
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.topologies import build
 from sparring.nets import policies

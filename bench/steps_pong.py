@@ -66,6 +66,12 @@ def learn(algorithm: str, topology: str, updates: int, settings: tuple[str, ...]
 
 def rate(python: str, words: list[str]) -> float:
     """Steps per second that a process says as its last line."""
+    told = said_by(python, words)
+    return told["steps"] / told["seconds"]
+
+
+def said_by(python: str, words: list[str]) -> dict[str, float]:
+    """The JSON that a process says as its last line."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     said = subprocess.run(
         [python, *words],
@@ -77,8 +83,8 @@ def rate(python: str, words: list[str]) -> float:
         check=True,
         timeout=PATIENCE_S,
     )
-    told = json.loads(said.stdout.splitlines()[-1])
-    return float(told["steps"] / told["seconds"])
+    told: dict[str, float] = json.loads(said.stdout.splitlines()[-1])
+    return told
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

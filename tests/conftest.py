@@ -18,8 +18,10 @@ from servers.aws_servers import S3, Kinesis
 from servers.cassandra_cluster import Cassandra
 from servers.running import installed
 from servers.spark_cluster import Spark
+from serving import Server
 
 LEFTOVER_S = 5.0
+LOG_CHARACTERS = 4_000  # of a server's log, that a failed test shows
 DRIVERS_LOOPS = ("event_loop", "asyncio_thread")  # of the Cassandra driver, for as long as the process lives
 
 
@@ -40,8 +42,12 @@ def required() -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A skipped test whose marker is in SPARRING_REQUIRE fails instead."""
+    """A skipped test whose marker is in SPARRING_REQUIRE fails instead. A failed test shows its servers' logs."""
     report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, Server):
+                report.sections.append((f"log of {name}, {value.state()}", value.log()[-LOG_CHARACTERS:]))
     if report.skipped and not hasattr(report, "wasxfail"):
         for part in required() & {mark.name for mark in item.iter_markers()}:
             report.outcome = "failed"

@@ -71,7 +71,7 @@ def _draw_flat(rng, i):
         return Input(name, shape, float(rng.normal(0, 10)), float(rng.random() + 0.01), dtype="float64")
     if kind == 2:
         return Input(name, shape, 50.0, 0.02, dtype=str(rng.choice(["uint8", "int8", "int16"])))
-    return Input(name, shape)
+    return Input(name, shape, normalise=bool(rng.random() < 0.5))
 
 
 def _draw_entities(rng, i, inputs):

@@ -7,6 +7,7 @@ Import them as `from serving import inside, serving`. The log is `<data>/serve.l
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -16,8 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from sparring.config import Config, GatewayConfig
 from sparring.gateway.server import GatewayServer, serve
+from sparring.wire.messages import FromGateway
 
 STOP_WITHIN_S = 20.0  # the promise is 3 s; the machine may be busy
 
@@ -42,6 +46,14 @@ class Server:
         self.process.kill()
         self.process.wait(STOP_WITHIN_S)
 
+    def state(self) -> str:
+        """Whether it runs, and how many files it has open of how many it may."""
+        code = self.process.poll()
+        if code is not None:
+            return f"ended with {code}"
+        limit, _ = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)
+        return f"running, {len(os.listdir(f'/proc/{self.process.pid}/fd'))} of {limit} files open"
+
     def log(self) -> str:
         return (self.data / "serve.log").read_text()
 
@@ -52,7 +64,11 @@ def start(data: Path, *words: str, port: int = 0) -> Server:
     command = [sys.executable, "-m", "sparring", "serve", "--data", str(data), "--port", str(port), "--json", *words]
     with (data / "serve.log").open("ab") as log:
         process = subprocess.Popen(
-            command, cwd=data, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            command,
+            cwd=data,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -60,6 +76,7 @@ def start(data: Path, *words: str, port: int = 0) -> Server:
     if "url" not in said:
         process.kill()
         process.wait()
+        process.stdout.close()
         raise AssertionError(f"it did not start: {said} {(data / 'serve.log').read_text()}")
     return Server(said["url"], said["trust"], said["mode"], said["fingerprint"], data, process)
 
@@ -103,3 +120,10 @@ def inside(data: Path, **gateway: object) -> Iterator[GatewayServer]:
             running.stop()
     finally:
         runner.join(STOP_WITHIN_S)
+
+
+def decode_answer(frame: str | bytes) -> FromGateway:
+    """A message that the gateway sent on a play socket."""
+    kind = msgspec.json if isinstance(frame, str) else msgspec.msgpack
+    answer: FromGateway = kind.decode(frame, type=FromGateway)
+    return answer

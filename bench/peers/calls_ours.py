@@ -12,7 +12,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.peers.calls_turns import answer_turns, check
 
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Local
 from sparring.services.register import register
 from sparring.services.server import Server
 from sparring.services.solver import Solver

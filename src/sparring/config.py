@@ -8,15 +8,17 @@ import difflib
 import json
 import os
 import tomllib
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlencode
 
-from sparring.durable import replace_file
+from sparring.durable import disk_errors, replace_file
 from sparring.errors import ConfigError
 
 DATA_FORMAT = 2  # of the data folder
+DEFAULT = "default"  # the origin of a value that was not set
 SamplerName = Literal["uniform", "prioritised", "newest", "by-episode", "by-source"]
 RemoverName = Literal["fifo", "lowest-priority"]
 
@@ -30,12 +32,29 @@ class GatewayConfig:
     tls_cert: str = ""  # PEM file; "self-signed" makes a certificate in the data folder and prints its fingerprint
     tls_key: str = ""  # PEM file of the certificate's private key
     max_upload_bytes: int = 4 << 20  # of one request's body; a larger one is refused before it is read
+    bodies_bytes: int = 128 << 20  # of all requests under way, one caller's at most half; and of models being sent
+    decode_bytes: int = 128 << 20  # of all chunks that are decoded and not yet stored; one caller's at most half
+    state_bytes: int = 64 << 10  # of the recurrent state in a chunk whose model the registry does not have
     body_deadline_s: float = 20.0  # a request's headers, and then its body, must arrive within this
+    connections: int = 4_096  # open at once; fewer where the file limit (ulimit -n) does not allow them
+    connections_per_address: int = 256  # that showed no valid key or token; its oldest is then closed for a new one
+    connections_per_caller: int = 128  # of a key or player token that are never closed to make room for others
+    sockets_per_player: int = 16  # play sockets of one player token; above it they get 503
     queue_chunks: int = 1_024  # chunks that may wait for their commit; above it uploads get 503
     requests_per_s: float = 2_000.0  # per key, or per address without one; above it requests get 429
     burst_requests: int = 4_000  # requests at once before requests_per_s limits them
-    player_steps_per_day: int = 5_000_000  # quota of one player; above it uploads get 429
+    player_steps_per_day: int = 5_000_000  # quota of one player or player token; above it uploads get 429
+    player_bytes_per_day: int = 1 << 30  # the same in bytes as they are stored
+    key_steps_per_day: int = 10_000_000_000  # quota of one API key, or of all callers without one; above it 429
+    key_bytes_per_day: int = 1 << 40  # the same in bytes as they are stored
     token_lifetime_s: float = 86_400.0  # of a player token, unless the request asks for less
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For names the caller: "10.0.0.0/8"
+    identity_url: str = "file:///{data}"  # identity.key and API keys, one place for all gateways; or s3://BUCKET/PREFIX
+
+    def __post_init__(self) -> None:
+        for name in ("connections", "connections_per_address", "connections_per_caller", "sockets_per_player"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}", where="[gateway]", do="Count from 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +96,7 @@ class RegistryConfig:
 
     url: str = "file:///{data}/models"  # {data} is the data folder
     champion_days: float = 7.0  # a champion's manifest expires after this; `spar serve` re-signs it in time
-    gate_episodes: int = 200  # episodes that the promotion gate plays; fewer of long games, unless this is set
+    gate_episodes: int = 2000  # episodes that the promotion gate plays at most; fewer of long games, unless this is set
     rollout_share: float = 1.0  # share of clients that get a new champion at once
     signing_key: str = "{data}/models/signing.key"  # with s3://: file of the key that signs champions
 
@@ -89,7 +108,7 @@ class ReplayConfig:
     sampler: SamplerName = "uniform"  # how steps are sampled
     remover: RemoverName = "fifo"  # which steps are removed when the table is full
     capacity_steps: int = 100_000  # steps that the table holds
-    capacity_bytes: int = 0  # a limit in bytes as well; 0: capacity_steps alone
+    capacity_bytes: int = 0  # a limit in bytes as well; 0: half of the machine's memory
     priority_exponent: float = 0.6  # prioritised: α; 0 is uniform, 1 in proportion to the error
     importance_exponent: float = 0.4  # prioritised: β; 1 corrects the bias fully, 0 not at all
     importance_samples: int = 0  # prioritised: samples until importance_exponent has risen to 1; 0: it stays
@@ -116,10 +135,12 @@ class TrainConfig:
     checkpoint_every_s: float = 30.0  # a killed run loses at most this much work
     publish_every_s: float = 60.0  # a model is published, and tried by the promotion gate, this often
     log_every_s: float = 1.0  # a line of metrics this often
+    track: tuple[str, ...] = ("tensorboard",)  # who gets the metrics: tensorboard, wandb, mlflow or module:name
+    track_project: str = ""  # project of wandb, experiment of mlflow; "": the game
     opponents: int = 8  # past versions kept as opponents, in games with several seats
     opponent_share: float = 0.3  # share of games against a past version
     script_share: float = 0.3  # share of games against the game's scripts, where it has any but random
-    torch_threads: int = 0  # 0: torch decides
+    torch_threads: int = 0  # 0: one, and torch's choice where a row costs more than a million multiplications
     delta_conv: bool = True  # convolutions skip windows of an image that did not change; same results, faster
 
     def __post_init__(self) -> None:
@@ -156,16 +177,40 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
+    set_by: Mapping[str, str] = field(
+        default_factory=dict, compare=False, metadata={"setting": False}
+    )  # key → who set it
+
+    def origin(self, key: str) -> str:
+        """Where the value of "section.key" comes from: "default", a file's name, "--set", or "program"."""
+        section, _, name = key.rpartition(".")
+        part, default = (getattr(self, section), getattr(Config(), section)) if section else (self, Config())
+        changed = getattr(part, name) != getattr(default, name)  # by a program that made this object itself
+        return self.set_by.get(key, "program" if changed else DEFAULT)
+
+    def layered(self, values: Mapping[str, Any], origin: str, *, above: bool = False) -> "Config":
+        """A copy with these values for "section.key". A value that was set before stays, unless `above`."""
+        sections: dict[str, dict[str, Any]] = {}
+        set_by = dict(self.set_by)
+        for key, value in values.items():
+            if above or self.origin(key) == DEFAULT:
+                section, _, name = key.partition(".")
+                sections.setdefault(section, {})[name], set_by[key] = value, origin
+        return replace(self, set_by=set_by, **{name: replace(getattr(self, name), **v) for name, v in sections.items()})
 
     @property
     def store_url(self) -> str:
         return self.store.url.replace("{data}", self.data)
 
     @property
+    def identity_url(self) -> str:
+        return self.gateway.identity_url.replace("{data}", self.data)
+
+    @property
     def discovery_url(self) -> str:
-        """services.discovery with its options; where that is the default, SPARRING_DISCOVERY if it is set."""
+        """services.discovery with its options; unless that was set, SPARRING_DISCOVERY where there is one."""
         said = self.services
-        if said.discovery == ServicesConfig().discovery:
+        if self.origin("services.discovery") == DEFAULT:
             return os.environ.get("SPARRING_DISCOVERY") or said.discovery
         if not said.discovery.startswith("consul://"):
             return said.discovery
@@ -193,14 +238,25 @@ def load(path: Path | None = None, overrides: tuple[str, ...] = ()) -> Config:
         try:
             table = tomllib.loads(file.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"it is not TOML: {error}", where=str(file), do="Mend that line") from None
+            raise ConfigError(f"it is not TOML: {error}", where=str(file), do="Correct that line") from None
+    set_by = dict.fromkeys(_keys(table), file.name)
     for text in overrides:
-        _override(table, text)
+        set_by[_override(table, text)] = "--set"
     config: Config = read(Config, table, str(file) if file.exists() else "--set")
     games = tuple(str((file.parent / game).resolve()) if game.endswith(".toml") else game for game in config.games)
     keys = config.services.keys and str((file.parent / config.services.keys).resolve())
     services = replace(config.services, keys=keys)
-    return replace(config, data=str((file.parent / config.data).resolve()), games=games, services=services)
+    data = str((file.parent / config.data).resolve())
+    return replace(config, data=data, games=games, services=services, set_by=set_by)
+
+
+def _keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a TOML table."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def check_data_folder(folder: Path) -> bool:
@@ -225,13 +281,15 @@ def check_data_folder(folder: Path) -> bool:
 def open_data_folder(folder: Path) -> None:
     """Make the data folder and its format.json where they are not there yet; ConfigError as `check_data_folder`."""
     if not check_data_folder(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "format.json", json.dumps({"format": DATA_FORMAT}).encode())
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / "format.json", json.dumps({"format": DATA_FORMAT}).encode())
 
 
 def read(cls: type, table: dict[str, Any], where: str) -> Any:
     """Build the frozen dataclass `cls` from a TOML table, or say which key is wrong and where."""
     kinds, values = get_type_hints(cls), {}
+    kinds = {item.name: kinds[item.name] for item in fields(cls) if item.metadata.get("setting", True)}
     for key, value in table.items():
         if key not in kinds:
             near = difflib.get_close_matches(key, kinds, n=1)
@@ -259,13 +317,15 @@ def _value(kind: Any, key: str, value: Any, where: str) -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
+    kind = get_origin(kind) or kind  # a dict, whatever is in it
     if type(value) is not kind:
         wrong = f"{key} = {value!r} should be {kind.__name__}, not {type(value).__name__}"
-        raise ConfigError(wrong, where=where, do="Mend the value")
+        raise ConfigError(wrong, where=where, do="Correct the value")
     return value
 
 
-def _override(table: dict[str, Any], text: str) -> None:
+def _override(table: dict[str, Any], text: str) -> str:
+    """Set "section.key=value" in the table; the key."""
     path, sign, raw = text.partition("=")
     if not sign:
         raise ConfigError(f"{text!r} has no value", where="--set", do="Write --set section.key=value")
@@ -279,3 +339,4 @@ def _override(table: dict[str, Any], text: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"{section} = {table!r} is no section", where="--set", do="Name a section, then a key")
     table[key] = value
+    return path.strip()

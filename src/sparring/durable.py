@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,11 +36,12 @@ def folder_name(text: str, what: str) -> str:
     return encoded
 
 
-def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """A new file, on disk on return; its folder is not yet synced."""
+def write_new(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
+    """A new file with the content, or with several one behind the other, on disk on return; its folder is not yet
+    synced."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(fd, "wb") as file:
-        file.write(content)
+        file.writelines([content] if isinstance(content, bytes) else content)
         file.flush()
         os.fsync(file.fileno())
 
@@ -64,21 +65,21 @@ def make_folders(path: Path, root: Path) -> None:
 
 def create_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """`path` with `content`, whole and durable; FileExistsError where it exists, which is never changed."""
-    draft = path.parent / _draft_name()
-    try:
-        write_new(draft, content, mode)
-        os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync(path.parent)
+    _write(path, content, mode, os.link)
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+def replace_file(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
     """`path` with `content`, whole and durable, instead of whatever was there."""
+    _write(path, content, mode, os.replace)
+
+
+def _write(
+    path: Path, content: bytes | Iterable[bytes | memoryview], mode: int, place: Callable[[Path, Path], None]
+) -> None:
     draft = path.parent / _draft_name()
     try:
         write_new(draft, content, mode)
-        draft.replace(path)
+        place(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)
@@ -125,11 +126,8 @@ def read_inside(folder: Path, name: str, max_bytes: int) -> bytes:
             raise _odd(folder / name, "is not a plain file in a plain folder") from None
         if error.errno in _UNREADABLE:
             raise _odd(folder / name, f"cannot be read: {error.strerror}") from None
-        raise StoreFailed(
-            f"it could not be opened: {error.strerror}",
-            where=str(folder / name),
-            do="Try again; if it persists, see why",
-        ) from error
+        wrong, do = f"it could not be opened: {error.strerror}", "Try again; if it persists, see why"
+        raise StoreFailed(wrong, where=str(folder / name), do=do) from error
 
 
 def remove_drafts(folder: Path, older_than_s: float, now_s: float) -> None:

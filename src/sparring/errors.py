@@ -13,7 +13,8 @@ SparringError
 ├── Unreachable          a server did not answer; try again later
 ├── StoreFailed          the disk or database would not keep what was given
 │   └── StoreRefused     it answers, and will not take this one thing as it is
-└── TrainingStopped      a run that cannot go on: NaN, starved, or a checkpoint that does not fit
+├── TrainingStopped      a run that cannot go on: NaN, starved, or a checkpoint that does not fit
+└── UserCodeError        what the user's own network, algorithm, policy or game raised; says their file and line
 """
 
 from typing import Any
@@ -60,6 +61,10 @@ class StoreRefused(StoreFailed):
 
 class TrainingStopped(SparringError):
     """A run that cannot go on."""
+
+
+class UserCodeError(SparringError):
+    """What the user's own code raised (user_code.py); `story` is the traceback from their first line on."""
 
 
 class Refused(SparringError):

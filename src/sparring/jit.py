@@ -13,21 +13,17 @@ from sparring.errors import ConfigError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function) -> Function:
-    """`function` as machine code, cached beside its file for the next process; ConfigError without numba."""
-    return _compiled(function, released=False)
-
-
 def released(function: Function) -> Function:
     """As `compiled`, without the interpreter lock: other threads run meanwhile. For functions that take long."""
-    return _compiled(function, released=True)
+    return compiled(function, nogil=True)
 
 
-def _compiled(function: Function, *, released: bool) -> Function:
+def compiled(function: Function, *, nogil: bool = False) -> Function:
+    """`function` as machine code, cached beside its file for the next process; ConfigError without numba."""
     try:
         numba = importlib.import_module("numba")  # has no types; said once, here
     except ModuleNotFoundError:
         wrong = "replay is compiled, and numba is not installed"
         raise ConfigError(wrong, where="[replay]", do="Install `sparring[train]`") from None
-    made: Function = numba.njit(cache=True, nogil=released, error_model="numpy")(function)
+    made: Function = numba.njit(cache=True, nogil=nogil, error_model="numpy")(function)
     return made

@@ -11,7 +11,7 @@ import pytest
 
 from sparring.cli import main
 from sparring.config import load
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Local
 from sparring.services.register import register
 from sparring.services.server import Server
 from sparring.services.solver import Solver

@@ -48,6 +48,31 @@ def test_without_credentials_it_is_said_how_to_give_them(tmp_path):
     assert "AWS_ACCESS_KEY_ID" in found["stream"]["fix"]
 
 
+def test_a_dangerous_configuration_is_named_each_with_what_to_do(tmp_path):
+    code, found = doctor(tmp_path)
+    assert code == 0
+    assert all(found[part]["ok"] for part in ("tls", "keys", "secrets", "trusted proxies", "file limit"))
+    (tmp_path / "data" / "keys").mkdir(parents=True)
+    (tmp_path / "data" / "format.json").write_text('{"format": 2}')
+    for name in ("identity.key", "tls-key.pem", "keys/studio.json"):
+        (tmp_path / "data" / name).write_text("")
+    os.chmod(tmp_path / "data" / "identity.key", 0o640)
+    os.chmod(tmp_path / "data" / "tls-key.pem", 0o600)
+    settings = (
+        'gateway.host="0.0.0.0"',
+        'gateway.trusted_proxies=["10.0.0.1", "::/0"]',
+        f"gateway.connections={1 << 31}",
+    )
+    code, found = doctor(tmp_path, *settings)
+    assert code == 1
+    for part in ("tls", "keys", "secrets", "trusted proxies", "file limit"):
+        assert not found[part]["ok"]
+        assert found[part]["fix"]
+        assert found[part]["needed"] == (part != "file limit")
+    data = (tmp_path / "data").resolve()
+    assert found["secrets"]["fix"] == f"chmod 600 {data / 'identity.key'} {data / 'keys/studio.json'}"
+
+
 def test_what_tests_and_example_need_is_listed_and_none_of_it_is_needed(tmp_path):
     code, found = doctor(tmp_path, SPARRING_SERVERS=str(tmp_path / "nothing"), JAVA_HOME=str(tmp_path))
     assert code == 0

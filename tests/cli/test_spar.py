@@ -1,14 +1,19 @@
 """`spar` as a person calls it: help, mistakes, doctor, init. Real processes."""
 
+import argparse
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from sparring.cli import COMMANDS, main
+from sparring.cli.output import Output
 
 SPAR = [sys.executable, "-m", "sparring"]
 
@@ -118,3 +123,33 @@ def test_output_that_nobody_reads_ends_without_a_traceback(tmp_path: Path) -> No
             [*SPAR, "doctor", "--set", "gateway.port=0"], cwd=tmp_path, stdout=pipe, stderr=subprocess.PIPE, timeout=60
         )
     assert b"Traceback" not in found.stderr
+
+
+def test_a_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparring.cli import collect
+
+    monkeypatch.setenv("SPARRING_TOKEN", "spar_a_b")
+    parser = argparse.ArgumentParser()
+    collect.arguments(parser)
+    assert parser.parse_args(["cartpole"]).token == "spar_a_b"
+    assert parser.parse_args(["cartpole", "--token", "other"]).token == "other"
+
+
+def test_a_wait_is_said_again_with_its_length_until_another_line_comes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.cli.output.QUIET_S", 0.01)
+    output, log, said = Output(), logging.getLogger("sparring.hosts.ray.cluster"), ""
+    with output.waits():
+        log.warning("it is slow")
+        log.info("starting Ray …")
+        until = time.monotonic() + 60
+        while said.count("starting Ray … ") < 2 and time.monotonic() < until:
+            said += capsys.readouterr().out
+        output.progress("1 %")
+    said += capsys.readouterr().out
+    lines = said.splitlines()
+    assert lines[:2] == ["it is slow", "starting Ray …"]
+    assert lines[-1] == "1 %"
+    assert {re.sub(r"\d+", "N", line) for line in lines[2:-1]} == {"starting Ray … N s"}
+    assert logging.getLogger("sparring").handlers == []

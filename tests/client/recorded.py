@@ -5,8 +5,7 @@ import numpy as np
 from sparring.games.catalogue import spec_of
 from sparring.games.chunk_checks import check_chunk
 from sparring.games.cutter import cut, encoded
-from sparring.games.step_buffer import Behaviour, MemoryBudget, StepBuffer
-from sparring.games.step_layout import StepLayout
+from sparring.games.step_buffer import Behaviour, MemoryBudget, StepBuffer, StepLayout
 from sparring.wire.chunk import decode
 from sparring.wire.ids import new_episode
 

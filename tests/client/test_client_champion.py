@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sparring.client.champion import ChampionFile, HeldChampion, accepted
+from sparring.client.models import ChampionFile, HeldChampion, accepted
 from sparring.errors import ModelDamaged
 from sparring.games.catalogue import spec_of
 from sparring.wire.champion import Champion, Signed, key_name, sign
@@ -80,6 +80,15 @@ def test_an_edited_manifest_is_refused_at_every_byte():
             assert text[at + 1 :].strip("=") == ""
 
 
+def test_a_fresh_client_refuses_what_is_older_than_the_counter_in_trust():
+    assert judge(manifest(5), trust=f"{TRUST}@5").counter == 5
+    assert judge(manifest(4)).counter == 4
+    with pytest.raises(ModelDamaged, match="its counter 4 is below 5, the least that is trusted"):
+        judge(manifest(4), trust=f"{TRUST}@5")
+    with pytest.raises(ModelDamaged, match="not by the trusted"):
+        judge(manifest(6, private=OTHER), trust=f"{TRUST}@5")
+
+
 def test_without_trust_the_first_key_is_pinned_and_another_refused(tmp_path):
     memory = ChampionFile(tmp_path / "champion" / "1-0.json")
     assert memory.read() is None
@@ -115,7 +124,7 @@ def test_processes_that_share_the_memory_never_take_its_counter_back(tmp_path):
     signed = [manifest(counter) for counter in range(1, 101)]
     code = (
         "import sys, msgspec; from pathlib import Path\n"
-        "from sparring.client.champion import ChampionFile; from sparring.errors import ModelDamaged\n"
+        "from sparring.client.models import ChampionFile; from sparring.errors import ModelDamaged\n"
         "from sparring.games.catalogue import spec_of; from sparring.wire.champion import Signed\n"
         "memory, kept = ChampionFile(Path(sys.argv[1])), []\n"
         "for signed in msgspec.json.decode(sys.stdin.buffer.read(), type=list[Signed]):\n"

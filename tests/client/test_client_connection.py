@@ -156,6 +156,17 @@ def test_an_erased_player_is_forgotten_here_too(peer, connect, tmp_path):
     assert (statistics.episodes_not_asked, statistics.waiting_chunks) == (1, 0)
 
 
+def test_an_episode_erased_with_another_player_is_dropped_and_recording_goes_on(peer, connect, tmp_path):
+    connection = connect(peer.url, player="bob")
+    peer.answers = [said([{"verdict": "gone", "reason": "a player of this episode was erased", "field": "episode"}])]
+    play(connection)
+    until(lambda: connection.statistics().erased_chunks == 1)
+    play(connection)
+    assert connection.flush(30)
+    assert not list(tmp_path.rglob("*.chunks"))
+    assert (connection.statistics().new_chunks, len(peer.kept)) == (1, 1)
+
+
 def test_the_sample_rate_is_fixed_when_an_episode_is_opened_and_the_same_for_its_seats(peer, connect):
     connection = connect(peer.url, game="connect-four")
     board = np.zeros((2, 6, 7), np.uint8)
@@ -347,7 +358,14 @@ def test_settings_are_checked_and_unknown_ones_named():
     with pytest.raises(ConfigError) as caught:
         sparring.connect(NOBODY, "cartpole", polleverys=3)
     assert str(caught.value) == "sparring.connect: unknown argument 'polleverys'. Did you mean 'poll_every_s'?"
-    for wrong in ({"act": "x"}, {"strength": 2.0}, {"trust": "x"}, {"spool_bytes": 0}, {"timeout_s": -1.0}):
+    for wrong in (
+        {"act": "x"},
+        {"strength": 2.0},
+        {"trust": "x"},
+        {"trust": "ed25519:A@x"},
+        {"spool_bytes": 0},
+        {"timeout_s": -1.0},
+    ):
         with pytest.raises(ConfigError):
             sparring.connect(NOBODY, "cartpole", **wrong)
     with pytest.raises(ConfigError, match="Begin it with https"):

@@ -1,14 +1,15 @@
 """Where a client's models come from: the place that the gateway points to, the gateway itself, or its own disk."""
 
+import contextlib
 import socket
+import threading
 
-import httpx
 import pytest
 from peer import Peer
 from served_models import always
 from test_client_models import STATE, TRUST, publish
 
-from sparring.client.gateway import Download
+from sparring.client.gateway import MAX_ANSWER_BYTES, Gateway
 from sparring.errors import Unreachable
 from sparring.wire.model import ONNX
 
@@ -83,11 +84,10 @@ def test_what_another_place_gives_is_verified_like_all_else(peer, bucket, connec
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1:9/x?signature=s", "file:///etc/passwd", "", "ftp://x/y"])
 def test_a_gateway_over_tls_cannot_send_a_client_where_there_is_none(place):
-    with (
-        httpx.Client(base_url="https://127.0.0.1:9", verify=False) as http,
-        pytest.raises(Unreachable, match="is no place for models") as caught,
-    ):
-        Download(http)._redirected(place, None)
+    gateway = Gateway("https://127.0.0.1:9", "cartpole", None, 1.0, None)
+    with pytest.raises(Unreachable, match="is no place for models") as caught:
+        gateway._redirected(place)
+    gateway.close()
     assert "signature" not in str(caught.value)
 
 
@@ -130,3 +130,32 @@ def test_a_restart_without_its_model_on_disk_asks_for_everything(peer, connect, 
     peer.gets.clear()
     assert connect(peer.url, trust=TRUST).wait_for_model() == LEFT.id
     assert champions_asked(peer)[0] is None
+
+
+def test_of_an_answer_that_does_not_end_only_so_much_is_read():
+    def endless(asked):
+        said = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        part = b"%x\r\n%s\r\n" % (1 << 16, b" " * (1 << 16))
+        with contextlib.suppress(OSError):  # until the client hangs up
+            asked.recv(1 << 16)
+            asked.sendall(said)
+            while sent[0] < 1 << 30:
+                asked.sendall(part)
+                sent[0] += len(part)
+        asked.close()
+
+    for call in (
+        lambda gateway: gateway.champion("1", 0, ""),
+        lambda gateway: gateway.spec(),
+        lambda gateway: gateway.send([b""]),
+    ):
+        sent = [0]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = threading.Thread(target=lambda: endless(listener.accept()[0]))
+            serving.start()
+            gateway = Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", "cartpole", None, 30.0, None)
+            with pytest.raises(Unreachable, match=f"it is above {MAX_ANSWER_BYTES} bytes"):
+                call(gateway)
+            gateway.close()
+            serving.join()
+        assert sent[0] < 4 * MAX_ANSWER_BYTES

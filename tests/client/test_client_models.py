@@ -1,6 +1,7 @@
 """The models that a client runs: fetched, verified, swapped between episodes; and every trick refused."""
 
 import base64
+import threading
 import time
 
 import msgspec
@@ -65,6 +66,35 @@ def test_a_promoted_model_is_picked_up_between_episodes_and_named_in_what_it_did
     promote(registry, LEFT)  # a rollback is a higher counter that names an older model
     assert connection.wait_for_model() == LEFT.id
     assert connection.statistics().model == LEFT.id
+
+
+def test_connect_waits_for_the_first_champion_where_it_is_told_to(peer, connect):
+    publish(peer, RIGHT, counter=1)
+    connection = connect(peer.url, trust=TRUST, wait_for_model_s=30.0)
+    assert connection.model == RIGHT.id
+    with connection.episode() as episode:
+        assert episode.act(STATE) == 1
+
+
+def test_a_champion_that_was_not_fetched_yet_is_told_from_one_that_is_not_there(peer, connect, caplog):
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(headers):
+        asked.set()
+        go_on.wait(30)
+        return 404, {}, b""
+
+    peer.files["/v1/games/cartpole/champion"] = slow
+    connection = connect(peer.url, trust=TRUST)
+    assert asked.wait(30)
+    with connection.episode() as episode:
+        episode.act(STATE)
+    assert "the champion was not fetched yet" in caplog.text
+    go_on.set()
+    assert connection.wait_for_model() is None
+    with connection.episode() as episode:
+        episode.act(STATE)
+    assert "there is no champion of cartpole 1 yet" in caplog.text
 
 
 def test_strength_mixes_in_chance_and_its_probability_is_recorded_exactly(peer, connect):

@@ -7,19 +7,23 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import sparring
 from chaos import Chaos
 from serving import serving, start
-from sparring.client import spool_format as records
 from sparring.client.mock_players import MockPlayer, play, script_of
+from sparring.client.spool import find_records, read_record
 from sparring.errors import ChunkRefused
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.resimulation import resimulate
+from sparring.gateway.credentials import ApiKeys
+from sparring.registry.file import Folder
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.chunk import decode
@@ -106,6 +110,25 @@ def test_both_seats_of_connect_four_are_stored_and_the_losers_last_step_carries_
     assert decided > 20
 
 
+@pytest.mark.slow
+def test_no_list_of_processes_shows_the_token(tmp_path):
+    token = ApiKeys(Folder(tmp_path / "data", 0o600)).create("one", ("record", "read"), 1_790_000_000_000)[1]
+    with serving(tmp_path / "data") as server:
+        command = [sys.executable, "-m", "sparring", "collect", "cartpole", "--to", server.url, "--json"]
+        command += ["--clients", "2", "--episodes", "4", "--skills", "random", "--processes", "2"]
+        around = {**ENVIRONMENT, "SPARRING_TOKEN": token}
+        with subprocess.Popen(command, cwd=tmp_path, env=around, stdout=subprocess.PIPE, text=True) as parent:
+            shown = set()
+            while parent.poll() is None:
+                for child in psutil.Process(parent.pid).children():
+                    with suppress(psutil.Error):
+                        shown.add((child.pid, " ".join(child.cmdline())))
+                time.sleep(0.01)
+            assert json.loads(parent.stdout.read().splitlines()[-1])["episodes"] == 4
+    assert len({pid for pid, line in shown if "collect cartpole" in line and "--first" in line}) == 2
+    assert not any(token in line for _, line in shown)
+
+
 def test_what_was_recorded_while_the_gateway_was_down_arrives_when_it_is_back(tmp_path, connect):
     server = start(tmp_path / "data")
     connection = connect(server.url, flush_every_s=0.05)
@@ -149,8 +172,8 @@ def test_a_game_killed_at_random_instants_loses_nothing_that_was_spooled(server,
         said += int(lines[-1])
         for path in folder.rglob("*.chunks"):
             data = path.read_bytes()
-            for offset, size in records.find(data).records:
-                on_disk.add(decode(records.content(data[offset : offset + size])).key)
+            for offset, size, _ in find_records(data):
+                on_disk.add(decode(read_record(data[offset : offset + size])).key)
     last = subprocess.run(
         [sys.executable, str(GAME_FILE), server.url, str(folder), "9000000", "3"],
         env=ENVIRONMENT,

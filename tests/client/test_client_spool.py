@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from sparring.client import spool_format as records
 from sparring.client.file_lock import try_lock
-from sparring.client.spool import Spool
+from sparring.client.spool import Spool, find_records, write_record
 from sparring.client.statistics import Counters
 from sparring.wire.ids import new_episode
 
@@ -174,13 +173,10 @@ def test_damage_under_a_running_process_is_found_when_the_chunk_is_read(opened, 
 
 
 def test_a_torn_tail_is_cut_at_every_byte_of_the_last_record(tmp_path):
-    whole = b"".join(records.record(chunk) for chunk in (b"first", b"second"))
-    start = len(records.record(b"first"))
+    whole = b"".join(write_record(chunk) for chunk in (b"first", b"second"))
+    start = len(write_record(b"first"))
     for size in range(start, len(whole)):
-        found = records.find(whole[:size])
-        assert found.records == ((0, start),)
-        assert found.torn_bytes == size - start
-        assert found.damaged == ()
+        assert list(find_records(whole[:size])) == [(0, start, True)]
 
 
 def test_a_chunk_that_was_refused_lies_aside_with_its_reason(opened, tmp_path):

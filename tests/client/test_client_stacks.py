@@ -7,7 +7,7 @@ from served_models import GAME
 
 from sparring.client.episode import Episode
 from sparring.errors import ChunkRefused, ModelDamaged
-from sparring.games.step_layout import StepLayout
+from sparring.games.step_buffer import StepLayout
 from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model, read_weights
 from sparring.nets.numpy_forward import NumpyForward

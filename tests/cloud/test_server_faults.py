@@ -94,9 +94,9 @@ def all_told(folder: Path, part: str, where: str, env: Mapping[str, str] = KEYS)
 
 
 NAMES = {  # which setting, and what to do: a sentence has one of these
-    "stream": r"spar: \[stream\] url \(kinesis://play\): .+\. (Correct|Run|Set) .+",
+    "stream": r"spar: \[stream\] url \(kinesis://play\): .+\. (Check|Run|Set) .+",
     "store": r"spar: cassandra://127\.0\.0\.1[^ ]*/sparring: .+\. (Check that .*\[store\] url|Run `spar store) .+",
-    "registry": r"spar: s3://bucket/models: .+\. (Check endpoint= in registry\.url|Set AWS_|Log in|Create it).+",
+    "registry": r"spar: registry\.url \(s3://bucket/models\): .+\. (Check endpoint=|Set AWS_|Run|Create it).+",
 }
 
 
@@ -192,7 +192,7 @@ def test_stream_keyspace_or_bucket_is_missing(
     places = {
         "stream": (kinesalite_server.url("nowhere"), kinesalite_server.env, "Run `spar stream create`"),
         "store": (cassandra_server.url("nowhere"), NO_KEYS, "Run `spar store migrate`"),
-        "registry": (s3_server.url("nowhere", "models"), s3_server.env, "Create it, or check the bucket's name"),
+        "registry": (s3_server.url("nowhere", "models"), s3_server.env, "Create it, or check its name"),
     }
     for part, (where, env, do) in places.items():
         folder = tmp_path / part

@@ -22,7 +22,7 @@ def settings(cls: type = Config, prefix: str = "") -> list[tuple[str, str, Any]]
         kind = kinds[item.name]
         if is_dataclass(kind):
             rows += settings(kind, f"{prefix}{item.name}.")
-        else:
+        elif item.metadata.get("setting", True):
             rows.append((prefix + item.name, str(getattr(kind, "__name__", kind)), item.default))
     return rows
 
@@ -60,7 +60,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path) ->
 
 def test_a_value_of_another_type_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, "[gateway]\nport = 'x'") == (
-        "spar.toml [gateway]: port = 'x' should be int, not str. Mend the value."
+        "spar.toml [gateway]: port = 'x' should be int, not str. Correct the value."
     )
     assert refusal(tmp_path, "gateway = 3") == "spar.toml: gateway = 3. Write a table: [gateway]."
     assert refusal(tmp_path, "games = 'a'") == "spar.toml: games = 'a'. Write a list of strings."
@@ -91,7 +91,7 @@ def test_every_key_is_explained(key: str) -> None:
 
 
 UNITS = re.compile(
-    r"(_s|_ms|_days|_bytes|_share|_chunks|_steps|_episodes|_requests|_samples|_threads|_exponent|_per_\w+|port|envs|actors|learners|shards|opponents|reward_clip)$"
+    r"(_s|_ms|_days|_bytes|_share|_chunks|_steps|_episodes|_requests|_samples|_threads|_exponent|_per_\w+|port|envs|actors|learners|shards|opponents|connections|reward_clip)$"
 )
 
 

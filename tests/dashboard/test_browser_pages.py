@@ -10,6 +10,8 @@ import pytest
 from published import publish
 
 from serving import serving
+from sparring.gateway.credentials import ApiKeys
+from sparring.registry.file import Folder
 
 pytestmark = pytest.mark.chromium
 PATHS = ("/", "/models", "/learning", "/play/connect-four", "/play/duel", "/play/cartpole")
@@ -18,8 +20,8 @@ PATHS = ("/", "/models", "/learning", "/play/connect-four", "/play/duel", "/play
 @pytest.fixture(scope="module")
 def trained(server):
     """The server, after a short real run of CartPole."""
-    command = ["train", "cartpole", "--algo", "ppo", "--steps", "6000", "--data", str(server.data)]
-    fast = ["--set", "train.log_every_s=0.1", "--set", "registry.gate_episodes=5"]
+    command = ["train", "cartpole", "--algo", "ppo", "--steps", "30000", "--until", "150", "--data", str(server.data)]
+    fast = ["--set", "train.log_every_s=0.1", "--set", "registry.gate_episodes=100"]
     done = subprocess.run([sys.executable, "-m", "sparring", *command, *fast], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     return server
@@ -38,6 +40,25 @@ def test_with_nothing_there_the_pages_say_what_to_do(tmp_path, page):
         page.get_by_text("There is no such page").wait_for()
     assert len(page.problems) == 1  # the 404 that was asked for
     page.problems.clear()
+
+
+def test_a_player_token_plays_its_game_and_sees_no_other(tmp_path, page):
+    model = publish(tmp_path, "connect-four")
+    key = ApiKeys(Folder(tmp_path, 0o600)).create("studio", ("admin",), 1)[1]
+    with serving(tmp_path) as keyed:
+        path, headers = f"{keyed.url}/v1/games/connect-four/tokens", {"Authorization": f"Bearer {key}"}
+        token = httpx.post(path, json={"player": "alice"}, headers=headers).json()["token"]
+        page.add_init_script(f"localStorage.setItem('sparring/token', '{token}')")
+        page.goto(f"{keyed.url}/play/connect-four")
+        page.get_by_text(f"model {model[:8]}").first.wait_for()
+        page.locator(".columns button").first.click()
+        page.locator(".stone.bot").wait_for()
+        page.goto(keyed.url)
+        page.locator("[data-game=connect-four]").wait_for()
+        assert page.locator("[data-game]").count() == 1
+        page.goto(f"{keyed.url}/learning")
+        page.get_by_text("this needs the scope 'read'").wait_for()
+    page.problems.clear()  # the 403 that was asked for
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import importlib.util
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,13 +12,22 @@ import pytest
 from javascript import run_script
 from safetensors.numpy import save
 
+from serving import inside
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, vector
+from sparring.nets.forward import forward_without_torch
+from sparring.nets.model_files import make_model
+from sparring.nets.module_network import open_network
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import best, choose, log_softmax, masked, squashed
 from sparring.nets.shapes import parameters
+from sparring.nets.torch_network import default_heads
+from sparring.nets.user_code import own_network
+from sparring.registry import open_registry
+from sparring.registry.protocol import Evidence
 from sparring.wire.champion import Champion, for_client
 from sparring.wire.ids import asked_for, is_episode, new_episode, opened_at_ms
+from sparring.wire.model import Lineage
 from sparring.wire.network import Dense, Gru, Head, Input, Lstm, NetworkSpec
 
 
@@ -64,6 +74,9 @@ def test_every_kind_of_network_gives_what_numpy_gives():
     for _ in range(160):
         spec = drawn.draw_network(rng)
         weights = {name: rng.normal(0, 0.4, shape).astype(np.float32) for name, shape in parameters(spec).items()}
+        weights |= {
+            name: np.asarray(np.abs(value) + 0.01) for name, value in weights.items() if name.endswith("/deviation")
+        }
         rows = drawn.draw_observation(spec, 3, rng)
         listed = [{name: column[i].ravel().tolist() for name, column in rows.items()} for i in range(3)]
         packed = base64.b64encode(save(weights)).decode()
@@ -163,6 +176,30 @@ def test_a_page_plays_several_choices_at_once_and_says_how_likely_the_whole_was(
     assert chunk["columns"]["action"] == expected.tolist()
     assert chunk["columns"]["behaviour_logp"] == [0] * 60
     assert chunk["columns"]["legal"] == [[int(one) for one in legal]] * 60
+
+
+def test_the_server_chooses_for_a_model_that_is_a_torch_module(tmp_path):
+    game = spec_of("cartpole")
+    network = own_network("user_modules:Mlp", game.seats[0], default_heads(game.seats[0].action))
+    weights = open_network(network, 1).weights()
+    about = Lineage(algorithm="ppo", config={}, steps={})
+    model = make_model(game, network, weights, "categorical", about, int(time.time() * 1000))
+    rows = np.random.default_rng(0).normal(0, 1, (6, 4)).astype(np.float32)
+    with inside(tmp_path) as server:
+        with open_registry(f"file://{tmp_path}/models") as registry:
+            registry.publish(model)
+            registry.promote(game.id, model.id, Evidence(episodes=10, mean=1.0, sd=1.0))
+        said = run_script("module_model.mjs", {"url": server.url, "game": "cartpole", "rows": rows.tolist()})
+        trusts = [server.trust, f"{server.trust}@1", f"{server.trust}@2"]
+        given = {"url": server.url, "game": "cartpole", "trusts": trusts}
+        first, least, above = run_script("champion_trust.mjs", given)
+    assert first == least == [True, ""]
+    assert above[0] is False
+    assert "the champion's counter 1 is below 2, the least that is trusted" in above[1]
+    assert (said["local"], said["holds"]) == (True, False)
+    best = forward_without_torch(network, weights)({"observation/state": rows})["logits"].argmax(axis=1)
+    assert [one["action"] for one in said["decided"]] == best.tolist()
+    assert {one["actor"] for one in said["decided"]} == {f"model:{model.id}"}
 
 
 def test_choices_carry_the_same_log_probability():

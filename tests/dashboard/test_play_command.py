@@ -71,7 +71,7 @@ def test_other_games_are_played_in_the_browser(tmp_path):
     ("words", "sentence"),
     [
         (["chess"], "'chess' has no board here"),
-        (["connect-four", "--model", "abc"], "0 models of connect-four begin with 'abc'"),
+        (["connect-four", "--model", "abc"], "no model's id begins so"),
         (["connect-four", "--seat", "2"], "--seat 2, --strength None"),
         (["connect-four", "--model", "script:tactcal"], "there is no script 'tactcal'"),
     ],

@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 
 from sparring.games.catalogue import open_game
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.wire.chunk import Array, Chunk
 
 

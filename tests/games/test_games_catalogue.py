@@ -17,7 +17,7 @@ from sparring.games.spec import GameSpec, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "games.md").read_text()
 (ARENA,) = (block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.S) if "[[seats]]" in block)
-(COUNTDOWN,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+CORRIDOR, COUNTDOWN = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 def test_the_spec_in_the_documentation_is_whole() -> None:
@@ -125,6 +125,16 @@ def test_a_hash_covers_all_but_the_version() -> None:
     assert spec.hash == patch.hash
     assert spec.hash != parse(ARENA.replace("5400", "5401")).hash
     assert len({spec_of(game_id).hash for game_id in BUILT_IN}) == 3
+
+
+def test_a_seat_that_sees_nothing_of_the_others_is_marked_and_keeps_the_spec_s_hash(tmp_path: Path) -> None:
+    marked = ARENA.replace("[[seats]]\n", "[[seats]]\nsees_others = false\n", 1)
+    assert parse(marked).hash == parse(ARENA).hash
+    (tmp_path / "arena.toml").write_text(marked)
+    (tmp_path / "later.toml").write_text(ARENA.replace('"1.4"', '"1.5"'))
+    catalogue = Catalogue(("arena.toml", "later.toml"), tmp_path)
+    assert catalogue.views("arena") == {"1.4": (False, True), "1.5": (True, True)}
+    assert catalogue.views("chess") == {}
 
 
 @pytest.mark.parametrize(
@@ -236,6 +246,43 @@ class Levers(gymnasium.Env):
 
 gymnasium.register("Levers-v0", entry_point="own_levers:Levers")
 """
+
+
+def test_the_environment_of_the_page_is_a_game_with_options(tmp_path):
+    (tmp_path / "my_envs.py").write_text(CORRIDOR)
+    command = Path(sys.executable).parent / "spar"
+    words = ["games", "check", "gym:my_envs:Corridor-v0(length=4)", "--episodes", "2"]
+    done = subprocess.run([command, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+OPTIONS = [
+    ("gym:FrozenLake-v1(map_name=8x8)", lambda spec: spec.seats[0].observation[0].choices == (64,)),
+    ("gym:Pendulum-v1(max_episode_steps=7,g=5)", lambda spec: spec.max_ticks == 7),
+    ("gym:LunarLander-v3(continuous=true)", lambda spec: spec.seats[0].action.kind == "box"),
+    ("pz:multiwalker_v9(n_walkers=2)", lambda spec: len(spec.seats) == 2),
+]
+
+
+@pytest.mark.parametrize(("game_id", "fits"), OPTIONS, ids=[game_id for game_id, _ in OPTIONS])
+def test_options_in_an_id_reach_the_environment(game_id, fits):
+    spec = open_game(game_id, 4).spec
+    assert fits(spec)
+    assert open_game(spec.id).spec == spec
+
+
+WRONG_OPTIONS = [
+    ("gym:FrozenLake-v1(map_nam=8x8)", "unexpected keyword argument 'map_nam'"),
+    ("gym:LunarLander-v3(gravity=5)", "gravity .* must be between -12 and 0"),
+    ("pz:multiwalker_v9(walkers=2)", "unexpected keyword argument 'walkers'"),
+    ("gym:CartPole-v1(5)", r"option '5'. Write NAME\(key=value,key=value\)"),
+]
+
+
+@pytest.mark.parametrize(("game_id", "sentence"), WRONG_OPTIONS)
+def test_a_wrong_option_is_refused_with_what_the_environment_says(game_id, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        open_game(game_id)
 
 
 def test_an_environment_of_ones_own_is_found_in_the_current_folder(tmp_path):

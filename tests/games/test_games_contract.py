@@ -42,7 +42,7 @@ def test_a_game_keeps_every_promise_of_the_protocol(game_id: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*render method without specifying any render mode")
 def test_images_of_a_parallel_game_travel_with_their_channels_first() -> None:
-    game = open_game("pz:cooperative_pong_v6")
+    game = open_game("pz:cooperative_pong_v6(images=full)")
     view = game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
     assert game.spec.turns == "simultaneous"
     assert view.observation[0]["observation/image"].shape == (1, 3, 280, 480)
@@ -171,7 +171,7 @@ def test_a_broken_promise_is_found(fault: str, said: str) -> None:
 def test_a_game_of_one_s_own_may_be_wrong_in_its_spec() -> None:
     with pytest.raises(ConfigError, match="has reward_bounds"):
         open_game("own_game:without_bounds")
-    with pytest.raises(Missing, match="own_game has no function 'countdwn'"):
+    with pytest.raises(Missing, match="own_game has no 'countdwn'"):
         open_game("own_game:countdwn")
 
 

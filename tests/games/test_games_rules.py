@@ -11,9 +11,9 @@ from sparring.games.cartpole import CartPole, sin_cos
 from sparring.games.catalogue import open_game
 from sparring.games.connect_four import ConnectFour, has_four, stones_of
 from sparring.games.duel import Duel
+from sparring.games.game_state import draw, uniform
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, View
 from sparring.games.scripts import script
-from sparring.games.splitmix import draw, uniform
 
 ALL = np.ones(1, bool)
 

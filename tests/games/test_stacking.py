@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparring.acting.actor import Actor
-from sparring.acting.evaluate import _Network, _Slots
+from sparring.acting.evaluate import NetworkPlayer
 from sparring.acting.opponents import Opponents
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import TERMINATED, TRUNCATED, Columns, View
@@ -147,10 +147,9 @@ def test_replay_stores_single_frames_and_gives_the_stacks_that_the_policy_saw() 
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_judged_network_sees_stacks_too(begins: bool) -> None:
     network = default_network(SEAT, hidden=(8,), frame_stack=STACK)
-    judged = _Network(NumpyForward(network, Network(network, 0).weights()), SPEC)
+    judged = NetworkPlayer(NumpyForward(network, Network(network, 0).weights()), SPEC, 2)
     rng = np.random.default_rng(0)
     for shown, fresh in ((1, True), (2, begins)):
-        slots = _Slots(np.array([1]), np.array([fresh]), 2)
-        judged.recall(0, slots, frames(shown), None, rng)
-    seen = judged.stacks[0].peek(frames(3), np.array([1]))
+        judged.act(0, np.array([1]), np.array([fresh]), frames(shown), None, rng)
+    seen = judged._stacks[0].peek(frames(3), np.array([1]))
     assert seen[CLOCK.name][0, :, 0].tolist() == ([2, 2, 3] if begins else [1, 2, 3])

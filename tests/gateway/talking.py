@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from derived import chunks_of
@@ -29,3 +30,10 @@ def stored(data: Path, game="cartpole"):
     """Every chunk in a gateway's store."""
     with open_store(f"sqlite:///{data}/experience.db", check=False) as store:
         return list(store.read(Query(GameId(game))))
+
+
+def player_token(url, key, player, game="cartpole"):
+    """The Authorization header of a new token for that player."""
+    asked = {"json": {"player": player}, "headers": {"Authorization": f"Bearer {key}"}}
+    token = httpx.post(f"{url}/v1/games/{game}/tokens", **asked).raise_for_status().json()["token"]
+    return {"Authorization": f"Bearer {token}"}

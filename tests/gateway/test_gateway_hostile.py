@@ -7,12 +7,18 @@ import time
 
 import httpx
 import msgspec
+import psutil
 import pytest
 import zstandard
 from talking import one_chunk, post
+from websockets.sync.client import connect
 
-from serving import serving
-from sparring.wire.chunk import MAX_INFLATED_BYTES, Column, encode, pack
+from serving import inside, serving
+from sparring.gateway.connections import DRAIN_S
+from sparring.wire.chunk import MAX_INFLATED_BYTES, Column, encode, layout, pack
+from sparring.wire.ids import new_episode
+from sparring.wire.messages import Hello, Start
+from sparring.wire.messages import encode as encode_message
 
 JSON = {"Content-Type": "application/json"}
 DEADLINE_S = 1.0
@@ -116,7 +122,9 @@ def test_a_zstd_bomb_is_not_inflated(http):
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 29))  # 512 MB in some 50 kB
     chunk = one_chunk(1)
     for shape in ((5, 4), (1 << 28,), (1 << 30, 1 << 30)):
-        header = msgspec.structs.replace(chunk.header, columns=(Column("observation/state", "float32", shape),))
+        others = [column for column in layout(chunk) if column.name != "observation/state"]
+        columns = (Column("observation/state", "float32", shape), *others)
+        header = msgspec.structs.replace(chunk.header, columns=columns)
         packed = msgspec.msgpack.encode(header)
         response = post(http, pack([struct.pack("<4sI", b"SPC\x01", len(packed)) + packed + bomb]))
         assert response.status_code == 400
@@ -204,3 +212,136 @@ def test_a_header_cannot_be_smuggled_into_the_answer(server):
     got = raw(server, b"GET /v1/games/x%0d%0aSet-Cookie:a=b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 404")
     assert b"\r\nset-cookie" not in got.lower()
+
+
+HALF = "\\ud800"  # JSON can escape half of a surrogate pair, and UTF-8 has no bytes for it
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'{{"observation": {{"{HALF}": [0]}}}}',
+        f'{{"observation": {{"state": [0, 0, 0, 0]}}, "model": "{HALF}"}}',
+        f'{{"observation": {{"state": [0, 0, 0, 0]}}, "version": "{HALF}"}}',
+        f'{{"observation": {{"state": ["{HALF}"]}}}}',
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_with_a_sentence(http, server, body):
+    answer = http.post("/v1/games/cartpole/act", content=body, headers=JSON)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["message"]
+    assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "observe", "seat": 0, "observation": {"state": [0, 0, 0, 0]}, "tick": 1 << 63},
+        {"type": "observe", "seat": 0, "observation": {"\ud800": [0]}, "tick": 1},
+        {"type": "observe", "seat": 0, "observation": {"state": [0, 0, 0, 0]}, "tick": 1, "episode": "\ud800"},
+        {"type": "start", "episode": "\ud800"},
+    ],
+    ids=["tick", "leaf", "observed episode", "started episode"],
+)
+def test_what_a_message_cannot_mean_is_a_problem(server, message):
+    with connect(f"ws://127.0.0.1:{server.port}/v1/games/cartpole/play") as play:
+        episode = new_episode()
+        for said in (Hello(1, "1"), Start(episode)):
+            play.send(encode_message(said, text=True))
+        assert json.loads(play.recv(timeout=30))["type"] == "hello"
+        play.send(json.dumps({"episode": episode} | message))
+        assert json.loads(play.recv(timeout=30))["type"] == "problem"
+    assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize("path", ["/web/%00", f"/web/{'a' * 5000}", "/web/%ff", "/v1/games/%00/champion", "/play/%00"])
+def test_a_strange_path_is_nothing_that_is_here(http, server, path):
+    assert http.get(path).status_code == 404
+    assert "Traceback" not in server.log()
+
+
+def test_a_seat_of_thousands_of_digits_and_a_second_host_are_refused(http, server):
+    assert http.get(f"/v1/games/cartpole/champion?seat={'9' * 6000}").status_code == 400
+    answer = raw(server, b"GET /v1/games HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n")
+    assert b"its host is said twice" in answer
+
+
+def test_a_wrong_method_is_told_which_there_are(http):
+    answer = http.delete("/v1/games")
+    assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
+
+
+def test_looking_for_paths_is_limited_too(tmp_path):
+    with (
+        inside(tmp_path, requests_per_s=0.5, burst_requests=5) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+        seen = [client.get(f"/nothing/{n}").status_code for n in range(10)]
+        assert (seen[0], seen[-1]) == (404, 429)
+        assert "Wait 2 s" in client.get("/nothing").json()["error"]["do"]
+
+
+def resident_bytes(server):
+    return psutil.Process(server.process.pid).memory_info().rss
+
+
+@pytest.mark.parametrize("trailer", [b"X-A: b\r\n", b"a"], ids=["many", "one without an end"])
+@pytest.mark.parametrize(
+    "path", ["/v1/games/cartpole/chunks", "/v1/games/cartpole/players/me"], ids=["body", "refused"]
+)
+def test_trailers_without_an_end_take_no_memory(server, http, path, trailer):
+    before = resident_bytes(server)
+    closed = 0
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(head("Content-Type: application/json", "Transfer-Encoding: chunked", path=path))
+            try:
+                connection.sendall(b"2\r\n{}\r\n0\r\n" + (b"X: " if trailer == b"a" else b""))
+                for _ in range(400):  # 25 MB
+                    connection.sendall(trailer * (65536 // len(trailer)))
+            except OSError:
+                closed += 1
+    assert closed == 2
+    assert resident_bytes(server) - before < 64 << 20
+    assert post(http, [one_chunk(77)]).status_code == 200
+
+
+def test_a_body_that_goes_on_after_its_refusal_is_not_waited_for(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(
+            head("Content-Length: 100000", path="/v1/games/cartpole/players/me").replace(b"POST", b"DELETE")
+        )
+        assert b"403" in connection.recv(65536)
+        begun_s = time.monotonic()
+        while time.monotonic() - begun_s < 30:
+            try:
+                connection.sendall(b"x")
+                connection.settimeout(0.2)
+                if connection.recv(100) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - begun_s < 3 * DRAIN_S
+
+
+def test_a_refused_caller_that_sends_all_of_its_body_hears_why(server):
+    sent = head("Content-Length: 3000000", path="/v1/games/cartpole/players/me").replace(b"POST", b"DELETE")
+    assert b'"code":"forbidden"' in raw(server, sent + b"x" * 3_000_000)
+
+
+def test_the_bodies_of_all_requests_together_are_bounded(tmp_path):
+    body = pack([encode(one_chunk(1))])
+    with inside(tmp_path, bodies_bytes=2 * len(body) + 100) as running:  # of which one caller has half
+        port = int(running.url.rpartition(":")[2])
+        started = head("Content-Type: application/x-spar-chunks", f"Content-Length: {len(body)}")
+        with socket.create_connection(("127.0.0.1", port)) as slow, httpx.Client(base_url=running.url) as client:
+            slow.sendall(started + body[:-1])
+            deadline_s = time.monotonic() + 30
+            while (busy := post(client, [one_chunk(2)])).status_code != 503:
+                assert time.monotonic() < deadline_s
+            assert "the bodies of all requests together" in busy.text
+            slow.sendall(body[-1:])
+            assert b"200 OK" in slow.recv(65536)
+            assert post(client, [one_chunk(3)]).status_code == 200

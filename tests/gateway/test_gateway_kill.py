@@ -51,7 +51,7 @@ class Uploader(threading.Thread):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_twenty_kills_under_load_lose_and_double_nothing(tmp_path):
     rng, data = random.Random(SEED), tmp_path / "data"
     server = start(data)

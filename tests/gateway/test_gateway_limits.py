@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparring.gateway.rate_limits import DAY_S, Quotas, Rates, SampleRate
+from sparring.gateway.rate_limits import DAY_S, GIVEN_S, Quotas, Rates, SampleRate
 from sparring.wire.ids import asked_for, new_episode
 
 
@@ -24,13 +24,15 @@ def test_no_more_callers_are_remembered_than_stated():
     assert len(rates._buckets) == 10
 
 
-def test_a_players_day_ends_at_midnight_and_what_was_not_kept_is_given_back():
-    quotas = Quotas(steps_per_day=10)
-    assert quotas.take("a", 10, DAY_S - 60) == 0.0
-    assert quotas.take("a", 1, DAY_S - 60) == 60.0
-    quotas.give_back("a", 4)
-    assert quotas.take("a", 4, DAY_S - 60) == 0.0
-    assert quotas.take("a", 10, DAY_S) == 0.0
+def test_a_day_ends_at_midnight_and_what_was_not_kept_is_given_back():
+    quotas = Quotas(steps_per_day=10, bytes_per_day=1_000)
+    assert quotas.take("a", 10, 50, DAY_S - 60) == 0.0
+    assert quotas.take("a", 1, 50, DAY_S - 60) == 60.0
+    quotas.give_back("a", 4, 0)
+    assert quotas.take("a", 4, 950, DAY_S - 60) == 0.0
+    assert quotas.take("a", 0, 1, DAY_S - 60) == 60.0
+    assert quotas.take("b", 10, 1_000, DAY_S - 60) == 0.0
+    assert quotas.take("a", 10, 1_000, DAY_S) == 0.0
 
 
 class Players:
@@ -85,7 +87,18 @@ def test_when_players_leave_the_rate_rises_again():
     assert sample.rate(200.0) == 1.0
 
 
-def test_one_sender_cannot_stop_the_others_by_lying_about_its_rate():
-    sample = SampleRate(100_000.0, 10.0)
-    sample.kept(512, 1e-300, 0.0)
-    assert sample.rate(1.0) > 0.01
+def test_a_claimed_rate_that_was_never_given_counts_as_the_lowest_that_was():
+    sample = SampleRate(100.0, 10.0)
+    sample.kept(50, 1e-300, 0.0)
+    assert sample.rate(1.0) == 1.0
+    given = []
+    for second in range(100):
+        sample.kept(1_000, 1.0, float(second))
+        given.append(sample.rate(float(second)))
+    assert min(given) < 0.1
+    sample.kept(1, 1e-300, 1_000.0)  # the others have aged away
+    assert sample.played_steps_per_s(1_000.0) == pytest.approx(0.1 / min(given), rel=0.01)
+    sample.rate(2 * GIVEN_S)
+    sample.rate(3 * GIVEN_S)  # what was given so long ago is not claimed any more
+    sample.kept(1, 1e-300, 3 * GIVEN_S)
+    assert sample.played_steps_per_s(3 * GIVEN_S) == pytest.approx(0.1, rel=0.01)

@@ -7,6 +7,7 @@ import pytest
 from talking import stored
 from websockets.sync.client import connect
 
+from serving import decode_answer
 from sparring.games.catalogue import spec_of
 from sparring.nets.model_files import make_model, read_weights
 from sparring.nets.numpy_forward import NumpyForward
@@ -15,7 +16,7 @@ from sparring.nets.torch_network import default_network
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.ids import new_episode
-from sparring.wire.messages import End, Ended, Hello, Observe, Start, decode_answer, encode
+from sparring.wire.messages import End, Ended, Hello, Observe, Start, encode
 from sparring.wire.model import Lineage
 from sparring.wire.network import Gru, Lstm
 

@@ -9,6 +9,7 @@ from talking import stored
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from serving import decode_answer
 from sparring.errors import ChunkRefused
 from sparring.games.catalogue import open_game, spec_of
 from sparring.gateway.play import OpenSeat
@@ -22,7 +23,6 @@ from sparring.wire.messages import (
     Observe,
     Problem,
     Start,
-    decode_answer,
     encode,
 )
 

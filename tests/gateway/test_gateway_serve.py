@@ -1,5 +1,6 @@
 """Starting and stopping: one gateway per folder, no open door by accident, a clean end, TLS that verifies."""
 
+import datetime
 import hashlib
 import json
 import resource
@@ -15,15 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from cryptography import x509
+from prometheus_client.parser import text_string_to_metric_families
 from talking import one_chunk, post, stored
 
 from serving import inside, serving, start, stop
 from sparring.cli import main
 from sparring.config import Config, GatewayConfig
 from sparring.errors import ConfigError
-from sparring.gateway.app import ENDPOINTS, SOCKET, describe
-from sparring.gateway.keys import ApiKeys
-from sparring.gateway.server import GatewayServer, bound, serve
+from sparring.gateway.credentials import ApiKeys
+from sparring.gateway.server import GatewayServer, _own_addresses, _self_signed, bound, serve
+from sparring.registry.file import Folder
 
 NOW_MS = 1_790_000_000_000
 
@@ -67,7 +70,7 @@ def test_a_port_in_use_is_a_sentence(server, tmp_path):
 )
 def test_nothing_but_loopback_is_bound_without_keys_and_tls(tmp_path, keys, words, sentence):
     if keys:
-        ApiKeys(tmp_path).create("one", ("read",), NOW_MS)
+        ApiKeys(Folder(tmp_path, 0o600)).create("one", ("read",), NOW_MS)
     done = spar("serve", "--data", str(tmp_path), "--host", "0.0.0.0", "--port", "0", *words)
     assert done.returncode == 1
     assert done.stderr == f"spar: {sentence}\n"
@@ -108,7 +111,7 @@ def test_it_stops_cleanly_and_answers_what_it_accepted(tmp_path, signum):
 
 def test_tls_is_served_verified_by_its_own_certificate_and_refused_in_the_clear(tmp_path):
     data = tmp_path / "data"
-    text = ApiKeys(data).create("one", ("read",), NOW_MS)[1]
+    text = ApiKeys(Folder(data, 0o600)).create("one", ("read",), NOW_MS)[1]
     with serving(data, "--tls", "self-signed", "--host", "127.0.0.1") as server:
         assert server.url.startswith("https://")
         context = ssl.create_default_context(cafile=str(data / "tls-cert.pem"))
@@ -128,6 +131,38 @@ def test_tls_is_served_verified_by_its_own_certificate_and_refused_in_the_clear(
     assert (data / "tls-key.pem").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_self_signed_certificate_is_made_again_for_a_new_host_and_names_this_machines_addresses(tmp_path):
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+    def made(host, later_days=0):
+        certificate, key = _self_signed(tmp_path, host, now + datetime.timedelta(days=later_days))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return certificate.read_bytes(), {str(name.value) for name in names}
+
+    first, names = made("127.0.0.1")
+    assert names == {"localhost", socket.gethostname(), "127.0.0.1", "::1"}
+    assert made("127.0.0.1", later_days=300)[0] == first
+    second, names = made("play.example")
+    assert (second != first, "play.example" in names) == (True, True)
+    wide, names = made("0.0.0.0")
+    assert {one for one in _own_addresses() if one not in ("127.0.0.1", "::1")} <= names
+    assert "0.0.0.0" not in names
+    assert made("play.example")[0] == made("127.0.0.1")[0] == wide
+    assert made("127.0.0.1", later_days=340)[0] != wide
+
+
+def test_a_certificate_without_its_own_key_is_refused_with_a_sentence(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        _self_signed(tmp_path / name, "127.0.0.1", datetime.datetime.now(datetime.UTC))
+    words = ("--tls-cert", str(tmp_path / "a" / "tls-cert.pem"), "--tls-key", str(tmp_path / "b" / "tls-key.pem"))
+    done = spar("serve", "--data", str(tmp_path / "data"), "--port", "0", *words)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("spar: [gateway] tls_cert: they do not fit: ")
+
+
 def test_keys_are_made_listed_and_revoked_from_the_command_line(tmp_path):
     made = json.loads(
         spar("keys", "create", "studio", "--scopes", "record,read", "--data", str(tmp_path), "--json").stdout
@@ -137,7 +172,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(tmp_path):
     assert made["id"] in listed.stdout
     assert made["key"] not in listed.stdout
     assert spar("keys", "create", "x", "--scopes", "root", "--data", str(tmp_path)).stderr == (
-        "spar: --scopes: there is no scope 'root'. Choose from record, act, read, node, admin.\n"
+        "spar: --scopes: there is no scope 'root'. Choose from record, act, read:game, read, node, admin.\n"
     )
     assert spar("keys", "revoke", "studio", "--data", str(tmp_path)).returncode == 0
     assert spar("keys", "revoke", "studio", "--data", str(tmp_path)).returncode == 1
@@ -173,22 +208,46 @@ def test_the_socket_names_its_protocol_so_that_answers_are_not_held_back():
         assert listener.proto == socket.IPPROTO_TCP  # asyncio turns Nagle off for such alone
 
 
-def test_every_route_is_described(http):
-    said = http.get("/openapi.json").json()
-    assert said == json.loads(json.dumps(describe()))
-    assert {(method.upper(), path) for path, methods in said["paths"].items() for method in methods} == {
-        (one.method, one.path) for one in ENDPOINTS
-    } | {("GET", SOCKET)}
+def sample(text, name, **labels):
+    """The value of one series, as Prometheus reads it."""
+    (value,) = (
+        one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if one.name == name and one.labels == labels
+    )
+    return value
 
 
-def test_the_metrics_are_prometheus_text_and_pages_carry_their_headers(http):
-    post(http, [one_chunk(1)])
-    text = http.get("/metrics").text
-    assert 'spar_chunks_total{verdict="new"} 1' in text
-    assert "spar_steps_total 5" in text
-    assert "spar_sample_rate 1" in text
-    for line in text.splitlines():
-        assert line.startswith("# ") or float(line.rpartition(" ")[2]) >= 0
+def test_the_metrics_are_what_prometheus_reads(http):
+    before = http.get("/metrics").text
+    post(http, [one_chunk(1), one_chunk(2), one_chunk(1)])
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert sample(answer.text, "spar_chunks_total", verdict="new") == 2
+    assert sample(answer.text, "spar_chunks_total", verdict="had") == 1
+    assert sample(answer.text, "spar_steps_total") == 10
+    assert sample(answer.text, "spar_sample_rate") == 1
+    assert sample(answer.text, "spar_queue_capacity_chunks") > sample(answer.text, "spar_queue_chunks") == 0
+    assert sample(answer.text, "spar_commits_total") == sample(before, "spar_commits_total") + 1
+    assert sample(answer.text, "spar_requests_total", endpoint="post_chunks", status="200") == 1
+    assert sample(answer.text, "spar_request_seconds_bucket", le="+Inf") == (
+        sample(answer.text, "spar_request_seconds_count")
+    )
+    assert sample(answer.text, "process_resident_memory_bytes") > 1 << 20
+    kinds = {family.name: family.type for family in text_string_to_metric_families(answer.text)}
+    assert (kinds["spar_steps"], kinds["spar_request_seconds"], kinds["spar_sockets"]) == (
+        "counter",
+        "histogram",
+        "gauge",
+    )
+    assert "e+0" not in answer.text  # resident memory is above a million
+    newer = http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert newer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert newer.text.endswith("# EOF\n")
+
+
+def test_pages_carry_their_headers(http):
     page = http.get("/")
     assert page.headers["x-content-type-options"] == "nosniff"
     assert "'self'" in page.headers["content-security-policy"]

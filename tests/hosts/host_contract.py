@@ -3,6 +3,7 @@
 A fixture `kept` is a host for all of them: what changes nobody is asked of two instances that are started once.
 """
 
+import json
 import os
 import signal
 import time
@@ -12,10 +13,11 @@ import psutil
 import pytest
 from host_services import Broken, Doomed, Large, Worker
 
+from sparring.cli import main
 from sparring.errors import ConfigError, Missing, Refused, WireError
 from sparring.hosts.protocol import Resources
+from sparring.services.discovery import Local
 from sparring.services.errors import Overloaded
-from sparring.services.local_discovery import Local
 from sparring.services.solver import CallFailed, CallLost, CallTimeout, Solver
 
 ONE = Resources(cpus=0.1)
@@ -130,13 +132,13 @@ def test_a_call_that_takes_longer_than_its_caller_waits_is_late_and_may_be_asked
 
 def test_tasks_are_queued_and_a_full_queue_refuses_or_lets_wait(worker):
     for number in range(5):
-        worker.tell("work", number)
+        worker.ask("work", number).result()
     assert worker.ask("worked").result() == [0, 1, 2, 3, 4]
-    rare = [worker.ask("rare", 0.5) for _ in range(5)]
+    rare = [worker.ask("rare", 1.0) for _ in range(5)]
     with pytest.raises(Overloaded, match="wait for rare"):
         rare[-1].result()
     for number in range(10, 20):
-        worker.tell("patient", number)
+        worker.ask("patient", number).result()
     assert worker.ask("worked").result()[5:] == list(range(10, 20))
 
 
@@ -320,11 +322,20 @@ def test_a_class_that_cannot_be_imported_is_refused(host):
         host.start(Worker, "a/b", 1, ONE, {})
 
 
-def test_others_see_what_it_runs_and_scale_it(host):
-    host.start(Worker, "worker", 1, ONE, {})
+def test_others_see_what_it_runs_and_scale_it(host, capsys):
+    (worker,) = host.start(Worker, "worker", 1, ONE, {})
     control = host._folder.path
+    pid = worker.ask("who").result(120.0)["pid"]
+
+    def listed():
+        assert main(["services", "list", "--discovery", f"local://{control}", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["services"]
+        return [(row["service"], row["pid"]) for row in rows] == [("host", os.getpid()), ("worker", pid)]
+
+    until(listed)
     with Solver(Local(control)) as solver:
-        assert solver.retrieve("host", "list") == [{"name": "worker", "count": 1, "generations": [0]}]
+        (runs,) = solver.retrieve("host", "list")
+        assert (runs["name"], runs["count"], runs["generations"]) == ("worker", 1, [0])
         assert solver.within(20).retrieve("host", "scale", "worker", 2) == 2
         with pytest.raises(Refused, match="-1 instances"):
             solver.retrieve("host", "scale", "worker", -1)

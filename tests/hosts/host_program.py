@@ -5,8 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from sparring.hosts.open import open_host
-from sparring.hosts.protocol import Resources
+from sparring.hosts.protocol import Resources, open_host
 
 sys.path.append(str(Path(__file__).parents[1]))  # as a program it knows its own folder alone
 

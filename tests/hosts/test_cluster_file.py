@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,12 @@ from typing import Any
 import boto3
 import pytest
 import yaml
-from moto_cloud import NOW, WEST, kinds, left, obey
+from moto_cloud import WEST, kinds, left, obey
 
 from sparring.cli import main
 from sparring.errors import SparringError
-from sparring.hosts.cluster import TAG, launcher, leftovers, policy, prerequisites
-from sparring.hosts.cluster.plan import ClusterPlan
-from sparring.hosts.cluster.ray_yaml import as_yaml, document
+from sparring.hosts.cluster import TAG, launcher, leftovers, prerequisites
+from sparring.hosts.cluster.launcher import ClusterPlan, as_yaml, document
 
 HERE = "203.0.113.7/32"
 IMAGE = "ami-12c6146b"
@@ -41,7 +41,7 @@ def test_rays_own_schema_takes_the_file(tmp_path: Path) -> None:
 
 def test_what_somebody_added_to_a_policy_is_kept_when_it_is_written_anew(tmp_path: Path) -> None:
     written(tmp_path)
-    policy_file = launcher.beside(tmp_path / "cluster.yaml", launcher.HEAD_POLICY)
+    policy_file = launcher.policy_file(tmp_path / "cluster.yaml", "head")
     policy_file.write_text(made := policy_file.read_text().replace("}", "} ", 1))
     written(tmp_path, "--workers", "1:8")
     before = policy_file.with_name(f"{policy_file.name}.before")
@@ -75,13 +75,32 @@ def test_nodes_are_terminated_tagged_closed_and_end_themselves(tmp_path: Path) -
 def test_a_wheel_is_copied_and_installed_and_ray_is_pinned(tmp_path: Path) -> None:
     import ray
 
-    wheel = tmp_path / "sparring-0.1.0-py3-none-any.whl"
+    wheel = tmp_path / "sparring-9.9.9-py3-none-any.whl"
     wheel.touch()
     table = written(tmp_path, "--wheel", str(wheel))
     assert table["file_mounts"] == {f"~/sparring-wheels/{wheel.name}": str(wheel)}
     install = table["setup_commands"][-1]
     assert f"'ray[default]=={ray.__version__}'" in install
-    assert install.endswith(f"~/sparring-wheels/{wheel.name}[train,services,games,ray]")
+    assert install.endswith(f"~/sparring-wheels/{wheel.name}[train,services,games,ray,aws,cassandra]")
+
+
+def test_without_a_wheel_one_is_made_of_the_code_that_runs_here_and_pip_installs_it(tmp_path: Path) -> None:
+    table = written(tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert table["file_mounts"] == {f"~/sparring-wheels/{wheel.name}": str(wheel)}
+    first = wheel.read_bytes()
+    written(tmp_path)
+    assert wheel.read_bytes() == first, "the same code is the same wheel"
+    uv = [str(Path(sys.executable).parent / "uv"), "pip", "install", "-q", "--no-deps", "--offline"]
+    subprocess.run([*uv, "--target", str(tmp_path / "node"), str(wheel)], check=True)
+    program = "import sparring, sparring.cli; print(sparring.__file__); sparring.cli.main(['--version'])"
+    place = {"PYTHONPATH": str(tmp_path / "node"), "PATH": os.environ["PATH"]}
+    said = subprocess.run([sys.executable, "-c", program], env=place, cwd=tmp_path, capture_output=True, text=True)
+    assert said.stdout.split() == [str(tmp_path / "node" / "sparring" / "__init__.py"), "spar", "0.1.0"], said.stderr
+    assert (tmp_path / "node" / "sparring" / "dashboard").is_dir()
+    named = written(tmp_path, "--package", "sparring[train,ray]==0.1.0")
+    assert named["file_mounts"] == {}
+    assert named["setup_commands"][-1].endswith(" 'sparring[train,ray]==0.1.0'")
 
 
 @pytest.mark.parametrize(
@@ -111,14 +130,18 @@ def test_a_wrong_wish_is_one_sentence(
 def test_every_change_that_a_policy_allows_is_bound_to_the_tag_or_the_name() -> None:
     plan = ClusterPlan(name="night", region="cn-north-1")
     looks = ("ec2:Describe", "iam:List", "iam:Get")
-    for which in (policy.head_policy(plan), policy.user_policy(plan)):
+    for which in (prerequisites.head_policy(plan), prerequisites.user_policy(plan)):
         for statement in which["Statement"]:
             if all(action.startswith(looks) for action in statement["Action"]):
                 continue
-            bound = "night" in json.dumps(statement) or statement["Sid"] in ("On", "InANetwork", "NewestImage")
+            bound = (
+                "night" in json.dumps(statement)
+                or "/ray-autoscaler*" in json.dumps(statement)
+                or statement["Sid"] in ("On", "InANetwork", "NewestImage")
+            )
             assert bound or "Condition" in statement, statement
         assert "arn:aws-cn:" in json.dumps(which)
-    head = {action for statement in policy.head_policy(plan)["Statement"] for action in statement["Action"]}
+    head = {action for statement in prerequisites.head_policy(plan)["Statement"] for action in statement["Action"]}
     assert {action for action in head if not action.startswith("ec2:Describe")} == {
         "ec2:RunInstances", "ec2:CreateTags", "ec2:TerminateInstances", "ssm:GetParameters",
     }  # fmt: skip
@@ -144,16 +167,16 @@ def test_ray_builds_on_our_ground_and_all_of_it_is_found_and_removed(tmp_path: P
     from ray.autoscaler._private.commands import _bootstrap_config
 
     plan, keys = plan_of(), Path(os.environ["HOME"]) / ".ssh"
-    done = prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys)
+    done = prerequisites.prepare(plan, prerequisites.head_policy(plan), keys)
     assert len(done) == 5
-    assert prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys) == []
+    assert prerequisites.prepare(plan, prerequisites.head_policy(plan), keys) == []
     assert (keys / "sparring-main.pem").stat().st_mode & 0o777 == 0o600
     ec2 = boto3.client("ec2", region_name=WEST)
     before = rules(ec2)
     assert ("tcp", HERE) in before
     assert len(before) == 2
 
-    config = _bootstrap_config(document(plan, "2.60.0", "0.1.0"), no_config_cache=True)
+    config = _bootstrap_config(document(plan, "2.60.0"), no_config_cache=True)
     assert rules(ec2) == before, "Ray left the group closed"
     head = config["available_node_types"]["head"]["node_config"]
     assert (head["KeyName"], head["IamInstanceProfile"]) == ("sparring-main", {"Name": "sparring-main-us-west-2"})
@@ -180,7 +203,7 @@ def test_what_bare_ray_makes_is_found_and_its_open_group_is_closed(monkeypatch: 
     boto3.client("iam", region_name=WEST).create_role(RoleName="ray-autoscaler-v1", AssumeRolePolicyDocument=role)
     monkeypatch.setattr(rays, "time", SimpleNamespace(sleep=lambda seconds: None))  # 2 x 15 s for AWS to settle
     plan = plan_of()
-    table = document(plan, "2.60.0", "0.1.0")
+    table = document(plan, "2.60.0")
     del table["available_node_types"]["head"]["node_config"]["IamInstanceProfile"]
     del table["provider"]["key_pair"]
     _bootstrap_config(table, no_config_cache=True)
@@ -189,20 +212,20 @@ def test_what_bare_ray_makes_is_found_and_its_open_group_is_closed(monkeypatch: 
     assert found[0].state == "open to the world"
     assert {one.name for one in found[1:]} == {"ray-autoscaler_us-west-2", "ray-autoscaler-v1"}
     keys = Path(os.environ["HOME"]) / ".ssh"
-    assert any("closed 1 rules" in one for one in prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys))
+    assert any("closed 1 rules" in one for one in prerequisites.prepare(plan, prerequisites.head_policy(plan), keys))
     assert ("tcp", HERE) in rules(boto3.client("ec2", region_name=WEST))
     moved = "198.51.100.4/32"  # another address of ours: the old one is closed
-    prerequisites.prepare(plan, moved, policy.head_policy(plan), keys)
+    prerequisites.prepare(replace(plan, ssh_from=moved), prerequisites.head_policy(plan), keys)
     assert {source for protocol, source in rules(boto3.client("ec2", region_name=WEST)) if protocol == "tcp"} == {moved}
 
 
 @pytest.mark.usefixtures("cloud")
 def test_half_a_key_pair_is_one_sentence() -> None:
     plan, keys = plan_of(), Path(os.environ["HOME"]) / ".ssh"
-    prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys)
+    prerequisites.prepare(plan, prerequisites.head_policy(plan), keys)
     (keys / "sparring-main.pem").unlink()
     with pytest.raises(SparringError, match="aws ec2 delete-key-pair"):
-        prerequisites.prepare(plan, HERE, policy.head_policy(plan), keys)
+        prerequisites.prepare(plan, prerequisites.head_policy(plan), keys)
 
 
 @pytest.mark.usefixtures("cloud")
@@ -215,7 +238,7 @@ def test_down_without_a_node_makes_nothing_and_shows_what_is_left(
     assert "nothing is left in us-west-2" in capsys.readouterr().out
     assert left() == []
     plan = plan_of()
-    prerequisites.prepare(plan, HERE, policy.head_policy(plan), Path(os.environ["HOME"]) / ".ssh")
+    prerequisites.prepare(plan, prerequisites.head_policy(plan), Path(os.environ["HOME"]) / ".ssh")
     assert main(["cluster", "down", "--file", file, "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [one["kind"] for one in said["leftovers"]] == ["security group", "key pair", "instance profile", "role"]
@@ -247,7 +270,10 @@ def test_a_file_that_is_no_cluster_is_one_sentence(text: str | None, tmp_path: P
         launcher.read(tmp_path / "cluster.yaml")
 
 
-def test_any_plain_data_survives_the_writing() -> None:
-    for value in ({"a": {"b": [1, {"c": ["no", "1e3", ""]}, []], "x y": None}, "e": {}}, document(plan_of(), "1", "2")):
-        assert yaml.safe_load(as_yaml(value)) == value
-    assert NOW.tzinfo is not None
+def test_the_file_says_why_beside_the_document() -> None:
+    value = document(plan_of(), "1")
+    text = as_yaml(value)
+    assert yaml.safe_load(text) == value
+    comments = [line.strip() for line in text.splitlines() if line.lstrip().startswith("# ")]
+    assert sorted(comments) == sorted(f"# {reason}" for reason in launcher.REASONS.values())
+    assert "&id" not in text

@@ -1,6 +1,7 @@
 """What clusters leave behind, against moto's EC2 and IAM: all of it is found, and its commands remove it."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from moto_cloud import EAST, NOW, WEST, kinds, left, obey
 
 from sparring.cli import main
 from sparring.errors import SparringError
-from sparring.hosts.cluster import TAG, leftovers
-from sparring.hosts.cluster.leftovers import RAY_TAG, find
+from sparring.hosts.cluster import RAY_TAG, TAG, leftovers, prerequisites
+from sparring.hosts.cluster.launcher import ClusterPlan
+from sparring.hosts.cluster.leftovers import Leftover, find
 
 pytestmark = pytest.mark.usefixtures("cloud")
 
@@ -31,15 +33,16 @@ def launch(ec2: Any, count: int = 1, key: str = TAG, cluster: str = "main", **mo
     return [one["InstanceId"] for one in made["Instances"]]
 
 
-def make_role(name: str) -> None:
+def make_role(name: str, cluster: str = "") -> None:
+    mark = [{"Key": TAG, "Value": cluster}] if cluster else []
     iam = boto3.client("iam", region_name=WEST)
     look = [{"Effect": "Allow", "Action": "ec2:DescribeInstances", "Resource": "*"}]
     trust = {"Version": "2012-10-17", "Statement": look}
-    iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust))
+    iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust), Tags=mark)
     iam.put_role_policy(RoleName=name, PolicyName="inline", PolicyDocument=json.dumps(trust))
     made = iam.create_policy(PolicyName=f"{name}-extra", PolicyDocument=json.dumps(trust))
     iam.attach_role_policy(RoleName=name, PolicyArn=made["Policy"]["Arn"])
-    iam.create_instance_profile(InstanceProfileName=name)
+    iam.create_instance_profile(InstanceProfileName=name, Tags=mark)
     iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
 
 
@@ -61,16 +64,21 @@ def litter(region: str) -> None:
     subnet = ec2.describe_subnets()["Subnets"][0]
     ec2.create_network_interface(SubnetId=subnet["SubnetId"], TagSpecifications=tags("network-interface"))
     ec2.create_launch_template(
-        LaunchTemplateName="sparring-main", LaunchTemplateData={"InstanceType": "m5.large"}
+        LaunchTemplateName="sparring-main", LaunchTemplateData={"InstanceType": "m5.large"},
+        TagSpecifications=tags("launch-template"),
     )  # fmt: skip
+    marks = {"sparring-main": TAG, "ray-autoscaler-default": RAY_TAG, "web": "team"}
     groups = [
-        ec2.create_security_group(GroupName=name, Description="x", VpcId=subnet["VpcId"])["GroupId"]
-        for name in ("sparring-main", "ray-autoscaler-default", "web")
+        ec2.create_security_group(
+            GroupName=name, Description="x", VpcId=subnet["VpcId"], TagSpecifications=tags("security-group", key)
+        )["GroupId"]
+        for name, key in marks.items()
     ]
     for one, other in ((0, 1), (1, 0)):  # each names the other: neither can go first
         rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": groups[other]}]}
         ec2.authorize_security_group_ingress(GroupId=groups[one], IpPermissions=[rule])
-    for name in ("sparring-main", f"ray-autoscaler_{region}", "mine"):
+    ec2.create_key_pair(KeyName="sparring-main", TagSpecifications=tags("key-pair"))
+    for name in (f"ray-autoscaler_{region}", "mine"):
         ec2.create_key_pair(KeyName=name)
     options = {"SpotPrice": "0.1", "InstanceCount": 1, "Type": "persistent"}
     ec2.request_spot_instances(
@@ -86,9 +94,10 @@ def test_an_empty_account_has_nothing_left() -> None:
 
 def test_everything_of_ours_and_rays_is_listed_and_nothing_else() -> None:
     litter(WEST)
-    make_role("sparring-main-us-west-2")
+    make_role("sparring-main-us-west-2", "main")
     make_role("ray-autoscaler-v1")
     make_role("billing")
+    make_role("sparring-gateway")  # of docs/deploy.md: no cluster's
     found = left()
     count = {kind: kinds(found).count(kind) for kind in kinds(found)}
     assert count == {
@@ -98,9 +107,14 @@ def test_everything_of_ours_and_rays_is_listed_and_nothing_else() -> None:
     assert list(count) == ["spot request", "instance", *list(count)[2:]], "what makes or holds the rest comes first"
     states = {one.id: (one.state, one.costs) for one in found if one.kind == "instance"}
     assert sorted(state for state, _ in states.values()) == ["running"] * 3 + ["stopped"]
-    assert all("its disks" in costs for _, costs in states.values())
+    assert {costs for state, costs in states.values() if state == "running"} == {"m5.large"}
     free = {"network interface", "launch template", "security group", "key pair", "instance profile", "role"}
-    assert {one.kind for one in found if not one.costs} == free
+    assert {one.kind for one in found if not one.costs} == {*free, "instance"}  # a stopped one costs its disks alone
+    prices = {(one.kind, one.costs): one.dollars_per_month for one in found}
+    assert prices["instance", "m5.large"] == pytest.approx(70.08)
+    assert prices["volume", "60 GiB"] == pytest.approx(4.8)
+    assert prices["elastic address", "an address"] == pytest.approx(3.65)
+    assert {one.kind for one in found if one.dollars_per_month is None} == {"spot request"}
     assert all(one.age_s is None or one.age_s >= 0 for one in found)
     assert {one.cluster for one in found if one.kind == "instance"} == {"main", "default"}
 
@@ -108,7 +122,7 @@ def test_everything_of_ours_and_rays_is_listed_and_nothing_else() -> None:
 def test_the_printed_commands_in_their_order_leave_nothing_in_two_regions() -> None:
     for region in (WEST, EAST):
         litter(region)
-    make_role("sparring-main-us-west-2")
+    make_role("sparring-main-us-west-2", "main")
     make_role("ray-autoscaler-v1")
     assert {one.region for one in left(WEST, EAST)} == {WEST, EAST, "global"}
     for command in leftovers.removal_script(command for one in left(WEST, EAST) for command in one.commands):
@@ -120,6 +134,66 @@ def test_the_printed_commands_in_their_order_leave_nothing_in_two_regions() -> N
         assert "web" in {group["GroupName"] for group in ec2.describe_security_groups()["SecurityGroups"]}
         states = [i["State"]["Name"] for r in ec2.describe_instances()["Reservations"] for i in r["Instances"]]
         assert states.count("running") == 1
+
+
+ARNS = {  # what a command removes, as a policy names it
+    **{kind: f"arn:aws:ec2:{{region}}:1:{kind.replace(' ', '-')}/{{id}}" for kind in leftovers.KINDS},
+    "elastic address": "arn:aws:ec2:{region}:1:elastic-ip/{id}",
+    "spot request": "arn:aws:ec2:{region}:1:spot-instances-request/{id}",
+    **{kind: f"arn:aws:iam::1:{kind.replace(' ', '-')}/{{id}}" for kind in ("role", "instance profile")},
+}
+
+
+def allowed(policy: dict[str, Any], action: str, arn: str, carried: set[str]) -> bool:
+    """Whether a policy allows it of a resource that carries these tags; conditions other than on tags hold for none."""
+
+    def holds(statement: dict[str, Any]) -> bool:
+        said = statement.get("Condition", {})
+        wanted = {key.partition("/")[2] for test in said.values() for key in test if "ResourceTag/" in key}
+        return len(said) <= 1 and (wanted <= carried if wanted else not said)
+
+    return any(
+        action in statement["Action"]
+        and any(
+            fnmatch(arn, one)
+            for one in [statement["Resource"]] * isinstance(statement["Resource"], str) or statement["Resource"]
+        )
+        and holds(statement)
+        for statement in policy["Statement"]
+    )
+
+
+def test_the_users_policy_allows_every_command_that_is_printed_of_what_carries_a_tag_or_rays_name() -> None:
+    litter(EAST)  # another region than the cluster's
+    make_role("sparring-main-us-west-2", "main")
+    make_role("ray-autoscaler-v1")
+    policy = prerequisites.user_policy(ClusterPlan(name="other", region=WEST))
+    untagged = []
+    for one in left(EAST):
+        if (tag := tag_of(one)) is None:
+            untagged.append(one.kind)
+            continue
+        for command in one.commands:
+            words = command.split()
+            if words[2] == "wait":
+                continue
+            action = f"{words[1]}:{''.join(word.capitalize() for word in words[2].split('-'))}"
+            target = next((each for each in left(EAST) if each.kind == "instance" and each.id in words), one)
+            arn = ARNS[target.kind].format(region=EAST, id=target.id)
+            assert allowed(policy, action, arn, {tag}), f"{command}: {action} on {arn}"
+            assert not allowed(policy, action, ARNS[target.kind].format(region=EAST, id="mine"), set()), action
+    assert set(untagged) == {"volume", "elastic address"}, "listed because an instance of a cluster holds it"
+
+
+def tag_of(one: Leftover) -> str | None:
+    """The tag that it carries in `litter`; "" where Ray's name shows whose it is; None where its instance shows it."""
+    if one.name.startswith("ray-autoscaler") and one.kind != "security group":
+        return ""
+    if one.kind == "elastic address" and len(one.commands) > 1:
+        return None
+    if one.kind == "volume" and one.cluster == "default":
+        return None
+    return RAY_TAG if one.cluster == "default" or one.name.startswith("ray-autoscaler") else TAG
 
 
 def test_one_cluster_is_asked_for_alone() -> None:
@@ -159,7 +233,8 @@ def test_people_see_a_table_and_the_commands(capsys: pytest.CaptureFixture[str],
     litter(WEST)
     assert main(["cluster", "leftovers", "--file", str(tmp_path / "no.yaml")]) == 0
     said = capsys.readouterr().out
-    assert "costs at rest" in said
+    assert f"prices: {leftovers.PRICES_FROM} (? where the price is not known here)" in said
+    assert "$ a month" in said
     assert said.index("terminate-instances") < said.index("wait instance-terminated") < said.index("delete-volume")
 
 
@@ -175,7 +250,10 @@ def test_no_credentials_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(SparringError) as caught:
         find([WEST], NOW)
-    assert str(caught.value) == "AWS: there are no AWS credentials. Run `aws configure`, or set AWS_PROFILE."
+    assert str(caught.value) == (
+        "AWS us-west-2: there are no AWS credentials (Unable to locate credentials). "
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role."
+    )
 
 
 def test_a_profile_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +265,10 @@ def test_a_profile_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("ExpiredToken", "these credentials have expired"),
-        ("RequestExpired", "these credentials have expired"),
-        ("AuthFailure", "AWS does not know these credentials"),
-        ("UnauthorizedOperation", "these credentials may not call DescribeSpotInstanceRequests"),
+        ("ExpiredToken", "these AWS credentials have expired"),
+        ("RequestExpired", "these AWS credentials have expired"),
+        ("AuthFailure", "EC2 in us-west-2 does not know this access key"),
+        ("UnauthorizedOperation", "ec2:DescribeSpotInstanceRequests is not allowed"),
     ],
 )
 def test_what_aws_refuses_is_one_sentence(code: str, says: str, refusing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +281,7 @@ def test_what_aws_refuses_is_one_sentence(code: str, says: str, refusing: Any, m
 def test_a_server_that_is_away_is_one_sentence(monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused_port}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(SparringError, match="did not answer"):
+    with pytest.raises(SparringError, match="no EC2 server answers"):
         find([WEST], NOW)
 
 

@@ -18,9 +18,9 @@ from host_services import Broken, Stubborn, Worker
 
 from sparring.errors import ConfigError
 from sparring.hosts.call_queue import MAX_UNDER_WAY
-from sparring.hosts.open import open_host
+from sparring.hosts.protocol import open_host
+from sparring.services.discovery import default_folder
 from sparring.services.errors import Overloaded
-from sparring.services.local_discovery import default_folder
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,10 @@ def test_what_a_killed_host_left_behind_is_swept_away(program):
         assert not folder.exists()
 
 
-def test_one_that_will_not_end_is_killed_in_time(host):
+@pytest.mark.parametrize("has_pidfd", [True, False], ids=["pidfd", "no-pidfd"])
+def test_one_that_will_not_end_is_killed_in_time(host, monkeypatch, has_pidfd):
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
     (stubborn,) = host.start(Stubborn, "stubborn", 1, ONE, {})
     pid = stubborn.ask("who").result()
     began = time.monotonic()

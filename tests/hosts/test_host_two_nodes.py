@@ -9,8 +9,7 @@ from host_contract import until
 from host_services import Worker
 
 from sparring.errors import ConfigError, Unreachable
-from sparring.hosts.open import open_host
-from sparring.hosts.protocol import Resources
+from sparring.hosts.protocol import Resources, open_host
 from sparring.hosts.ray.cluster import prepare
 from sparring.services.solver import CallTimeout
 
@@ -44,7 +43,7 @@ def cluster():
 
 
 def nodes_of(handles):
-    return [handle.member.look()["Address"]["NodeID"] for handle in handles]
+    return [handle.look()["Address"]["NodeID"] for handle in handles]
 
 
 def test_what_is_only_handed_on_is_not_fetched(cluster):

@@ -12,8 +12,8 @@ import pytest
 from host_contract import ONE
 from host_services import Worker
 
-from sparring.hosts.open import open_host
-from sparring.services.local_discovery import Local
+from sparring.hosts.protocol import open_host
+from sparring.services.discovery import Local
 from sparring.services.solver import Solver
 
 COUNT = 100
@@ -56,5 +56,6 @@ def test_a_hundred_processes_are_started_called_and_stopped_and_leave_nothing(fo
         del shared, asked
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert set(psutil.Process().children()) <= others
-    assert held(folder) == before
+    # Fewer is no leak: a descriptor that an earlier test of this process left open may be closed meanwhile.
+    assert all(now <= then for now, then in zip(held(folder), before, strict=True))
     assert len(list(tmp_path.glob("worker.*.log"))) == COUNT

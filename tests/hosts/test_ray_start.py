@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import json, sys
+import json, logging, sys
 import psutil
 from sparring.errors import Unreachable
 from sparring.hosts.ray.cluster import join
@@ -21,6 +21,7 @@ def seen(event, given):
         began.add(" ".join(map(str, given[1])).partition(" --")[0])
 
 sys.addaudithook(seen)
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 try:
     join("local", 1000, patience_s=0.0)  # less memory for objects than Ray takes, which it says when half of it is up
 except Unreachable as error:
@@ -38,3 +39,4 @@ def test_a_ray_that_did_not_come_up_leaves_no_process_behind():
     assert said["left"] == []
     assert said["wrong"].startswith("Ray did not come up: ")
     assert said["do"] == "See its logs in Ray's session_latest/logs"
+    assert "starting Ray on this machine …" in ended.stderr.splitlines()

@@ -50,7 +50,7 @@ def tensors(columns):
 def test_what_numpy_draws_has_the_density_that_torch_says(action):
     rng, twin = np.random.default_rng(0), distribution(action)
     mean, log_std = (rng.normal(0, 1.5, (500, 3)).astype(np.float32) for _ in range(2))
-    choice = draw(mean, log_std, bounds_of(action), rng)
+    choice = draw(mean, log_std, bounds_of(action), rng.standard_normal(mean.shape, np.float32))
     out = {"mean": torch.from_numpy(mean), "log_std": torch.from_numpy(log_std)}
     said = twin.logp(out, torch.from_numpy(choice.action), None).numpy()
     # Near a bound an action's own float32 no longer says how near; the actor's number is the exact one.
@@ -300,7 +300,7 @@ def test_a_reward_that_is_no_number_is_said_at_once():
         actor.rollout(9)
     assert str(caught.value) == (
         "game aim_game:aim: it gave seat 'archer' the reward nan at tick 2 of an episode. "
-        "Mend the game: a reward is a finite number."
+        "Correct the game: a reward is a finite number."
     )
 
 

@@ -15,10 +15,9 @@ from sparring.acting.actor import Actor, Episodes
 from sparring.acting.opponents import Opponents
 from sparring.errors import StoreFailed
 from sparring.games.catalogue import open_game, spec_of
-from sparring.learn.actors import rollout_slots as rollouts
-from sparring.learn.actors import step_blocks as blocks
-from sparring.learn.actors.shared_memory import RingBuffer, SharedArrays
-from sparring.learn.actors.wakeup import Wakeup
+from sparring.learn.actors.actor_spec import ActorSpec
+from sparring.learn.actors.experience import joined, played, side_by_side
+from sparring.learn.actors.shared_memory import RingBuffer, SharedArrays, Wakeup, wait_any
 from sparring.learn.actors.weights import NONE, SharedWeights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.torch_network import Network, default_heads, default_network
@@ -57,6 +56,11 @@ def actor_of(game, seed=0, envs=4):
     forward = NumpyForward(network, Network(network, 0).weights())
     partners = Opponents(network, 0.0)
     return Actor(open_game(game, envs), forward, "categorical", np.random.default_rng(seed), partners)
+
+
+def ring_of(game, feeds, ticks):
+    part = {"game": game, "spec": spec_of(game), "network": network_of(game), "policy": "categorical"}
+    return ActorSpec(**part, envs=4, seed=0, feeds=feeds, ticks=ticks, slots=2).open_ring()
 
 
 def test_weights_are_never_torn_however_fast_they_are_written():
@@ -99,7 +103,6 @@ def test_a_version_is_waited_for_without_a_look_at_the_clock():
     actor = Wakeup(theirs)
     assert board.version == NONE
     assert board.newest() is None
-    assert not board.wait_for(0, actor, 0.05)
 
     def publish():
         board.publish(steady(network, 7.0), 3)
@@ -107,11 +110,11 @@ def test_a_version_is_waited_for_without_a_look_at_the_clock():
 
     timer = threading.Timer(0.1, publish)
     timer.start()
-    assert board.wait_for(3, actor, 30.0)
+    assert actor.wait_for(lambda: board.version >= 3)
     timer.join()
     learner.close()
     begun = time.monotonic()
-    assert not board.wait_for(4, actor, 30.0)
+    assert not actor.wait_for(lambda: board.version >= 4)
     assert time.monotonic() - begun < 10.0  # nobody is there who could publish it
     actor.close()
     board.close()
@@ -126,7 +129,7 @@ def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
     def write():
         for number in range(50):
             waited.append(not ring.room())
-            assert ring.wait_for_room(writer, 30.0)
+            assert writer.wait_for(ring.room)
             ring.to_write()["number"][:] = number
             ring.commit()
             writer.ring()
@@ -136,7 +139,7 @@ def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
     got = []
     while len(got) < 50:
         if not ring.ready():
-            reader.wait(1.0)
+            wait_any((reader,), 1.0)
             continue
         if not got:
             time.sleep(0.1)
@@ -148,27 +151,25 @@ def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
     assert got == list(range(50))
     assert any(waited)
     reader.close()
-    assert not ring.wait_for_room(writer, 0.0) or ring.room()
+    assert not writer.wait_for(lambda: False)
     writer.close()
     ring.close()
 
 
 @pytest.mark.parametrize("game", ["cartpole", "connect-four"])
 def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game):
-    shape = rollouts.RolloutShape(
-        spec_of(game).seats[0], ticks=9, streams=4 * len(spec_of(game).seats), slots=2, writers=2
-    )
-    shared = rollouts.RolloutRing(shape)
+    seat, rings = spec_of(game).seats[0], [ring_of(game, "rollouts", 9) for _ in range(2)]
     with_it, without, other = actor_of(game), actor_of(game), actor_of(game, seed=5)
     for version in range(6):  # slots are used again
-        shared.play(with_it, version, writer=1)
-        shared.play(other, version, writer=0)
+        rings[1].play(with_it, version)
+        rings[0].play(other, version)
         expected, ended = without.rollout(9), without.ended()
-        alone, both = shared.take(1), shared.take_all()
+        alone = played(rings[1].to_read(), seat)
+        both = played(side_by_side([ring.to_read() for ring in rings]), seat)
         length = len(expected.reward)
         for name in ("action", "reward", "ending", "behaviour_logp", "value", "truncation_value", "mask"):
             assert np.array_equal(getattr(alone.batch, name), getattr(expected, name)), name
-            assert np.array_equal(getattr(both.batch, name)[:length, shape.streams :], getattr(expected, name)), name
+            assert np.array_equal(getattr(both.batch, name)[:length, with_it.streams :], getattr(expected, name)), name
         for name in expected.observation:
             assert np.array_equal(alone.batch.observation[name], expected.observation[name])
             assert np.array_equal(alone.batch.next_observation[name], expected.next_observation[name])
@@ -178,39 +179,39 @@ def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game)
         assert np.array_equal(alone.episodes.returns, ended.returns)
         assert (alone.version, alone.env_steps, both.env_steps) == (version, 36, 72)
         assert (both.batch.version == version).all()
-        for writer in range(2):
-            shared.ring.release(writer)
-    shared.ring.close()
+        for ring in rings:
+            ring.release()
+    for ring in rings:
+        ring.close()
 
 
 def test_blocks_of_steps_arrive_as_they_were_played():
     actor = actor_of("connect-four")
-    shape = blocks.BlockShape(spec_of("connect-four").seats[0], ticks=12, streams=8, slots=2)
-    shared = blocks.StepBlockRing(shape)
+    shared, seat = ring_of("connect-four", "steps", 12), spec_of("connect-four").seats[0]
     for version in range(4):
-        played = [actor.step() for _ in range(12)]
+        steps = [actor.step() for _ in range(12)]
         ended = actor.ended()
-        shared.write(played, ended, version=version, env_steps=48, games=3)
-        block = shared.take()
+        shared.write(steps, ended, version=version, env_steps=48, games=3)
+        block = joined(shared.to_read(), seat)
         assert (block.version, block.env_steps, block.games) == (version, 48, 3)
         assert np.array_equal(block.episodes.returns, ended.returns)
         here, final = block.steps, 0
         assert (here.version, here.priority) == (version, None)
         for name in ("stream", "action", "reward", "ending", "legal", "behaviour_logp", "value"):
-            assert np.array_equal(np.concatenate([getattr(one, name) for one in played]), getattr(here, name)), name
+            assert np.array_equal(np.concatenate([getattr(one, name) for one in steps]), getattr(here, name)), name
         for name, column in here.observation.items():
-            assert np.array_equal(np.concatenate([one.observation[name] for one in played]), column)
-        first = np.cumsum([0, *map(len, played)])
-        for tick, there in enumerate(played):
+            assert np.array_equal(np.concatenate([one.observation[name] for one in steps]), column)
+        first = np.cumsum([0, *map(len, steps)])
+        for tick, there in enumerate(steps):
             finals = slice(final, final + len(there.final))
             assert np.array_equal(there.final + first[tick], here.final[finals])
             for name, column in there.final_observation.items():
                 assert np.array_equal(column, here.final_observation[name][finals])
             final = finals.stop
-        shared.ring.release()
+        shared.release()
     shared.write([], Episodes(np.zeros(0, np.float32), np.zeros(0, bool)), version=9, env_steps=0, games=0)
-    assert len(shared.take().steps) == 0
-    shared.ring.close()
+    assert len(joined(shared.to_read(), seat).steps) == 0
+    shared.close()
 
 
 def test_memory_has_no_name_and_what_cannot_be_had_is_said():

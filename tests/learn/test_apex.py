@@ -11,7 +11,7 @@ import pytest
 
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.actors.initial_priorities import n_step_goals
+from sparring.learn.actors.actor_process import n_step_goals
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.topologies import build
 from sparring.learn.topologies.apex import actor_epsilon
@@ -93,9 +93,9 @@ def test_an_actor_that_is_killed_is_replaced_and_nothing_is_joined_to_its_games(
     topology = build(planned(config), None)
     try:
         turns_until(topology, lambda: topology.learner.updates > 10)
-        pid = topology.actors.pid(1)
+        pid = topology.actors.pool.pid(1)
         os.kill(pid, signal.SIGKILL)
-        turns_until(topology, lambda: topology.actors.restarts == 1 and topology.actors.pid(1) not in (None, pid))
+        turns_until(topology, lambda: topology.actors.restarts == 1 and topology.actors.pool.pid(1) not in (None, pid))
         before = topology.learner.updates
         learned = turns_until(topology, lambda: topology.learner.updates > before + 50)
         assert all(np.isfinite(turn.update.metrics["loss"]) for turn in learned)

@@ -13,18 +13,17 @@ from msgspec.structs import replace
 from sparring.errors import Unreachable
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.learn.actors import step_blocks as blocks
 from sparring.learn.actors.actor_spec import actor_spec
-from sparring.learn.actors.env_service import EnvService
-from sparring.learn.actors.inference_service import ACT, HOLD, RESET, InferenceService
-from sparring.learn.actors.rollout_slots import played
+from sparring.learn.actors.experience import joined as joined_steps
+from sparring.learn.actors.experience import played
+from sparring.learn.actors.inference_service import ACT, HOLD, RESET, EnvService, InferenceService
 from sparring.learn.actors.weights import WeightsSnapshot
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.replay.local import open_replay_table
 from sparring.learn.topologies.apex import block_spec
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import log_softmax
-from sparring.services.call_batch import joined, parted
+from sparring.services.executor import joined, parted
 
 STATE = "observation/state"
 
@@ -65,7 +64,7 @@ class Beside:
         weights = {name: one + np.float32(shift) for name, one in self.learner.weights().items()}
         self.weights[version] = weights
         self.version = version
-        assert self.inference.use(version) == version
+        self.inference.use(version)
 
     def at_least(self, version):
         return WeightsSnapshot(version, self.weights[version], 0.0)
@@ -84,7 +83,7 @@ class Beside:
     def taken(self):
         """Every rollout that is whole."""
         found = []
-        while (columns := self.inference.take()["columns"]) is not None:
+        while (columns := self.inference.take(self.version)["columns"]) is not None:
             found.append(played(columns, self.seat))
         return found
 
@@ -299,13 +298,13 @@ def test_what_replay_takes_in_is_what_happened_too(config):
         if tick in (200, 333):
             crew[0] = made.environments(0, generation=tick)
         crew[rng.integers(2)].tick()
-        said = made.inference.take()
+        said = made.inference.take(made.version)
         if said["columns"] is not None:
             if said["broken"]:
                 breaks += 1
                 for stream in range(8):
                     table.break_off(stream)
-            steps = blocks.joined(said["columns"], made.seat).steps
+            steps = joined_steps(said["columns"], made.seat).steps
             table.insert(steps)
             kept += len(steps)
     made.close()

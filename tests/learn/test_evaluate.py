@@ -7,8 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from sparring.acting.evaluate import evaluate
-from sparring.acting.player_names import named
+from sparring.acting.evaluate import evaluate, named
 from sparring.acting.return_histogram import lines, summary
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
@@ -113,7 +112,7 @@ def test_players_are_found_by_name(tmp_path):
         assert named("script:tracker", registry, "duel") == named("tracker", registry, "duel")
         with pytest.raises(Missing, match="cartpole has no champion yet"):
             named("champion:cartpole", registry)
-        with pytest.raises(Missing, match="there is no such model"):
+        with pytest.raises(Missing, match="no model's id begins so"):
             named("0123abcd", registry)
         with pytest.raises(ConfigError, match="'hello' is no player"):
             named("hello", registry)

@@ -50,7 +50,7 @@ def test_workers_learn_together_and_one_that_is_killed_comes_back(config):
         turns(topology, lambda: topology.position >= 20_000)
         topology.save()  # nobody is in the middle of anything
         learner = topology.learner
-        learner.pull()
+        learner.optimiser.pull()
         assert learner.updates == topology._rows[:, 2].sum()
         assert topology.env_steps == topology.sources().steps["selfplay"] >= 20_000
         played = evaluate("chain_game:chain", NumpyForward(learner.network, learner.weights()), episodes=10, seed=1)
@@ -77,10 +77,10 @@ def test_nobody_plays_between_two_turns(config):
         seen = topology.learner.weights()
         saved = topology.save()
         assert all((seen[name] == value).all() for name, value in topology.learner.weights().items())
-        topology.learner.pull()
+        topology.learner.optimiser.pull()
         weights, played = topology.learner.weights(), topology.position
         time.sleep(0.2)
-        topology.learner.pull()
+        topology.learner.optimiser.pull()
         assert all((weights[name] == value).all() for name, value in topology.learner.weights().items())
         assert topology.position == played
         other = build(plan(wish(), config), None)
@@ -141,7 +141,7 @@ def test_rmsprop_takes_the_steps_of_its_equation():
 
 
 def test_an_algorithm_that_cannot_share_is_refused_with_a_sentence(config):
-    with pytest.raises(ConfigError, match="ppo does not learn in memory that several workers change"):
+    with pytest.raises(ConfigError, match="ppo with adam does not learn in memory that several workers change"):
         build(plan(wish(algo="ppo"), config), None)
 
 
@@ -150,10 +150,10 @@ def test_learners_that_share_see_what_each_other_learned():
 
     algorithm = open_algorithm("a3c")
     one, two = (algorithm.begin(SPEC, settings_of(algorithm, {"hidden_units": [4]}), seed) for seed in (1, 2))
-    shared = one.numbers.copy()
-    one.share(shared)
-    two.share(shared)
+    shared = one.optimiser.numbers.copy()
+    one.optimiser.share(shared)
+    two.optimiser.share(shared)
     shared[0] += 1.0
-    one.pull()
-    two.pull()
+    one.optimiser.pull()
+    two.optimiser.pull()
     assert all((one.weights()[name] == value).all() for name, value in two.weights().items())

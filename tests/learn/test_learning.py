@@ -10,8 +10,7 @@ import pytest
 
 from sparring.acting.evaluate import evaluate
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, train
 from sparring.learn.topologies import build

@@ -7,13 +7,12 @@ import pytest
 
 from sparring.acting.evaluate import evaluate
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
-from sparring.learn.offline.evaluation import evaluate_offline
+from sparring.games.scripts import play, script
+from sparring.learn.offline.evaluation import evaluate_offline, world_of
 from sparring.learn.offline.fitted_values import FitConfig
 from sparring.learn.offline.line_board_world import REACH, BoardEvents, BoardKind, FlipRules, line_cells
 from sparring.learn.offline.records import of_episodes
-from sparring.learn.offline.worlds import WorldConfig, world_of
+from sparring.learn.offline.vector_world import WorldConfig
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.wire.network import Head, Input, NetworkSpec
 

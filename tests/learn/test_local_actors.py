@@ -34,7 +34,7 @@ wish = TrainRequest("cartpole", topology="async", actors=2, envs=8, settings=("r
 topology = build(plan(wish, load()), None)
 while True:
     if topology.iterate().update is not None:
-        print(*(topology.actors.pid(actor) for actor in range(2)), flush=True)
+        print(*(topology.actors.pool.pid(actor) for actor in range(2)), flush=True)
 """
 
 
@@ -76,7 +76,7 @@ def test_an_actors_process_never_imports_torch(config):
     assert asked.stdout.strip() == "False"
     with wired(config, "async", "connect-four", actors=1) as topology:
         learn(topology, 1)
-        maps = Path(f"/proc/{topology.actors.pid(0)}/maps")
+        maps = Path(f"/proc/{topology.actors.pool.pid(0)}/maps")
         if maps.exists():
             assert "libtorch" not in maps.read_text()
 
@@ -84,15 +84,15 @@ def test_an_actors_process_never_imports_torch(config):
 def test_a_killed_actor_is_replaced_and_what_it_had_not_handed_over_is_not_counted(config):
     with wired(config, "async") as topology:
         learn(topology, 6)
-        first = [topology.actors.pid(actor) for actor in range(2)]
+        first = [topology.actors.pool.pid(actor) for actor in range(2)]
         os.kill(first[0], signal.SIGKILL)
         psutil.wait_procs([psutil.Process(first[0])], timeout=30)
         learn(topology, 3)
         until = time.monotonic() + 120
-        while topology.actors.pid(0) in (first[0], None) and time.monotonic() < until:
+        while topology.actors.pool.pid(0) in (first[0], None) and time.monotonic() < until:
             topology.iterate()
-        assert topology.actors.pid(0) != first[0]
-        assert topology.actors.pid(1) == first[1]
+        assert topology.actors.pool.pid(0) != first[0]
+        assert topology.actors.pool.pid(1) == first[1]
         assert topology.actors.restarts == 1
         turns = learn(topology, 40)
         refused = int(turns[-1].metrics["rollouts_refused"])
@@ -104,7 +104,7 @@ def test_a_killed_actor_is_replaced_and_what_it_had_not_handed_over_is_not_count
 def test_a_killed_actor_of_a_crew_in_step_is_replaced_too(config):
     with wired(config, "sync") as topology:
         learn(topology, 3)
-        os.kill(topology.actors.pid(1), signal.SIGKILL)
+        os.kill(topology.actors.pool.pid(1), signal.SIGKILL)
         turns = learn(topology, 3)
         assert topology.actors.restarts == 1
         assert topology.env_steps == topology.learner.updates * 2 * 16 * 8
@@ -116,7 +116,7 @@ def test_in_step_a_frozen_actor_is_replaced(config, monkeypatch):
     monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_TIMES", 2.0)  # the first rollout waits for a start
     with wired(config, "sync", actors=1) as topology:
         learn(topology, 2)
-        frozen = topology.actors.pid(0)
+        frozen = topology.actors.pool.pid(0)
         monkeypatch.setattr("sparring.learn.topologies.sync.FROZEN_S", 1.0)
         os.kill(frozen, signal.SIGSTOP)
         learn(topology, 3)
@@ -128,13 +128,13 @@ def test_in_step_a_frozen_actor_is_replaced(config, monkeypatch):
 def test_a_frozen_actor_stops_nobody_and_is_gone_when_the_run_ends(config):
     with wired(config, "async") as topology:
         learn(topology, 4)
-        frozen = topology.actors.pid(0)
+        frozen = topology.actors.pool.pid(0)
         os.kill(frozen, signal.SIGSTOP)
         turns = learn(topology, 12)
         assert (
             max(turn.metrics.get("staleness_updates", 0) for turn in turns) <= topology.stalest * topology.actors.actors
         )
-        assert topology.actors.pid(0) == frozen
+        assert topology.actors.pool.pid(0) == frozen
         begun = time.monotonic()
     assert time.monotonic() - begun < 6.0  # 2 on an idle machine
     assert not psutil.pid_exists(frozen)
@@ -199,7 +199,7 @@ def test_in_step_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(game
     broken = replace(config, data=str(tmp_path / "broken"))
 
     def trained(where, steps, **orders):
-        settings, envs = ((), None) if orders else (SMALL, 8)
+        settings, envs = ((), None) if orders else ((*SMALL, "schedule_steps=2000"), 8)  # not each run's own steps
         wish = TrainRequest(game, topology="sync", steps=steps, envs=envs, settings=settings)
         return train(wish, TrainOptions(**orders), where, lambda progress: None)
 
@@ -247,14 +247,14 @@ def test_a_topology_that_cannot_feed_an_algorithm_is_refused_with_one_that_can(c
 def test_where_no_process_inherits_memory_the_way_out_is_said(monkeypatch):
     monkeypatch.setattr("sparring.learn.actors.process_pool.os.name", "nt")
     with pytest.raises(ConfigError, match="Use `--topology single` on this system"):
-        ProcessPool(1, lambda call: None)
+        ProcessPool(lambda *call: None)
     monkeypatch.undo()
 
 
 def test_exploration_reaches_the_actors_of_a_greedy_policy(config):
     """By the board: the learner says ε, an actor in a process of its own plays it."""
     from sparring.learn.actors.actor_spec import ActorSpec
-    from sparring.learn.actors.process_pool import ProcessSpec
+    from sparring.learn.actors.experience import joined
     from sparring.nets.numpy_forward import NumpyForward
 
     agreed = planned(config, None, algo="dqn", settings=("hidden_units=[16]",))
@@ -273,38 +273,40 @@ def test_exploration_reaches_the_actors_of_a_greedy_policy(config):
     board, ring = part.open_weights(), part.open_ring()
     board.publish(learner.weights(), 0, 1.0)
 
-    def launch(call):
+    def launch(actor, generation, bell):
         import msgspec
 
         told = msgspec.structs.replace(
             part,
             weights_descriptor=board.block.descriptor,
-            ring_descriptor=ring.ring.block.descriptor,
-            wakeup_descriptor=call.bell,
+            ring_descriptor=ring.block.descriptor,
+            wakeup_descriptor=bell,
         )
-        return ProcessSpec(told.encode(), (board.block.descriptor, ring.ring.block.descriptor))
+        return told.encode(), (board.block.descriptor, ring.block.descriptor)
 
-    crew = ProcessPool(1, launch)
+    crew = ProcessPool(launch)
+    crew.resize(1)
     explored = {}
     for epsilon in (1.0, 0.0):
         board.publish(learner.weights(), board.version + 1, epsilon)
         version = board.version
         while True:
-            assert crew.wait_until(ring.ring.ready, 120)
-            block = ring.take()
+            while not ring.ready():
+                crew.wait(120)
+            block = joined(ring.to_read(), agreed.spec.seats[0])
             if block.version == version:
                 break
-            ring.ring.release()
+            ring.release()
             crew.ring(0)
         forward = NumpyForward(learner.network, learner.weights())
         steps = block.steps
         best = forward(dict(steps.observation))["logits"].argmax(axis=1) == steps.action
         explored[epsilon] = 1.0 - float(best[8:].mean())
-        ring.ring.release()
+        ring.release()
         crew.ring(0)
     crew.close()
     board.close()
-    ring.ring.close()
+    ring.close()
     assert explored[0.0] == 0.0
     assert 0.3 < explored[1.0] < 0.7
 

@@ -6,7 +6,7 @@ import torch
 from small_games import BUTTONS, buttons
 
 from sparring.acting.evaluate import _drawn, evaluate
-from sparring.games.scripted_play import play
+from sparring.games.scripts import play
 from sparring.games.spec import Leaf, discrete
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, train

@@ -12,11 +12,10 @@ from reach_game import reach
 from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.algorithms.critics import Critics, critic_heads, critic_spec, value_of, values_of_many
 from sparring.learn.algorithms.iql import expectile_loss
+from sparring.learn.algorithms.learner import Critics, critic_heads, critic_spec, value_of, values_of_many
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.runs.train import TrainOptions, train
@@ -51,7 +50,7 @@ def record(config, game, players, episodes):
 def test_a_clone_agrees_with_its_script_on_games_it_never_saw(config):
     balance = script("cartpole", "balance")
     record(config, open_game("cartpole", 16), [balance], 60)
-    settings = ("hidden_units=[64]", "learning_rate=0.005", "anneal_updates=2000")
+    settings = ("hidden_units=[64]", "learning_rate=0.005", "schedule=linear")
     request = TrainRequest("cartpole", "bc", "store", steps=512_000, settings=settings)
     result = train(request, TrainOptions(), config, lambda progress: None)
     with open_registry(config.registry_url) as registry:
@@ -135,10 +134,11 @@ def near(way, rng):
     return np.clip(np.where(knows, 1 + way, 0.2) + rng.normal(0, 0.5, way.shape), -1, 3)
 
 
+FALLING = ("learning_rate=0.005", "schedule=linear", "schedule_steps=76800")  # 600 updates of 128
 BOX = {
-    "bc": ("learning_rate=0.005", "anneal_updates=600"),
-    "cql": ("learning_rate=0.005", "anneal_updates=600", "conservatism=0.2", "target_rate=0.05", "sampled_actions=4"),
-    "iql": ("learning_rate=0.005", "anneal_updates=600", "target_rate=0.1", "expectile=0.8"),
+    "bc": FALLING,
+    "cql": (*FALLING, "conservatism=0.2", "target_rate=0.05", "sampled_actions=4"),
+    "iql": (*FALLING, "target_rate=0.1", "expectile=0.8"),
 }
 
 

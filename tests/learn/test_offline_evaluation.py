@@ -14,18 +14,17 @@ from chain_game import chain
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import TERMINATED
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.offline.estimators import (
+from sparring.learn.offline.evaluation import (
     doubly_robust,
+    evaluate_offline,
     fitted_q_evaluation,
     importance_weights,
     recorded_return,
     weighted_importance,
 )
-from sparring.learn.offline.evaluation import evaluate_offline
 from sparring.learn.offline.fitted_values import (
     FitConfig,
     RecordedPolicy,
@@ -35,7 +34,7 @@ from sparring.learn.offline.fitted_values import (
     value_bounds,
 )
 from sparring.learn.offline.records import RecordedEpisodes, of_episodes, read_records
-from sparring.learn.offline.worlds import WorldConfig
+from sparring.learn.offline.vector_world import WorldConfig
 from sparring.learn.plan import TrainRequest
 from sparring.learn.runs.train import TrainOptions, train
 from sparring.nets.numpy_forward import NumpyForward

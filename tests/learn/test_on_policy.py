@@ -119,7 +119,8 @@ def gradient(algo, learner, batch):
         total, _ = ppo.loss(out, part, learner.chosen, learner.config)
     else:
         total, _ = {"impala": impala, "a3c": a3c}[algo].loss(learner.net, batch, learner.chosen, learner.config)
-    gradients = torch.autograd.grad(total, list(learner.net.parameters()))
+    learned = [value for value in learner.net.parameters() if value.requires_grad]
+    gradients = torch.autograd.grad(total, learned)
     return torch.cat([one.flatten() for one in gradients]), total
 
 
@@ -203,7 +204,7 @@ def test_a_policy_follows_the_kind_of_actions():
         ("ppo", {"memory": "elephant"}, "memory holds 'elephant'"),
         ("impala", {"rollout_ticks": 0}, "rollout_ticks = 0"),
         ("impala", {"correction_clip": 0.0}, "correction_clip = 0.0"),
-        ("a3c", {"square_decay": 1.0}, "square_decay = 1.0"),
+        ("a3c", {"optimiser_options": {"alpha": -1.0}}, "Invalid alpha value: -1.0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_a_sentence(algo, settings, said):

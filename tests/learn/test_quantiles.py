@@ -11,7 +11,7 @@ from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.algorithms.dqn import outcomes, quantiles_of, td_errors
+from sparring.learn.algorithms.dqn import outcomes, quantiles_of
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.topologies import build
@@ -84,7 +84,8 @@ def test_goals_are_those_of_a_slow_loop(double):
 
 def test_priorities_are_the_errors_of_the_mean_and_weights_scale_each_row():
     learner, batch = learner_of(), drawn_batch()
-    errors = td_errors(learner.online, learner.target, batch, learner.config).detach().abs().numpy()
+    chosen, goal = outcomes(learner.online, learner.target, batch, learner.config)
+    errors = (goal - chosen).mean(1).detach().abs().numpy()
     kept, before = learner.save(), learner.weights()
     assert ALGORITHM.update(learner, batch).priorities == pytest.approx(errors, abs=1e-5)
     plain = ALGORITHM.update(learner_copy(kept), replace(batch, weight=np.ones(ROWS, np.float32))).learner.save()

@@ -11,8 +11,7 @@ from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.learn.algorithms import open_algorithm, settings_of
 from sparring.learn.algorithms.r2d2 import n_step_goals, td_errors
 from sparring.learn.algorithms.returns import rescaled, unscaled

@@ -12,15 +12,13 @@ from scipy import stats
 
 from sparring.acting.actor import Episodes
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.hosts.open import open_host
-from sparring.hosts.protocol import Resources
+from sparring.hosts.protocol import Resources, open_host
 from sparring.learn import actors as opening
-from sparring.learn.actors.step_blocks import BlockShape, StepBlockRing
+from sparring.learn.actors.actor_spec import actor_spec
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.replay.local import memory_numbers
-from sparring.learn.replay.shard_sampler import ShardSampler, weights_of
 from sparring.learn.replay.shard_service import ReplayShard
-from sparring.learn.replay.sharded import rows_of_a_shard
+from sparring.learn.replay.sharded import ShardSampler, rows_of_a_shard, weights_of
 from sparring.learn.topologies import apex, build
 from sparring.replay.rows import row_layout
 from sparring.replay.steps import Steps
@@ -173,9 +171,11 @@ def test_more_shards_than_actors_are_refused(config):
         build(planned(config, "apex", shards=3), None)
 
 
-def made_block(seat, actor, number, priority):
+def made_block(agreed, actor, number, priority):
     """Steps of one stream whose reward says which they are."""
-    blocks = StepBlockRing(BlockShape(seat, len(priority), 1, 0, 1))
+    network, seat = agreed.algorithm.begin(agreed.spec, agreed.settings, 0).network, agreed.spec.seats[0]
+    one_game = replace(agreed, envs=1)
+    blocks = actor_spec(one_game, network, feeds="steps", ticks=len(priority), slots=1).open_ring()
     first = 1000 * actor + number * len(priority)
     ticks = [
         Steps(
@@ -195,8 +195,7 @@ def made_block(seat, actor, number, priority):
     ]
     blocks.write(ticks, Episodes(np.zeros(0, np.float32), np.zeros(0, bool)), version=0, env_steps=1, games=0)
     columns = blocks.take_columns()
-    blocks.ring.release()
-    blocks.ring.close()
+    blocks.close()
     return {"actor": actor, "generation": 0, "number": number + 1, "columns": columns}
 
 
@@ -215,25 +214,24 @@ def given_to_shards(agreed):
 
 def test_batches_come_several_to_a_call_and_each_row_gets_what_was_said_of_it(config):
     agreed = planned(config, "apex", shards=2)
-    drawing, rng = ShardSampler(64, windows=False), np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     with open_host("local://") as host:
         shards = host.start(ReplayShard, "replay", 2, Resources(), given_to_shards(agreed))
-        seat, mass, taken = agreed.spec.seats[0], np.ones(2), 0
+        drawing, mass, taken = ShardSampler(shards, 64, windows=False), np.ones(2), 0
         for actor, shard in enumerate(shards):
-            shard.ask("insert", made_block(seat, actor, 0, np.ones(40))).result(60)
+            shard.ask("insert", made_block(agreed, actor, 0, np.ones(40))).result(60)
         calls = 0
         while taken < 200:
-            drawing.ask_ahead(shards, mass, rng)
+            drawing.ask_ahead(mass, rng)
             host.wait(drawing.waits_for(), 30.0)
-            calls += bool(drawing.answered(lambda asked: asked.result(30)))
-            while (found := drawing.take()) is not None:
-                batch, which = found
-                assert len(batch.reward) == sum(which.counts) == 64
+            calls += bool(drawing.answered())
+            while drawing.here:
+                batch, which = drawing.here.popleft()
+                assert len(batch.reward) == sum(count for *_, count in which) == 64
                 assert batch.weight.max() == 1.0
                 drawing.learned(which, batch.reward % 1000)  # as surprising as they are far down
-                drawing.tell(shards)
                 taken += 1
-        drawing.tell(shards, now=True)
+        drawing.tell(now=True)
         assert taken / calls > 6
         for shard in shards:
             (draw,) = shard.ask("sample", [4000]).result(30)["draws"]
@@ -245,12 +243,12 @@ def test_batches_come_several_to_a_call_and_each_row_gets_what_was_said_of_it(co
 def test_shards_together_draw_as_one_table_does(config):
     """Each step as often as its priority says, and with the weights that one table gives."""
     agreed = planned(config, "apex", shards=2)
-    seat, rng = agreed.spec.seats[0], np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     priorities = [rng.random(40) ** 2, 3 * rng.random(40)]  # one shard has far more to teach
     given = given_to_shards(agreed)
     with open_host("local://") as host:
         shards = host.start(ReplayShard, "replay", 2, Resources(), given)
-        said = [one.ask("insert", made_block(seat, i, 0, priorities[i])).result(60) for i, one in enumerate(shards)]
+        said = [one.ask("insert", made_block(agreed, i, 0, priorities[i])).result(60) for i, one in enumerate(shards)]
         mass = np.array([one["mass"] for one in said])
         shares, found, chances = mass / mass.sum(), [], {}
         counts = rng.multinomial(256, shares, size=60)

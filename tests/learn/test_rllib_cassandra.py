@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sparring.games.catalogue import open_game
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.learn.offline.parallel_store import ParallelStore
 from sparring.store import open_store
 from sparring.store.protocol import Query
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mar
 @pytest.fixture(scope="module")
 def url(cassandra_server, worker_id):
     from sparring.store.cassandra import schema
-    from sparring.store.cassandra.url import CassandraAddress
+    from sparring.store.cassandra.session import CassandraAddress
 
     chosen = cassandra_server.url(f"shared_{worker_id}")
     schema.migrate(CassandraAddress.read(chosen), now_ms=int(time.time() * 1000), replication=0, buckets=0)

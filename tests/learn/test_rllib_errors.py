@@ -65,7 +65,7 @@ def test_spaces_that_rllib_cannot_take_are_refused():
 
 
 def test_masks_that_rllib_cannot_keep_to_are_refused(config):
-    from sparring.learn.rllib.config import fit_game
+    from sparring.learn.rllib.topology import fit_game
 
     with pytest.raises(ConfigError, match=r"RLlib's SAC cannot keep to them.*--algo rllib:PPO"):
         fit_game(plan(TrainRequest("connect-four", "rllib:SAC"), config))

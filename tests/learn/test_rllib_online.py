@@ -4,6 +4,7 @@ import json
 import os
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
@@ -37,7 +38,7 @@ def silent(progress):
 
 
 def test_ppo_gets_better_is_published_promoted_and_goes_on(config):
-    seen = []
+    seen, config = [], replace(config, registry=replace(config.registry, gate_episodes=100))
     request = TrainRequest("cartpole", "rllib:PPO", steps=8_192)
     first = train(request, TrainOptions(), config, seen.append)
     assert first.state == "done"
@@ -51,7 +52,7 @@ def test_ppo_gets_better_is_published_promoted_and_goes_on(config):
     lineage = model.card.lineage
     assert (model.card.policy, lineage.algorithm, lineage.run) == ("categorical", "rllib:PPO", first.run)
     assert lineage.steps == {"selfplay": first.env_steps}
-    again = evaluate("cartpole", model, episodes=10, seed=0)
+    again = evaluate("cartpole", model, episodes=100, seed=0)
     assert again.mean == pytest.approx(first.published.evaluation.mean)
 
     more = train(

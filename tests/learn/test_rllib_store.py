@@ -1,4 +1,4 @@
-"""Records through Ray Data: every step once whoever reads, and RLlib's algorithms that learn from them."""
+"""Ray tasks read the store's records: each step once, for any number of tasks; RLlib's algorithms learn from them."""
 
 from collections import Counter
 
@@ -9,9 +9,8 @@ from reach_game import reach
 
 from sparring.acting.evaluate import evaluate
 from sparring.errors import Missing, StoreFailed
-from sparring.games.catalogue import open_game, spec_of
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.catalogue import open_game
+from sparring.games.scripts import play, script
 from sparring.learn.offline.parallel_store import ParallelStore
 from sparring.learn.offline.records import consecutive
 from sparring.learn.plan import TrainRequest, plan
@@ -98,30 +97,28 @@ def test_our_own_algorithm_learns_the_same_however_many_read(config, monkeypatch
         np.testing.assert_array_equal(found[1][name], value)
 
 
-def test_rows_for_rllib_hold_each_step_with_what_followed_it(config):
-    from sparring.learn.rllib.algorithm import OFFERS
-    from sparring.learn.rllib.environments import action_space_of, flat_observation_of
-    from sparring.learn.rllib.offline_data import RowMaker
+def test_batches_for_rllib_hold_each_step_with_what_followed_it(config):
+    from sparring.learn.rllib.topology import StoreRecords, fit_game
 
-    spec = spec_of("cartpole")
     record(config, open_game("cartpole", 4), script("cartpole", "random"), 6)
-    seat = spec.seats[0]
-    maker = RowMaker(
-        spec.hash, 1, flat_observation_of(seat, 1, masks=False), action_space_of(seat.action, OFFERS["BC"]), 0.5, False
-    )
+    agreed = plan(TrainRequest("cartpole", "rllib:BC", "store", settings=("gamma=0.5",)), config)
+    fit = fit_game(agreed)
     with open_store(config.store_url) as store:
-        chunks = list(store.read(Query(spec.id)))
+        chunks = list(store.read(Query(agreed.spec.id)))
     for run in consecutive(chunks):
-        rows = maker.rows(run)
+        records = StoreRecords([run], fit.observation, fit.actions, agreed)
+        rows = records.batch(10_000).policy_batches["default_policy"]
         views = np.concatenate([chunk.columns["observation/state"] for chunk in run])
-        np.testing.assert_array_equal(rows["obs"], views)
-        np.testing.assert_array_equal(rows["new_obs"][:-1], views[1:])
-        assert rows["terminateds"].tolist() == [False] * (len(views) - 1) + [True]
-        assert rows["value_targets"][-2:].tolist() == [1.5, 1.0]
+        order = [int(np.flatnonzero((views == one).all(axis=1))[0]) for one in rows["obs"][:, :4]]
+        assert sorted(order) == list(range(len(views)))
+        back = np.argsort(order)
+        np.testing.assert_array_equal(rows["new_obs"][back][:-1, :4], views[1:])
+        assert rows["terminateds"][back].tolist() == [False] * (len(views) - 1) + [True]
+        assert rows["value_targets"][back][-2:].tolist() == [1.5, 1.0]
     last = chunks[-1]
     columns = {name: column for name, column in last.columns.items() if not name.startswith("final_")}
     open_ended = Chunk(replace(last.header, ending="running"), columns)
-    assert len(maker.rows([open_ended])["rewards"]) == last.header.steps - 1
+    assert len(StoreRecords([[open_ended]], fit.observation, fit.actions, agreed).rows) == last.header.steps - 1
 
 
 def test_bc_of_rllib_imitates_a_script(config):

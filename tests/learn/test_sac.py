@@ -1,4 +1,4 @@
-"""SAC: boxes and discrete actions, its targets by hand, its temperature, and a game of numbers that it learns."""
+"""SAC: its targets by hand, its temperature, and a game of numbers that it learns."""
 
 import math
 from dataclasses import replace
@@ -13,15 +13,13 @@ from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.algorithms.critics import value_of
+from sparring.learn.algorithms.learner import value_of
 from sparring.learn.algorithms.sac import soft_costs, target_entropy, td_errors
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import Batch
 from sparring.learn.topologies import build
-from sparring.nets.distributions import Categorical
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.store import open_store
 from sparring.wire.tree import pack, unpack
@@ -35,7 +33,8 @@ ENDINGS = np.array([RUNNING, TERMINATED, TRUNCATED] * 3, np.uint8)
 def wired(config, seed=0):
     wish = TrainRequest("reach_game:reach", "sac", "sim", None, seed, 6_000, 8, QUICK)
     keys = {"min_steps": 200, "sampler": "prioritised"}
-    return build(plan(wish, replace(config, replay=replace(config.replay, **keys))), None)
+    config = replace(config, replay=replace(config.replay, **keys))
+    return build(plan(wish, config.layered({"replay.samples_per_insert": 8.0}, "the test", above=True)), None)
 
 
 def shaken(learner, seed=0):
@@ -45,23 +44,6 @@ def shaken(learner, seed=0):
             for value in network.parameters():
                 value.add_(torch.randn(value.shape, generator=draw) * 0.2)
     return learner
-
-
-def boards():
-    """Nine transitions of Connect Four, some columns full."""
-    rng = np.random.default_rng(1)
-    legal = rng.random((2, ROWS, 7)) < 0.5
-    legal[..., 3] = True
-    return Batch(
-        observation={"observation/board": rng.integers(0, 2, (ROWS, 2, 6, 7)).astype(np.uint8)},
-        action=rng.integers(0, 7, ROWS).astype(np.int32),
-        reward=rng.normal(size=ROWS).astype(np.float32),
-        ending=ENDINGS,
-        next_observation={"observation/board": rng.integers(0, 2, (ROWS, 2, 6, 7)).astype(np.uint8)},
-        legal=legal[0],
-        next_legal=legal[1],
-        n_steps=rng.integers(1, 4, ROWS).astype(np.int32),
-    )
 
 
 def reaches():
@@ -98,28 +80,6 @@ def test_a_run_goes_on_as_if_nothing_had_happened(config):
     assert pack(first.save()) == pack(second.save())
 
 
-def test_errors_over_discrete_actions_are_those_of_a_slow_loop():
-    config = settings_of(ALGORITHM, {"hidden_units": [16], "image_layers": ["flat"], "temperature_first": 0.3})
-    learner, batch = shaken(ALGORITHM.begin(spec_of("connect-four"), config, 0)), boards()
-    errors = [one.detach().numpy() for one in td_errors(learner, batch)]
-    seen = [
-        NumpyForward(network.spec, network.weights())(batch.next_observation)["logits"]
-        for network in (learner.policy, *learner.critics.slow)
-    ]
-    own = [NumpyForward(one.spec, one.weights())(batch.observation)["logits"] for one in learner.critics.online]
-    for row in range(ROWS):
-        legal = np.flatnonzero(batch.next_legal[row])
-        chances = np.exp(seen[0][row][legal] - seen[0][row][legal].max())
-        chances /= chances.sum()
-        value = 0.0
-        for chance, action in zip(chances, legal, strict=True):
-            value += chance * (min(seen[1][row, action], seen[2][row, action]) - 0.3 * math.log(chance))
-        follows = 0.0 if batch.ending[row] == TERMINATED else 0.99 ** batch.n_steps[row]
-        for critic in range(2):
-            expected = batch.reward[row] + follows * value - own[critic][row, batch.action[row]]
-            assert errors[critic][row] == pytest.approx(expected, abs=1e-4)
-
-
 def test_errors_over_a_box_take_one_drawn_action_of_the_policy():
     config = settings_of(ALGORITHM, {"hidden_units": [16], "temperature_first": 0.3})
     learner, batch = shaken(ALGORITHM.begin(REACH, config, 0)), reaches()
@@ -150,7 +110,7 @@ def test_the_policys_gradient_goes_through_the_critics_and_not_into_them():
 
     def loss():
         learner.rng.set_state(state)
-        return soft_costs(learner, learner.critics.online, now, None)[0].mean()
+        return soft_costs(learner, learner.critics.online, now)[0].mean()
 
     bias = learner.policy.get_parameter("mean/bias")
     (found,) = torch.autograd.grad(loss(), bias)
@@ -183,18 +143,21 @@ def test_the_temperature_falls_while_there_is_more_entropy_than_asked_for_and_ri
     assert still.temperature.item() == 1.0
 
 
-def test_the_target_entropy_counts_the_legal_actions_or_the_width_of_the_box():
-    discrete = ALGORITHM.begin(spec_of("connect-four"), settings_of(ALGORITHM, {"image_layers": ["flat"]}), 0)
-    assert isinstance(discrete.distribution, Categorical)
-    assert target_entropy(discrete, None) == pytest.approx(0.5 * math.log(7))
-    legal = torch.tensor([[True] * 2 + [False] * 5, [True] + [False] * 6])
-    assert target_entropy(discrete, legal).tolist() == pytest.approx([0.5 * math.log(2), 0.0])
-    box = ALGORITHM.begin(REACH, settings_of(ALGORITHM), 0)
-    assert target_entropy(box, None) == pytest.approx(2 * (-1 + math.log(2)))
+def test_the_target_entropy_is_of_the_width_of_the_box():
+    assert target_entropy(ALGORITHM.begin(REACH, settings_of(ALGORITHM), 0)) == pytest.approx(2 * (-1 + math.log(2)))
+
+
+def test_discrete_actions_are_refused_with_the_algorithms_that_take_them():
+    with pytest.raises(ConfigError) as refused:
+        ALGORITHM.begin(spec_of("cartpole"), settings_of(ALGORITHM), 0)
+    assert str(refused.value) == (
+        "game cartpole: its actions are discrete, and sac chooses among box ones. "
+        "Use ppo, dqn, impala, a3c or r2d2 (docs/algorithms), or train a game with box actions."
+    )
 
 
 def test_what_cannot_be_is_refused():
-    for key, value in (("target_rate", 0.0), ("temperature_first", 0.0), ("entropy_share", 1.0), ("n_steps", 0)):
+    for key, value in (("target_rate", 0.0), ("temperature_first", 0.0), ("n_steps", 0)):
         with pytest.raises(ConfigError, match=rf"\[sac\]: .*{key} = {value:g}"):
             settings_of(ALGORITHM, {key: value})
 

@@ -19,7 +19,6 @@ from hosted_runs import learn, turn_until, wired
 from servers.running import ConsulAgent
 from sparring.errors import Missing, Refused
 from sparring.learn import actors as opening
-from sparring.learn.actors.local import ActorScaling
 from sparring.learn.topologies import apex
 from sparring.services.keys import create_keys
 
@@ -54,7 +53,7 @@ def scaled(topology, count):
 
 
 def _of(players, count):
-    return lambda: players._scaling.scale("actor", count)
+    return lambda: players.scale("actor", count)
 
 
 def test_in_step_a_version_is_played_by_all_there_are(config, of_either_kind):
@@ -113,12 +112,11 @@ def test_what_cannot_be_met_is_refused(config):
             topology.actors.host.scale("environments", 3)
     with wired(config, "async") as topology:
         learn(topology, 1)
-        asked = topology.actors._scaling
+        asked = topology.actors
         with pytest.raises(Refused, match=r"service actor: 0 instances\. Ask for 1 to 1000\."):
             asked.scale("actor", 0)
         with pytest.raises(Missing, match=r"no service 'replay' was started\. It runs actor\."):
             asked.scale("replay", 2)
-        assert isinstance(asked, ActorScaling)
 
 
 @contextmanager

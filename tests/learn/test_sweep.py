@@ -4,9 +4,11 @@ import json
 import math
 import shlex
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sparring.cli import main
@@ -44,9 +46,20 @@ def written(tmp_path, table, space=SPACE, name="s.toml"):
     return path
 
 
-def swept(config, path, *, begun=lambda loop: None, seed=3, settings=QUICK):
-    request = TrainRequest("cartpole", seed=seed, envs=8, settings=settings)
-    return sweep(path, request, config, SweepCallbacks(lambda trial, run, progress: None, lambda told: None, begun))
+def swept(
+    config,
+    path,
+    *,
+    begun=lambda sweep: None,
+    progress=lambda trial, run, progress: None,
+    seed=3,
+    settings=QUICK,
+    parallel=1,
+    on=None,
+):
+    request = TrainRequest("cartpole", seed=seed, envs=8, settings=settings, on=on)
+    callbacks = SweepCallbacks(progress, lambda told: None, begun)
+    return sweep(path, request, config, callbacks, parallel=parallel)
 
 
 def drawn(result):
@@ -63,13 +76,16 @@ def test_every_trial_is_real_runs_and_the_best_is_the_one_with_the_highest_retur
         for about in abouts:
             used = about["config"]["settings"]
             assert used["rollout_ticks"] == 16
-            for key, text in one.settings.items():
-                assert used[key] == json.loads(text)
-        assert 1e-4 <= float(one.settings["learning_rate"]) <= 1e-2
-        assert 1 <= int(one.settings["epochs"]) <= 3
+            for key, value in one.settings.items():
+                assert used[key] == value
+        assert 1e-4 <= one.settings["learning_rate"] <= 1e-2
+        assert one.settings["epochs"] in (1, 2, 3)
     words = shlex.split(result.flags)
     assert words[::2] == ["--algo-set"] * 3
-    assert dict(word.split("=", 1) for word in words[1::2]) == result.best.settings
+    fewer = swept(config, written(tmp_path, "trials = 1\nsteps = 200\nseeds = 2"))
+    assert (fewer.state, fewer.trials) == ("done", result.trials), "nothing is left to run"
+    flags = dict(word.split("=", 1) for word in words[1::2])
+    assert {key: json.loads(text) for key, text in flags.items()} == result.best.settings
 
 
 @pytest.mark.slow
@@ -79,11 +95,11 @@ def test_a_sweep_broken_off_and_taken_up_again_draws_what_an_unbroken_one_does(c
     broken = written(tmp_path, table, name="broken.toml")
     begun = []
 
-    def stop_the_sixth(loop):
-        begun.append(loop)
-        loop.stop_requested = len(begun) == 6
+    def stop_the_sixth(trial, run, progress):
+        if trial == 6:
+            begun[0].on_signal(signal.SIGINT, None)
 
-    first = swept(config, broken, begun=stop_the_sixth)
+    first = swept(config, broken, begun=begun.append, progress=stop_the_sixth)
     assert (first.state, len(first.trials)) == ("stopped", 5)
     second = swept(config, broken)
     assert second.state == "done"
@@ -116,10 +132,12 @@ def test_a_trial_that_breaks_is_told_and_the_sweep_goes_on(config, tmp_path):
 def test_the_command_shows_a_table_flags_and_pictures(config, tmp_path, capsys):
     path = written(tmp_path, "trials = 2\nsteps = 200")
     words = ["train", "cartpole", "--data", config.data, "--sweep", str(path), "--set", "registry.gate_episodes=2"]
+    words += ["--parallel", "1"]
     assert main([*words, "--json"]) == 0
     said = capsys.readouterr()
     result = json.loads(said.out.splitlines()[-1])
     assert [one["state"] for one in result["trials"]] == ["complete", "complete"]
+    assert isinstance(result["best"]["settings"]["learning_rate"], float)
     assert f"best: spar train cartpole --algo ppo {result['flags']}" in said.err
     assert "trial  return" in said.err
     assert "trial 2 run 1  100%" in said.err
@@ -184,10 +202,10 @@ def test_a_missing_file_and_another_sweep_of_the_same_name_are_refused(config, t
     path = written(tmp_path, "trials = 1\nsteps = 128")
     held = []
 
-    def meet(loop):
+    def meet(under_way):
         with pytest.raises(Refused, match="it is under way in another process"):
             swept(config, path)
-        held.append(loop)
+        held.append(under_way)
 
     assert math.isfinite(swept(config, path, begun=meet).best.value)
     assert held
@@ -197,3 +215,92 @@ def test_a_missing_file_and_another_sweep_of_the_same_name_are_refused(config, t
         "sweep cartpole-ppo-s: it was begun with another game, algorithm, space or length of run. "
         'Give the new one another name: [sweep] name = "…".'
     )
+
+
+def trial_processes():
+    found = []
+    for one in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            if "sparring.learn.sweeps.trial" in one.cmdline():
+                found.append(one)
+    return found
+
+
+@pytest.mark.slow
+def test_two_trials_run_at_once_and_a_killed_one_is_told(config, tmp_path):
+    together, killed = [], []
+
+    def watch(trial, run, progress):
+        together.append(len(trial_processes()))
+        if together[-1] == 2 and not killed:
+            killed.append(trial)
+            victim = max(trial_processes(), key=lambda one: one.create_time())
+            victim.kill()
+
+    path = written(tmp_path, "trials = 4\nsteps = 3000")
+    quick = replace(config, train=replace(config.train, log_every_s=0.05))
+    result = swept(quick, path, progress=watch, parallel=2)
+    assert max(together) == 2
+    assert result.state == "done"
+    assert [one.number for one in result.trials] == [1, 2, 3, 4]
+    (lost,) = [one for one in result.trials if one.state == "failed"]
+    assert lost.note.startswith("its process ended with signal SIGKILL")
+    for one in result.trials:
+        if one is not lost:
+            about = json.loads((Path(config.data) / "runs" / one.runs[0] / "run.json").read_text())
+            assert about["config"]["settings"]["learning_rate"] == one.settings["learning_rate"]
+    assert result.best.value == max(one.value for one in result.trials if one is not lost)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_processes_of_a_sweep_and_the_same_command_goes_on(config, tmp_path):
+    path, begun = written(tmp_path, "trials = 3\nsteps = 3000"), []
+
+    def stop(trial, run, progress):
+        if not begun[0].stop_requested:
+            begun[0].on_signal(signal.SIGINT, None)
+
+    first = swept(config, path, begun=begun.append, progress=stop, parallel=2)
+    assert first.state == "stopped"
+    assert len(first.trials) < 3
+    assert not trial_processes()
+    states = [json.loads(one.read_text())["state"] for one in Path(config.data).glob("runs/*/status.json")]
+    assert "stopped" in states
+    assert "running" not in states
+    second = swept(config, path, parallel=2)
+    assert (second.state, len(second.trials)) == ("done", 3)
+
+
+@pytest.mark.slow
+def test_trials_below_the_median_are_pruned_in_processes_too(config, tmp_path):
+    space = "[space]\nlearning_rate = { choices = [2.5e-3, 1e-9] }\n"
+    quick = replace(config, train=replace(config.train, log_every_s=0.02))
+
+    def begin(under_way):
+        for text in ["0.0025"] * 6 + ["1e-09"]:
+            under_way.study.enqueue_trial({"learning_rate": text})
+
+    path = written(tmp_path, "trials = 7\nsteps = 6000\nprune = true", space)
+    result = swept(quick, path, begun=begin, parallel=2)
+    assert [one.settings["learning_rate"] for one in result.trials] == [0.0025] * 6 + [1e-9]
+    assert result.trials[-1].state == "pruned"
+    assert [one.state for one in result.trials].count("complete") >= 5
+
+
+@pytest.mark.slow
+def test_trials_run_on_ray_tune(config, tmp_path):
+    pytest.importorskip("ray")
+    path = written(tmp_path, "trials = 3\nsteps = 1000\nseeds = 2")
+    shown = set()
+    result = swept(config, path, on="ray://local", progress=lambda trial, run, _: shown.add((trial, run)), parallel=2)
+    assert result.state == "done"
+    assert [one.state for one in result.trials] == ["complete"] * 3
+    assert shown == {(trial, run) for trial in (1, 2, 3) for run in (1, 2)}
+    for one in result.trials:
+        abouts = [json.loads((Path(config.data) / "runs" / run / "run.json").read_text()) for run in one.runs]
+        assert [about["seed"] for about in abouts] == [3, 4]
+        assert {about["config"]["settings"]["learning_rate"] for about in abouts} == {one.settings["learning_rate"]}
+    assert result.best.value == max(one.value for one in result.trials)
+    more = swept(config, written(tmp_path, "trials = 4\nsteps = 1000\nseeds = 2"), on="ray://local", parallel=2)
+    assert len(more.trials) == 4
+    assert more.trials[:3] == result.trials

@@ -8,7 +8,7 @@ from pathlib import Path
 from test_runs import trained
 
 from sparring.learn.runs.folder import RunFolder
-from sparring.learn.runs.tensorboard import EventFile
+from sparring.learn.runs.trackers import TrackedRun, Trackers
 
 
 def crc32c(content):
@@ -115,8 +115,11 @@ def test_a_resumed_run_goes_on_without_telling_a_step_twice(config):
 
 
 def test_where_nobody_plays_a_point_stands_at_its_update(tmp_path):
-    file = EventFile(tmp_path, 5.0)
+    run = TrackedRun("run", tmp_path, "game", {}, {}, "updates", 5.0)
+    trackers = Trackers(["tensorboard"], run)
     for updates in (3, 3, 300):
-        file.add({"seconds": 1.0, "env_steps": 0, "updates": updates, "loss": None, "note": "text"})
-    steps = [dict(fields(message)).get(2) for message in records(file.path.read_bytes())]
+        trackers.log({"seconds": 1.0, "env_steps": 0, "updates": updates, "loss": None, "note": "text"})
+    trackers.close()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    steps = [dict(fields(message)).get(2) for message in records(path.read_bytes())]
     assert steps == [None, 3, 300]

@@ -7,7 +7,7 @@ import pytest
 from hosted_runs import learn, ray_actors, turn_until, wired
 from test_allreduce import digests, wished
 
-from sparring.hosts.open import open_host
+from sparring.hosts.protocol import open_host
 from sparring.learn.topologies import build
 
 pytestmark = pytest.mark.slow

@@ -7,13 +7,13 @@ import pytest
 from websockets.sync.client import connect as open_socket
 
 import sparring
-from serving import serving
+from serving import decode_answer, serving
 from sparring.games.spec import Leaf, SeatSpec, discrete, vector
 from sparring.nets.chooser import RANDOM_ACTOR, uniform
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.ids import GameId, new_episode
-from sparring.wire.messages import End, Ended, Hello, Observe, Start, decode_answer, encode
+from sparring.wire.messages import End, Ended, Hello, Observe, Start, encode
 
 PENDULUM = "gym:Pendulum-v1"
 BOX = Leaf(name="action", kind="box", dtype="float32", shape=(3,), low=-2.0, high=2.0)

@@ -37,7 +37,7 @@ def test_torch_and_onnx_act_on_images_as_numpy_does(memory: Gru | None) -> None:
     seen = {SCREEN: images(5)}
     state = None if memory is None else np.random.default_rng(1).random((5, 8), np.float32)
     wanted = NumpyForward(spec, weights)(seen, state)
-    for forward in (TorchForward(spec, weights), OnnxForward(spec, to_onnx(spec, weights))):
+    for forward in (TorchForward(Network.with_weights(spec, weights)), OnnxForward(spec, to_onnx(spec, weights))):
         given = forward(seen, state)
         assert given.keys() == wanted.keys()
         for name, numbers in wanted.items():

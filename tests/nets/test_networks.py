@@ -8,7 +8,7 @@ from random_networks import draw_network, draw_observation
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import Leaf, SeatSpec, discrete, vector
 from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.shapes import parameters, state_width
+from sparring.nets.shapes import multiplications, parameters, state_width
 from sparring.nets.torch_network import Network, default_network
 from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Lstm, NetworkSpec, Pool, Residual
 
@@ -23,6 +23,8 @@ def stirred(spec, seed):
     with torch.no_grad():
         for value in network.parameters():
             value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(seed)) * 0.1)
+        for value in network.buffers():  # means and deviations of inputs
+            value.add_(torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)))
     return network
 
 
@@ -346,3 +348,11 @@ def test_frames_are_stacked_along_channels_or_a_new_axis():
     assert picture.stacked(4) == (12, 6, 7)
     assert vector("observation/x", 5).stacked(4) == (4, 5)
     assert discrete(3).stacked(2) == (2,)
+
+
+def test_multiplications_of_a_row_are_counted_through_every_layer():
+    flat = NetworkSpec((Input("observation/state", (4,)),), (Head("logits", 2), Head("value", 1)), trunk=(Dense(8),))
+    assert multiplications(flat) == 4 * 8 + 8 * 3
+    seen = Input("observation/board", (2, 6, 7), image=True)
+    spec = NetworkSpec((seen,), (Head("logits", 7),), image=(Conv(16, 3, 1, 1), Pool(), Dense(5)))
+    assert multiplications(spec) == 6 * 7 * 16 * 2 * 9 + 16 * 3 * 4 * 5 + 5 * 7

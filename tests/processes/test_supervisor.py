@@ -11,8 +11,15 @@ import psutil
 import pytest
 
 from sparring.processes import supervisor
-from sparring.processes.restart_policy import RestartPolicy
-from sparring.processes.supervisor import ChildProcess, Launch, ProcessLog, SupervisedProcess, Supervisor, stop_all
+from sparring.processes.supervisor import (
+    ChildProcess,
+    Launch,
+    ProcessLog,
+    RestartPolicy,
+    SupervisedProcess,
+    Supervisor,
+    stop_all,
+)
 
 LIMIT_S = 60.0
 SLEEPER = """

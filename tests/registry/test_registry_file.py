@@ -19,7 +19,7 @@ from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.nets.model_files import make_model
 from sparring.nets.torch_network import Network
 from sparring.registry import file
-from sparring.registry.champions.rules import rollback_target
+from sparring.registry.champions import rollback_target
 from sparring.registry.file import FileRegistry
 from sparring.registry.protocol import Evidence
 from sparring.wire.champion import canonical, verify
@@ -181,6 +181,29 @@ def test_a_process_without_file_handles_does_not_take_a_whole_model_for_damaged(
     assert registry.ids() == [model.id]
 
 
+FIRST_CARDS = """
+import sys, threading
+from pathlib import Path
+from sparring.registry.registry import read_card
+sys.setswitchinterval(1e-6)
+text, together = Path(sys.argv[1]).read_bytes(), threading.Barrier(8)
+def read():
+    together.wait()
+    read_card(text, sys.argv[2])
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_threads_that_are_the_first_to_read_cards_do_not_crash_the_process(root):
+    model = small_model()
+    FileRegistry(root).publish(model)
+    for _ in range(5):  # 31 of 40 processes crashed in msgspec
+        words = [sys.executable, "-c", FIRST_CARDS, str(root / model.id / "card.json"), model.id]
+        assert subprocess.run(words, check=False, timeout=120).returncode == 0
+
+
 def test_a_champion_is_re_signed_in_the_second_half_of_its_life(root):
     clock = Clock()
     registry = FileRegistry(root, champion_days=7.0, clock=clock)
@@ -209,7 +232,7 @@ def test_a_champion_that_cannot_be_re_signed_is_served_until_it_expires(root, mo
     registry.publish(small_model())
     signed = registry.promote(GAME, small_model().id, EVIDENCE)
 
-    def read_only(path, content):
+    def read_only(path, content, mode):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(file, "create_file", read_only)

@@ -71,15 +71,16 @@ def test_every_command_of_models_works_on_a_bucket(spar, bucket_url, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_publishes_into_the_bucket_and_its_gate_reads_the_champion_there(spar, bucket_url):
-    words = ("train", "cartpole", "--algo", "ppo", "--seed", "1", "--set", "registry.gate_episodes=2")
-    small = ("--topology", "single", "--set", "train.envs=2", "--set", "train.torch_threads=1")
-    code, said, _ = spar(*words, *small, "--steps", "512")
+    before = pushing(0)
+    with open_registry(bucket_url) as registry:
+        registry.publish(before)
+        registry.promote(GAME, before.id, EVIDENCE)
+    words = ("train", "cartpole", "--algo", "ppo", "--seed", "1", "--set", "registry.gate_episodes=100")
+    code, said, _ = spar(*words, "--topology", "single", "--set", "train.torch_threads=1", "--steps", "8192")
     assert code == 0
     with open_registry(bucket_url) as registry:
-        listed = registry.models(GAME)
-        assert said["model"] in {item.card.id for item in listed}
-        assert [item.champion for item in listed if item.card.id == said["model"]] == [True]
-        assert listed[-1].evidence.episodes == 2
+        (listed,) = [item for item in registry.models(GAME) if item.card.id == said["model"]]
+    assert (listed.champion, listed.evidence.incumbent, listed.evidence.verdict) == (True, before.id, "better")
 
 
 def test_a_gateway_serves_models_out_of_a_bucket_and_clients_fetch_them_there(bucket_url, s3_server, tmp_path):

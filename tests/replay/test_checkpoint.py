@@ -12,7 +12,7 @@ from checkpointing import CAPACITY, check, episode, fresh_table
 
 from sparring.replay.rows import SNAPSHOT_SLICE_BYTES as SLICE_BYTES
 from sparring.replay.rows import Snapshot
-from sparring.wire.tree import pack, unpack
+from sparring.wire.tree import pack, pack_parts, part_bytes, unpack, unpack_parts
 
 
 def test_a_table_saved_under_inserts_and_lessons_is_of_one_moment():
@@ -54,25 +54,58 @@ def test_a_table_saved_under_inserts_and_lessons_is_of_one_moment():
 
 def test_a_snapshot_shows_every_row_as_it_stood_however_rows_change_meanwhile():
     rng, rows = np.random.default_rng(0), 3 * SLICE_BYTES // 8 + 17
-    column = rng.random(rows + 100)
+    column = rng.random((rows + 100, 1))
     stood = column[:rows].copy()
-    snapshot = Snapshot({"x": column}, rows)
+    snapshot = Snapshot(column, rows, threading.RLock())
     for _ in range(3):
         changing = rng.integers(0, rows + 100, 40)
         snapshot.about_to_change(changing)
         column[changing] = -1.0
         snapshot.copy_next()
-    while snapshot.copy_next():
-        pass
-    assert (snapshot.columns["x"] == stood).all()
+    assert (np.asarray(snapshot) == stood).all()
+    assert not snapshot.rows_left()
 
 
 def test_nobody_waits_for_a_larger_slice_where_steps_are_larger():
-    frames = np.zeros((200, 84, 84), np.uint8)
-    assert Snapshot({"frame": frames}, 200).slice_rows == SLICE_BYTES // 84**2
-    assert Snapshot({"frame": frames[:, :, :0]}, 0).copy_next() is False
-    vast = Snapshot({"frame": np.zeros((3, SLICE_BYTES + 1), np.uint8)}, 3)
+    frames, lock = np.zeros((200, 84 * 84), np.uint8), threading.RLock()
+    assert Snapshot(frames, 200, lock).slice_rows == SLICE_BYTES // 84**2
+    assert Snapshot(frames, 0, lock).copy_next() is False
+    vast = Snapshot(np.zeros((3, SLICE_BYTES + 1), np.uint8), 3, lock)
     assert [vast.copy_next() for _ in range(4)] == [True, True, True, False]
+
+
+def test_what_changes_while_a_thread_writes_is_not_in_the_checkpoint():
+    table = fresh_table()
+    for number in range(CAPACITY // 4):
+        table.insert(episode(number))
+    whole = unpack(pack(table.save()))
+    small, large = np.arange(10), np.arange(100_000)
+    parts = pack_parts({"table": table.save(), "small": small, "large": large, "bytes": bytes(100_000), "none": None})
+    small[:] = large[:] = -1
+    rng = np.random.default_rng(0)
+    for number in range(CAPACITY // 4, CAPACITY // 2):
+        table.insert(episode(number))
+        _, rows = table.sample(8, rng, n_steps=1, discount=1.0)
+        table.update_priorities(rows, rng.random(8))
+    found = unpack_parts(b"".join(map(part_bytes, parts)))
+    assert pack(found["table"]) == pack(whole)
+    assert (found["small"] == np.arange(10)).all()
+    assert (found["large"] == np.arange(100_000)).all()
+    assert (found["bytes"], found["none"]) == (bytes(100_000), None)
+
+
+def test_a_second_checkpoint_leaves_the_first_as_it_was():
+    table = fresh_table()
+    table.insert(episode(0))
+    first = table.save()
+    table.insert(episode(1))
+    second = table.save()
+    table.insert(episode(2))
+    for state, steps in ((first, 7), (second, 14)):
+        copy = fresh_table()
+        copy.load(state)
+        assert copy.steps == steps
+        check(copy)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.11])

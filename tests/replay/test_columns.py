@@ -8,8 +8,8 @@ from test_table import SEAT, Episodes, steps_of
 
 from sparring.config import ReplayConfig
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
+from sparring.replay.gather import Window
 from sparring.replay.sampler import Prioritised
-from sparring.replay.sequences import Window
 from sparring.replay.table import Table, open_table
 from sparring.wire.tree import pack, unpack
 

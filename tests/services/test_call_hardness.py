@@ -19,8 +19,8 @@ from worker_services import Worker
 
 from sparring.errors import SparringError, WireError
 from sparring.services import frames
+from sparring.services.discovery import Local
 from sparring.services.frames import CALL, Codec, Head
-from sparring.services.local_discovery import Local
 from sparring.services.server import Server
 from sparring.services.shared_memory import ARENA_BYTES, LARGE_BYTES, Arena, Mapped
 from sparring.services.solver import CallLost, Solver
@@ -30,7 +30,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Local
 from sparring.services.solver import Solver
 solver = Solver(Local(Path(sys.argv[1])))
 held = [solver.retrieve("Worker", "echo", np.full(1 << 20, n, np.uint8)) for n in range(40)]
@@ -188,7 +188,7 @@ def test_memory_that_could_shrink_is_not_looked_at():
     handle = os.memfd_create("x")
     os.ftruncate(handle, LARGE_BYTES + ARENA_BYTES)
     with pytest.raises(OSError, match="its size is not sealed"):
-        Mapped(handle, None)
+        Mapped(handle, None, 0)
     arena = Arena()
     with pytest.raises(OSError, match="Operation not permitted"):
         os.ftruncate(arena.handle, 0)

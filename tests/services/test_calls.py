@@ -15,13 +15,12 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import Missing, Refused, Unreachable, WireError
+from sparring.services.discovery import Local
 from sparring.services.errors import Overloaded
 from sparring.services.executor import VerbQueue
-from sparring.services.local_discovery import Local
 from sparring.services.register import Verb, register
 from sparring.services.server import Server
-from sparring.services.solver import CallFailed, CallLost, CallTimeout, Solver
-from sparring.services.status import service_status
+from sparring.services.solver import CallFailed, CallLost, CallTimeout, Solver, service_status
 
 HERE = Path(__file__).parent
 
@@ -303,7 +302,7 @@ def waiting(solver):
     """How many calls are at each instance, once there are four."""
     until = time.monotonic() + 30
     while True:
-        counts = {one.instance.id: one.outstanding or 0 for one in service_status(solver._discovery)}
+        counts = {one.id: outstanding or 0 for one, outstanding in service_status(solver._discovery)}
         if sum(counts.values()) == 4 or time.monotonic() > until:
             return counts
         time.sleep(0.02)

@@ -17,8 +17,8 @@ from worker_services import Worker
 from servers.running import ConsulAgent
 from sparring.errors import Unreachable
 from sparring.services.consul_discovery import open_consul
+from sparring.services.discovery import Local
 from sparring.services.keys import create_keys
-from sparring.services.local_discovery import Local
 from sparring.services.solver import Solver
 from sparring.services.topics import Publisher
 

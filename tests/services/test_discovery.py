@@ -8,8 +8,7 @@ import pytest
 from worker_services import Worker
 
 from sparring.errors import ConfigError
-from sparring.services.discovery import Instance, open_discovery
-from sparring.services.local_discovery import Local, default_folder
+from sparring.services.discovery import Instance, Local, default_folder, open_discovery
 from sparring.services.server import Server
 from sparring.services.solver import Solver
 
@@ -50,7 +49,7 @@ def test_a_folder_of_another_user_is_not_used(folder):
 DIES = """
 import os, sys
 from pathlib import Path
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Local
 from sparring.services.discovery import Instance
 local = Local(Path(sys.argv[1]))
 local.announce(Instance(service="s", id="one", address=f"ipc://{sys.argv[1]}/s.one.old.sock"))

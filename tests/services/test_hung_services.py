@@ -12,8 +12,8 @@ import psutil
 import pytest
 from worker_services import Worker
 
-from sparring.services.async_client import MAX_UNDER_WAY
-from sparring.services.local_discovery import Local
+from sparring.services.client import MAX_UNDER_WAY
+from sparring.services.discovery import Local
 from sparring.services.server import Server
 from sparring.services.solver import CallLost, CallTimeout, Solver
 

@@ -19,6 +19,7 @@ from worker_services import Worker
 
 from sparring.errors import ConfigError, Missing
 from sparring.services import frames
+from sparring.services.client import Client
 from sparring.services.consul_discovery import Consul, open_consul
 from sparring.services.discovery import Instance
 from sparring.services.frames import CALL, Head, codec
@@ -115,6 +116,25 @@ def test_a_stranger_gets_no_answer(folder):
         (folder / "k" / "trusted").write_text(CurveKeys(folder / "stranger").public + " of the stranger\n")
         with Solver(caller(folder, folder / "stranger", address, key)) as solver:
             assert solver.within(5).retrieve(Worker, "echo", 1) == [[1], {}]
+
+
+def test_a_call_that_is_sent_after_its_key_was_refused_ends_by_its_deadline(folder, monkeypatch):
+    """ZeroMQ has no connection to send on at that moment, and would wait for one for ever."""
+    connect, pauses = Client.connect, iter(range(25))
+
+    def connect_slowly(client, target):
+        socket = connect(client, target)
+        time.sleep(next(pauses) * 0.0012)
+        return socket
+
+    monkeypatch.setattr(Client, "connect", connect_slowly)
+    create_keys(folder / "stranger")
+    with serving(folder) as (address, key):
+        (folder / "stranger" / "trusted").write_text(key)
+        with Solver(caller(folder, folder / "stranger", address, key)) as solver:
+            for _ in range(25):
+                with pytest.raises(CallTimeout):
+                    solver.within(0.06).retrieve(Worker, "echo", 1)
 
 
 def test_a_server_with_another_key_than_it_says_is_not_spoken_to(folder):

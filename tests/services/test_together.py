@@ -10,9 +10,8 @@ import zmq
 from worker_services import Worker
 
 from sparring.services import frames
-from sparring.services.discovery import Instance
-from sparring.services.frames import ANSWER, CALL, ERROR, VERSION, Codec, Head, messages_of, together
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Instance, Local
+from sparring.services.frames import ANSWER, CALL, ERROR, VERSION, Codec, Head, together
 from sparring.services.server import Server
 from sparring.services.solver import Solver
 
@@ -40,8 +39,7 @@ def answers(line, count):
         assert line.poll(10_000), f"only {sorted(found)} came"
         (first,) = line.recv_multipart()
         messages += 1
-        for one in messages_of([first]):
-            answer = Codec().decode(one)
+        for answer in Codec().decode_each([first]):
             assert answer.id not in found
             found[answer.id] = answer
     return found, messages
@@ -76,7 +74,7 @@ def test_one_that_is_unsound_among_several_takes_nothing_from_the_others(line):
 def test_what_pretends_to_hold_several_is_refused_and_the_service_goes_on(line):
     many = together([call(1, "whoami")] * 2)
     for nonsense in (many[:1], many[:9], many + b"\0", many[:4] + bytes(20), many[:1] + bytes(frames.MAX_BYTES >> 10)):
-        assert not messages_of([nonsense])
+        assert not Codec().decode_each([nonsense])
         line.send(nonsense)
     line.send(call(7, "whoami"))
     found, _ = answers(line, 1)
@@ -102,7 +100,7 @@ class Wire:
         waiting = []  # so that there is more than one at the first answer
         while True:
             caller, first = self._inbox.recv_multipart()
-            heads = [Codec().decode(one) for one in messages_of([first])]
+            heads = Codec().decode_each([first])
             if any(head.verb == "end" for head in heads):
                 self._inbox.send_multipart([caller, self._answer(heads[0])])
                 return

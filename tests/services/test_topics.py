@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from sparring.errors import ConfigError, Unreachable
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Local
 from sparring.services.solver import Solver
 from sparring.services.topics import Publisher, Subscription
 
 READER = """
 import sys, time
 from pathlib import Path
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Local
 from sparring.services.topics import Subscription
 with Subscription("weights/main", Local(Path(sys.argv[1]))) as weights:
     torn = 0
@@ -116,7 +116,7 @@ def test_a_stopped_subscriber_costs_the_publisher_nothing_and_wakes_to_the_lates
 WRITER = """
 import sys, time
 from pathlib import Path
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Local
 from sparring.services.topics import Publisher
 with Publisher("weights/main", Local(Path(sys.argv[1]))) as publisher:
     for number in range(int(sys.argv[2])):

@@ -8,9 +8,14 @@ from docs.reference import DOCS
 from docs.reference import PAGES as GENERATED
 
 from sparring.cli import COMMANDS
+from sparring.config import GatewayConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "README.md",
+    *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")),
+]
 
 
 @pytest.mark.parametrize("name", GENERATED)
@@ -49,6 +54,15 @@ def test_every_page_can_be_found_from_the_readme() -> None:
         todo += [(page.parent / link).resolve() for link in links if "://" not in link]
     lost = [page for page in PAGES if page.resolve() not in seen and page.parent.name != "decisions"]
     assert not lost, f"no link leads from the README to {[str(page.relative_to(ROOT)) for page in lost]}"
+
+
+def test_the_limits_that_security_md_states_are_the_defaults() -> None:
+    units = {"": 1, "MiB": 1 << 20, "s": 1, "day": 86_400}
+    table = (ROOT / "SECURITY.md").read_text().partition("## Limits")[2].partition("\n## ")[0]
+    stated = re.findall(r"`(\w+)` ([\d,]+)(?: (MiB|s|day))?", table)
+    assert len(stated) >= 6
+    for name, number, unit in stated:
+        assert getattr(GatewayConfig(), name) == int(number.replace(",", "")) * units[unit], name
 
 
 def where_to_look() -> list[tuple[str, list[str]]]:

@@ -23,7 +23,7 @@ import sparring
 from derived import GAME
 from servers.aws_servers import Kinesis
 from servers.spark_cluster import Spark
-from sparring.store.protocol import Ledger
+from sparring.store.protocol import Store
 
 PATIENCE_S = 300.0
 LOOK_EVERY_S = 0.01
@@ -116,7 +116,7 @@ def alive(data: Path, command: list[str], env: Mapping[str, str]) -> Iterator[Li
         process.wait()
 
 
-def await_moment(moment: Moment, life: Life, checkpoint: Checkpoint, ledger: Ledger, rng: random.Random) -> None:
+def await_moment(moment: Moment, life: Life, checkpoint: Checkpoint, ledger: Store, rng: random.Random) -> None:
     """Return when a batch is just there: planned, in executors' hands, counted, or finished and the next not begun.
 
     "again" is the first work of a life, on what the life before it left unfinished.
@@ -133,7 +133,7 @@ def await_moment(moment: Moment, life: Life, checkpoint: Checkpoint, ledger: Led
         life.wait("finished batch", lambda: checkpoint.last("commits") > finished)
 
 
-def _counted(ledger: Ledger) -> int:
+def _counted(ledger: Store) -> int:
     return sum(minute.steps for minute in ledger.minutes(GAME, 0))
 
 

@@ -4,13 +4,15 @@ import numpy as np
 from derived import chunks_of
 from sparring.config import Config
 from sparring.games.catalogue import Catalogue
-from sparring.sink.chunk_judge import ChunkJudge, Refusal
+from sparring.games.chunk_checks import ChunkRules
+from sparring.sink.batch_writer import judged
+from sparring.store.protocol import Quarantined
 from sparring.stream.protocol import Placed, Position
 from sparring.wire.chunk import Chunk, encode
 from sparring.wire.ids import opened_at_ms
 
 AT_MS = 1_750_000_001_234
-JUDGE = ChunkJudge(Catalogue.from_config(Config()).games())
+RULES = ChunkRules(Catalogue.from_config(Config()).games())
 
 
 def placed(data: bytes, uploader: str = "stream:plays") -> Placed:
@@ -22,15 +24,15 @@ def changed(**header: object) -> bytes:
     return encode(Chunk(msgspec.structs.replace(chunk.header, **header), chunk.columns))
 
 
-def refusal(data: bytes) -> Refusal:
-    found = JUDGE(placed(data))
-    assert isinstance(found, Refusal)
+def refusal(data: bytes) -> Quarantined:
+    found = judged(RULES, placed(data))
+    assert isinstance(found, Quarantined)
     return found
 
 
 def test_a_true_chunk_may_be_stored_with_what_the_stream_says_of_it() -> None:
     (chunk,) = chunks_of(1, 1, 1, steps=40, uploader="what the sender claims", received_at_ms=99)
-    found = JUDGE(placed(encode(chunk)))
+    found = judged(RULES, placed(encode(chunk)))
     assert isinstance(found, Chunk)
     assert (found.header.uploader, found.header.received_at_ms) == ("stream:plays", AT_MS)
     assert found.content_hash() == chunk.content_hash()
@@ -38,7 +40,7 @@ def test_a_true_chunk_may_be_stored_with_what_the_stream_says_of_it() -> None:
 
 def test_bytes_that_are_no_chunk_are_put_aside_with_the_reason() -> None:
     found = refusal(b"nothing of ours")
-    assert (found.verdict, found.header) == ("wire", None)
+    assert (found.verdict, found.game, found.episode) == ("wire", "", "")
     assert found.reason == "chunk: it starts with 6e6f7468, not 53504301. Send chunks of format 1."
 
 
@@ -57,7 +59,7 @@ def test_a_name_in_place_of_a_pseudonym_is_put_aside_and_repeated_nowhere() -> N
 
 
 def test_a_chunk_without_a_player_may_be_stored() -> None:
-    assert isinstance(JUDGE(placed(changed(player=None))), Chunk)
+    assert isinstance(judged(RULES, placed(changed(player=None))), Chunk)
 
 
 def test_what_the_gateway_would_refuse_is_put_aside_with_its_field() -> None:
@@ -66,8 +68,7 @@ def test_what_the_gateway_would_refuse_is_put_aside_with_its_field() -> None:
     reward[3] = np.nan
     found = refusal(encode(Chunk(chunk.header, {**chunk.columns, "reward": reward})))
     assert (found.verdict, found.field) == ("chunk", "reward")
-    assert found.header is not None
-    assert found.header.episode == chunk.header.episode
+    assert found.episode == chunk.header.episode
 
 
 def test_flipped_bits_are_always_answered() -> None:
@@ -77,17 +78,17 @@ def test_flipped_bits_are_always_answered() -> None:
     for at in rng.integers(0, len(whole), 200):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << int(rng.integers(8))
-        JUDGE(placed(bytes(damaged)))  # an answer each time, never another exception
+        judged(RULES, placed(bytes(damaged)))  # an answer each time, never another exception
 
 
 def test_an_episode_from_another_time_is_put_aside() -> None:
     opened_ms = opened_at_ms(chunks_of(1, 1, 1)[0].header.episode)
     data = changed()
     late = Placed("shard-0", Position("17"), opened_ms + 40 * 86_400_000, "stream:plays", data)
-    judge = ChunkJudge(Catalogue.from_config(Config()).games(), keep_days=30)
-    found = judge(late)
-    assert isinstance(found, Refusal)
+    rules = ChunkRules(Catalogue.from_config(Config()).games(), keep_days=30)
+    found = judged(rules, late)
+    assert isinstance(found, Quarantined)
     assert found.field == "episode"
-    assert isinstance(JUDGE(late), Chunk)
+    assert isinstance(judged(RULES, late), Chunk)
     ahead = Placed("shard-0", Position("17"), opened_ms - 2 * 86_400_000, "stream:plays", data)
-    assert isinstance(JUDGE(ahead), Refusal)
+    assert isinstance(judged(RULES, ahead), Quarantined)

@@ -1,6 +1,7 @@
 """Parquet on a real S3 server, beside the store."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import boto3
@@ -10,7 +11,7 @@ from derived import chunks_of, differences
 from servers.aws_servers import S3
 from sink.flow import episodes
 from sparring.errors import ConfigError
-from sparring.sink.lake import Lake
+from sparring.sink.batch_writer import Lake
 from sparring.store.exchange import parquet
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("local_credentials")]
@@ -21,7 +22,7 @@ def test_a_batch_that_is_done_again_replaces_its_own_files(tmp_path: Path, s3_se
     bucket = f"lake-of-batches-{os.getpid()}"
     client.create_bucket(Bucket=bucket)
     sent = [chunk for episode in episodes(2, 3) for chunk in episode]
-    with Lake(s3_server.url(bucket, "plays")) as lake:
+    with closing(Lake(s3_server.url(bucket, "plays"))) as lake:
         lake.write("shard-0@", sent[:9])
         lake.write("shard-0@", sent)
         lake.write("shard-0@17", chunks_of(3, 1, 1))

@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import StoreFailed
-from sparring.sink.checkpoint import Checkpoint, SinkLock
-from sparring.stream.protocol import Position, Shard
-from sparring.stream.shards import ShardPosition, ended, readable, still_there
+from sparring.sink.process import Checkpoint, SinkLock
+from sparring.stream.protocol import Position, Shard, ShardPosition, readable, still_there
 
 URL = "kinesis://plays?region=eu-west-1"
 
@@ -18,10 +17,10 @@ def test_positions_and_a_begun_batch_outlive_the_sink(tmp_path: Path) -> None:
     with SinkLock(tmp_path, URL) as hold:
         second = Checkpoint(hold)
     assert second.positions["a"] == ShardPosition(Position("5"), ended=True)
-    assert second.positions["b"] == ShardPosition(Position("7"))
-    assert second.begun == {"b": "9", "c": "2"}
-    second.finish(second.positions)
-    assert Checkpoint(hold).begun == {}
+    assert second.positions["b"] == ShardPosition(Position("7"), until=Position("9"))
+    assert second.positions["c"].until == "2"
+    second.finish({"b": ShardPosition(Position("9"))})
+    assert Checkpoint(hold).positions == {"b": ShardPosition(Position("9"))}
 
 
 def test_one_sink_at_a_time_reads_a_stream_into_a_data_folder(tmp_path: Path) -> None:
@@ -48,5 +47,5 @@ def test_children_wait_for_their_parents_and_parents_that_are_gone_for_none() ->
     shards = [Shard("a", closed=True), Shard("b"), Shard("c", ("a",)), Shard("d", ("a", "b"))]
     assert [one.id for one in readable(shards, {})] == ["a", "b"]
     done = {"a": ShardPosition(Position("1"), ended=True), "gone": ShardPosition(ended=True)}
-    assert [one.id for one in readable(shards, ended(done))] == ["b", "c"]
+    assert [one.id for one in readable(shards, done)] == ["b", "c"]
     assert set(still_there(shards, done)) == {"a"}

@@ -7,11 +7,10 @@ import pytest
 from derived import chunks_of
 from servers.aws_servers import Kinesis
 from sink.flow import SEED, episodes, new_stream
-from sparring.sink.spark.source import START, Offset, between, planned, positions_of
+from sparring.sink.spark import Offset, between, planned, positions_of
 from sparring.stream import open_stream
 from sparring.stream.kinesis.admin import StreamAdmin
-from sparring.stream.protocol import Stream
-from sparring.stream.shards import pages
+from sparring.stream.protocol import Stream, pages
 from sparring.wire.chunk import Key, decode
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("local_credentials")]
@@ -24,7 +23,7 @@ def read(stream: Stream, start: Offset, end: Offset) -> list[Key]:
 def drained(stream: Stream, start: Offset) -> tuple[list[Key], Offset]:
     """Batch after batch until nothing is new; offsets travel as JSON, as Spark keeps them."""
     keys: list[Key] = []
-    while (end := planned(stream, start, "run")) != start:
+    while (end := planned(stream, start)) != start:
         end = json.loads(json.dumps(end))
         first = read(stream, start, end)
         assert read(stream, start, end) == first  # a batch is the same whenever it is read
@@ -35,12 +34,12 @@ def drained(stream: Stream, start: Offset) -> tuple[list[Key], Offset]:
 
 def test_batches_follow_each_other_without_gap_or_overlap(kinesalite_server: Kinesis) -> None:
     with open_stream(new_stream(kinesalite_server, 3)) as stream:
-        assert planned(stream, START, "run") == START
+        assert planned(stream, {}) == {}
         sent = [chunk for episode in episodes(3, 5) for chunk in episode]
         stream.append(sent)
-        keys, at = drained(stream, START)
+        keys, at = drained(stream, {})
         assert sorted(keys, key=repr) == sorted((chunk.key for chunk in sent), key=repr)
-        assert planned(stream, at, "run") is at
+        assert planned(stream, at) is at
         more = chunks_of(SEED, 9, 9)
         stream.append(more)
         keys, at = drained(stream, at)
@@ -50,7 +49,7 @@ def test_batches_follow_each_other_without_gap_or_overlap(kinesalite_server: Kin
 def test_a_reshard_is_followed_from_parents_to_children(kinesalite_server: Kinesis) -> None:
     url = new_stream(kinesalite_server, 2)
     with open_stream(url) as stream, StreamAdmin(url, lambda text: None) as care:
-        sent, keys, at = [], [], START
+        sent, keys, at = [], [], {}
         for number, shards in enumerate((2, 4, 3)):
             if number:
                 care.reshard(shards)

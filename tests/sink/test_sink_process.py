@@ -19,10 +19,9 @@ from sink.flow import SEED, episodes, judged, new_stream, once, put, put_raw, si
 from sparring.config import Config
 from sparring.errors import StoreFailed
 from sparring.games.catalogue import Catalogue
+from sparring.games.chunk_checks import ChunkRules
 from sparring.sink.batch_writer import BatchWriter
-from sparring.sink.checkpoint import Checkpoint, SinkLock
-from sparring.sink.chunk_judge import ChunkJudge
-from sparring.sink.process import ProcessSink
+from sparring.sink.process import Checkpoint, ProcessSink, SinkLock
 from sparring.store import open_store
 from sparring.stream import open_stream
 from sparring.stream.kinesis.admin import StreamAdmin
@@ -107,9 +106,9 @@ def test_a_sink_that_died_between_rows_and_place_counts_nothing_twice(
 
 
 def _drain(data: Path, url: str, positions: type[Checkpoint]) -> None:
-    judge = ChunkJudge(Catalogue.from_config(Config()).games())
+    rules = ChunkRules(Catalogue.from_config(Config()).games())
     with SinkLock(data / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(data)) as store:
-        drain = ProcessSink(stream, BatchWriter(judge, store, lambda: 0, time.sleep), positions(hold))
+        drain = ProcessSink(stream, BatchWriter(rules, store, lambda: 0, time.sleep), positions(hold))
         drain.run(
             trigger_s=0.2,
             once=True,
@@ -188,11 +187,11 @@ def test_a_store_that_fails_for_a_while_is_waited_for(tmp_path: Path, kinesalite
         def __init__(self, store: object) -> None:
             self._store, self.failures = store, 3
 
-        def append(self, chunks: object) -> object:
+        def append(self, chunks: object, batch: str) -> object:
             if self.failures:
                 self.failures -= 1
                 raise StoreFailed("the disk is full", where="here", do="Make room")
-            return self._store.append(chunks)  # type: ignore[attr-defined]
+            return self._store.append(chunks, batch)  # type: ignore[attr-defined]
 
         def __getattr__(self, name: str) -> object:
             return getattr(self._store, name)
@@ -201,10 +200,10 @@ def test_a_store_that_fails_for_a_while_is_waited_for(tmp_path: Path, kinesalite
     sent = chunks_of(SEED, 1, 1)
     put(url, sent)
     complaints: list[str] = []
-    judge = ChunkJudge(Catalogue.from_config(Config()).games())
+    rules = ChunkRules(Catalogue.from_config(Config()).games())
     with SinkLock(tmp_path / "sink", url) as hold, open_stream(url) as stream, open_store(store_of(tmp_path)) as real:
         store = Failing(real)
-        writer = BatchWriter(judge, store, lambda: 0, time.sleep)  # type: ignore[arg-type]
+        writer = BatchWriter(rules, store, lambda: 0, time.sleep)  # type: ignore[arg-type]
         ProcessSink(stream, writer, Checkpoint(hold)).run(
             trigger_s=0.1,
             once=True,

@@ -18,9 +18,9 @@ from sink.flow import SEED, episodes, judged, new_stream, once, put, sink, spar,
 from sparring.config import Config
 from sparring.errors import StoreRefused
 from sparring.games.catalogue import Catalogue
+from sparring.games.chunk_checks import ChunkRules
 from sparring.games.spec import parse
 from sparring.sink.batch_writer import AGAIN_AFTER_S, BatchWriter
-from sparring.sink.chunk_judge import ChunkJudge
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.store.sqlite.store import SqliteStore
@@ -113,16 +113,15 @@ def test_what_a_real_cassandra_refuses_is_put_aside_with_its_reason_and_all_else
 
 
 def _spark_does_the_same(store_url: str, chunks: Sequence[Chunk]) -> None:
-    from sparring.sink.spark import executor as spark_work
-    from sparring.sink.spark.source import record_batch
+    from sparring.sink import spark
 
     games = (*Catalogue.from_config(Config()).games(), parse(WIDE))
-    settings = msgspec.json.encode(spark_work.ExecutorSettings("", store_url, "", 0.0, games))
+    settings = msgspec.json.encode(spark.ExecutorSettings("", store_url, "", 0.0, games))
     try:
-        (made,) = spark_work.write_partition(settings, "0", iter([record_batch(placed(chunks), False)]))
+        (made,) = spark.write_partition(settings, "0", iter([spark.record_batch(placed(chunks))]))
     finally:
-        spark_work.writer(settings)._store.close()
-        spark_work.writer.cache_clear()
+        spark.writer(settings)._store.close()
+        spark.writer.cache_clear()
     (done,) = made.to_pylist()
     assert (done["chunks"], done["quarantined"]) == (3, 1)
 
@@ -163,8 +162,8 @@ class Batch:
 
     def __init__(self, store: SqliteStore, then: Callable[[int], bool | None] = lambda pauses: None) -> None:
         self.store, self.waited, self._then = store, list[float](), then
-        judge = ChunkJudge(Catalogue.from_config(Config()).games())
-        self.writer = BatchWriter(judge, store, lambda: 0, self._pause)
+        rules = ChunkRules(Catalogue.from_config(Config()).games())
+        self.writer = BatchWriter(rules, store, lambda: 0, self._pause)
 
     def limit(self, size_bytes: int) -> None:
         self.store._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, size_bytes)
@@ -187,7 +186,7 @@ LARGE = [chunk for client in (20, 21) for chunk in chunks_of(SEED, client, 1, st
 def test_only_what_is_refused_alone_and_again_is_put_aside(small_file: SqliteStore) -> None:
     batch = Batch(small_file)
     batch.limit(6_000)
-    done = batch.writer.store("batch", placed([*SMALL[:7], LARGE[0], *SMALL[7:], LARGE[1], SMALL[0]]), again=False)
+    done = batch.writer.store("batch", placed([*SMALL[:7], LARGE[0], *SMALL[7:], LARGE[1], SMALL[0]]), set())
     assert (done.chunks, done.steps, done.had, done.quarantined) == (len(SMALL), 1_200, 1, 2)
     assert batch.waited == list(AGAIN_AFTER_S)
     rows = list(small_file.quarantined(GAME))
@@ -200,7 +199,7 @@ def test_only_what_is_refused_alone_and_again_is_put_aside(small_file: SqliteSto
 def test_a_refusal_that_passes_costs_nothing(small_file: SqliteStore) -> None:
     batch = Batch(small_file, lambda pauses: batch.limit(1 << 20) if pauses == 2 else None)
     batch.limit(6_000)
-    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), again=False)
+    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), set())
     assert (done.chunks, done.quarantined, len(batch.waited)) == (len(SMALL) + 2, 0, 2)
     assert sum(minute.steps for minute in done.minutes) == 1_200 + 960
     assert not list(small_file.quarantined(GAME))
@@ -212,9 +211,9 @@ def test_where_nothing_of_several_is_taken_the_store_is_at_fault_and_nothing_is_
     batch = Batch(small_file)
     batch.limit(6_000)
     with pytest.raises(StoreRefused, match="too big"):
-        batch.writer.store("batch", placed(LARGE), again=False)
+        batch.writer.store("batch", placed(LARGE), set())
     assert not list(small_file.quarantined(GAME))
-    batch.writer.store("batch", placed(LARGE[:1]), again=False)  # alone there is nothing to compare it with
+    batch.writer.store("batch", placed(LARGE[:1]), set())  # alone there is nothing to compare it with
     assert len(list(small_file.quarantined(GAME))) == 1
 
 
@@ -222,8 +221,8 @@ def test_a_sink_that_is_told_to_stop_does_not_wait_for_a_refused_chunk(small_fil
     batch = Batch(small_file, lambda pauses: True)
     batch.limit(6_000)
     with pytest.raises(StoreRefused):
-        batch.writer.store("batch", placed([*SMALL, *LARGE]), again=False)
+        batch.writer.store("batch", placed([*SMALL, *LARGE]), set())
     assert len(batch.waited) == 1
     batch.limit(1 << 20)
-    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), again=True)  # the next life
+    done = batch.writer.store("batch", placed([*SMALL, *LARGE]), set())  # the next life
     assert (done.chunks, done.had, done.quarantined) == (len(SMALL) + 2, len(SMALL), 0)

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import boto3
@@ -23,11 +23,11 @@ from servers.aws_servers import S3, Kinesis
 from servers.cassandra_cluster import Cassandra
 from servers.process import Process
 from servers.running import cassandra
-from servers.spark_cluster import Spark
+from servers.spark_cluster import Spark, described
 from sink.flow import Feed, episodes, judged, new_stream, once, put, put_raw, spar, store_of
 from sink.lives import MOMENTS, Checkpoint, Life, alive, await_moment, by_spar, by_submit, settings
 from sparring.store import open_store
-from sparring.store.protocol import LedgerStore
+from sparring.store.protocol import Store
 from sparring.stream.kinesis.admin import StreamAdmin
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import GameId
@@ -89,6 +89,30 @@ def test_the_same_job_on_a_spark_cluster(
     client.close()
 
 
+def test_with_the_store_away_the_driver_says_what_it_waits_for_and_goes_on_when_it_is_back(
+    tmp_path: Path, kinesalite_server: Kinesis
+) -> None:
+    url, (first, second) = new_stream(kinesalite_server, 1), list(episodes(2, 1))
+    here = replace(described(tmp_path / "spark"), url="local[1]")  # the driver is its own executor
+    with cassandra(tmp_path / "cluster") as cluster:
+        store_url, (node,) = cluster.url("away"), cluster.nodes
+        spar(tmp_path, "store", "migrate", "--set", f"store.url={store_url}")
+        put(url, first)
+        words = ["--data", str(tmp_path), "--set", f"stream.url={url}", "--set", f"store.url={store_url}"]
+        command = by_spar(here, settings(here, kinesalite_server), words)
+        with alive(tmp_path, command, {**here.env, **kinesalite_server.env}) as life:
+            life.wait("batch", lambda: life.batches > 0)
+            assert "starting Spark's driver on local[1]" in life.said
+            node.kill()
+            put(url, second)
+            life.wait("sentence", lambda: "waiting: cassandra://" in life.said)
+            assert "no node answers" in life.said
+            before = life.batches
+            node.start()
+            life.wait("batch of the store that is back", lambda: life.batches > before)
+        assert judged(store_url, [*first, *second]).exact
+
+
 @contextmanager
 def a_store(data: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Process | None]]:
     """The URL of one on the run's node, or on a cluster of its own; then with a node of it that may be killed."""
@@ -108,7 +132,7 @@ class Trial:
     """Drivers come and go while the feed goes on; a node of the cluster dies in the middle, and is back later."""
 
     feed: Feed
-    store: LedgerStore
+    store: Store
     checkpoint: Checkpoint
     node: Process | None
     care: StreamAdmin

@@ -15,11 +15,8 @@ from sink.flow import episodes, judged, new_stream, put, store_of
 from sparring.config import Config
 from sparring.errors import SparringError, Unreachable
 from sparring.games.catalogue import Catalogue
-from sparring.sink.spark import executor as spark_work
-from sparring.sink.spark import source as spark_source
-from sparring.sink.spark.executor import ExecutorSettings, write_partition
-from sparring.sink.spark.query import failure
-from sparring.sink.spark.source import ShardReader
+from sparring.sink import spark
+from sparring.sink.spark import ExecutorSettings, ShardReader, failure, write_partition
 from sparring.store import open_store
 from sparring.stream.kinesis.admin import StreamAdmin
 
@@ -29,8 +26,8 @@ pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("local_credentials")]
 class Driver:
     """One life of a driver: its reader, and a batch as Spark does it."""
 
-    def __init__(self, url: str, data: Path, run: str) -> None:
-        self.reader, self.store_url = ShardReader(url, run), store_of(data)
+    def __init__(self, url: str, data: Path) -> None:
+        self.reader, self.store_url = ShardReader(url), store_of(data)
         games = tuple(Catalogue.from_config(Config()).games())
         self.settings = msgspec.json.encode(ExecutorSettings(url, self.store_url, "", 0.0, games))
 
@@ -52,11 +49,11 @@ def test_a_batch_left_half_done_is_done_again_by_the_next_driver_and_counted_onc
     sent = [chunk for episode in episodes(4, 10) for chunk in episode]
     put(url, sent)
     try:
-        first = Driver(url, tmp_path, "first")
+        first = Driver(url, tmp_path)
         start = first.reader.initialOffset()
         end = first.plan(start)
         first.batch(start, end, "0", parts=1)
-        second = Driver(url, tmp_path, "second")
+        second = Driver(url, tmp_path)
         second.batch(start, end, "0")
         with StreamAdmin(url, lambda text: None) as care:
             care.reshard(3)
@@ -68,8 +65,8 @@ def test_a_batch_left_half_done_is_done_again_by_the_next_driver_and_counted_onc
             second.batch(at, end, str(number))
             number, at = number + 1, end
     finally:
-        spark_source.opened.cache_clear()
-        spark_work.writer.cache_clear()
+        spark.opened.cache_clear()
+        spark.writer.cache_clear()
     found = judged(store_of(tmp_path), sent + more)
     assert found.exact, found
     with open_store(store_of(tmp_path)) as store:

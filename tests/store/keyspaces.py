@@ -3,8 +3,7 @@
 import time
 
 from sparring.store.cassandra import schema
-from sparring.store.cassandra.session import CassandraSession
-from sparring.store.cassandra.url import CassandraAddress
+from sparring.store.cassandra.session import CassandraAddress, CassandraSession
 
 
 def migrated(url: str, **settings: int) -> str:

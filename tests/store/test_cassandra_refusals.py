@@ -8,17 +8,17 @@ import pytest
 from sparring.cli import main
 from sparring.errors import ConfigError, SparringError, Unreachable
 from sparring.store import open_store
-from sparring.store.cassandra.url import CassandraAddress
+from sparring.store.cassandra.session import CassandraAddress
 
 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("cassandra:///plays", "names no host"),
-        ("cassandra://one", "is no keyspace"),
-        ("cassandra://one/Plays", "is no keyspace"),
+        ("cassandra:///plays", "is not cassandra://HOST"),
+        ("cassandra://one", "is not cassandra://HOST"),
+        ("cassandra://one/Plays", "is not cassandra://HOST"),
         ("cassandra://one:1,two:2/plays", "is not one port"),
-        ("cassandra://me:secret@one/plays", "a URL is no place for a password"),
+        ("cassandra://me:secret@one/plays", "a URL is no place for credentials"),
         ("cassandra://one/plays?consistancy=one", "Did you mean consistency"),
         ("cassandra://one/plays?consistency=most", "one of one, two"),
         ("cassandra://one/plays?replication=0", "1 to 9 copies"),

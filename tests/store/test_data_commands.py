@@ -16,11 +16,11 @@ import zstandard
 from derived import GAME, chunks_of, differences, player_of
 from sparring.cli import main
 from sparring.cli.backup import MANIFEST, pack, unpack
+from sparring.config import Config
 from sparring.errors import Refused
 from sparring.games.catalogue import open_game
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
-from sparring.gateway.identity import Secrets
+from sparring.games.scripts import play, script
+from sparring.gateway.credentials import Secrets, open_identity
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.wire.chunk import Chunk
@@ -83,11 +83,12 @@ def test_an_import_keeps_to_the_games_spec(capsys: pytest.CaptureFixture[str], t
 def test_erase_takes_a_pseudonym_or_the_games_own_name(capsys: pytest.CaptureFixture[str], data: Path) -> None:
     _, found = spar(capsys, data, "data", "erase", "cartpole", player_of(1))
     assert found["erased"][0]["chunks"] == 12
-    alice = Secrets(data).pseudonym(GAME, "alice")
+    alice = Secrets(open_identity(Config(data=str(data)))).pseudonym(GAME, "alice")
     with open_store(f"sqlite:///{data}/experience.db") as store:
         store.append(chunks_of(1, 9, 0, player=alice))
+        store.append(chunks_of(1, 9, 0, seat=1, player=None, actor="script:random"))
     _, found = spar(capsys, data, "data", "erase", "alice", "--name")
-    assert [(one["game"], one["chunks"]) for one in found["erased"]] == [("cartpole", 3)]
+    assert [(one["game"], one["chunks"], one["steps"]) for one in found["erased"]] == [("cartpole", 6, 200)]
     assert found["erased"][0]["player"] == alice
 
 
@@ -155,8 +156,7 @@ def test_a_backup_of_a_running_store_restores_every_row_and_every_file(
 ) -> None:
     (data / "runs" / "one").mkdir(parents=True)
     (data / "runs" / "one" / "metrics.jsonl").write_text('{"loss": 1}\n')
-    (data / "keys.json").write_text("{}")
-    (data / "keys.json").chmod(0o600)
+    Secrets(open_identity(Config(data=str(data))))  # makes identity.key, which only its owner may read
     writer = [sys.executable, str(Path(__file__).parent / "writer.py"), f"sqlite:///{data}/experience.db", "7", "0"]
     with subprocess.Popen(writer, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -171,7 +171,7 @@ def test_a_backup_of_a_running_store_restores_every_row_and_every_file(
     assert code == 0
     assert found["games"]["cartpole"] >= 1600
     assert (tmp_path / "new" / "runs" / "one" / "metrics.jsonl").read_text() == '{"loss": 1}\n'
-    assert (tmp_path / "new" / "keys.json").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new" / "identity.key").stat().st_mode & 0o777 == 0o600
     with open_store(f"sqlite:///{tmp_path}/new/experience.db") as store:
         chunks = list(store.read(Query(GAME)))
     assert all(differences(chunk) == [] for chunk in chunks)

@@ -53,3 +53,10 @@ def test_retention_forgets_the_ledger_too(ledger: Any) -> None:
     ledger.trim(before_ms=MINUTE_MS + 60_000)
     assert list(ledger.quarantined(GAME)) == []
     assert [minute.steps for minute in ledger.minutes(GAME, 0)] == [2]
+
+
+def test_a_fact_is_remembered_as_it_was_first_said(ledger: Any) -> None:
+    assert ledger.fact("first") is None
+    assert ledger.remember("first", "one") == "one"
+    assert ledger.remember("first", "two") == "one"
+    assert ledger.fact("first") == "one"

@@ -220,7 +220,9 @@ def test_after_erasing_no_byte_of_the_player_is_left_in_any_file(file: Path) -> 
     rng.shuffle(jobs)
     with open_store(url_of(file)) as store:
         for client, episode in jobs:
-            store.append(chunks_of(5, client, episode, steps=rng.choice((1, 3, 20, 200))))
+            steps = rng.choice((1, 3, 20, 200))
+            store.append(chunks_of(5, client, episode, steps=steps))
+            store.append(chunks_of(5, client, episode, steps=steps, seat=1, player=None))  # a bot that saw the same
         needles: list[bytes] = []
         for client in (2, 3, 7):
             needles.append(player_of(client).encode())
@@ -314,7 +316,7 @@ def test_a_file_that_another_process_holds_is_said_to_be_held(file: Path) -> Non
 
 def test_a_file_of_an_older_version_is_refused_with_one_sentence(file: Path) -> None:
     shutil.copy(Path(__file__).parent / "fixtures" / "version-1.db", file)
-    with pytest.raises(StoreFailed, match=r"it has version 1, this Sparring reads version 2\. Use the Sparring that"):
+    with pytest.raises(StoreFailed, match=r"it has version 1, this Sparring reads version 3\. Use the Sparring that"):
         open_store(f"sqlite:///{file}")
 
 
@@ -323,7 +325,7 @@ def test_a_file_from_the_future_is_refused_untouched(file: Path) -> None:
     db = sqlite3.connect(file)
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads version 2\. Use the Sparring"):
+    with pytest.raises(StoreFailed, match=r"it has version 99, this Sparring reads version 3\. Use the Sparring"):
         open_store(url_of(file))
 
 

@@ -11,7 +11,8 @@ import pytest
 from derived import EPOCH_MS, GAME, chunks_of, columns_of, differences, episode_of, player_of
 from sparring.errors import StoreFailed
 from sparring.store import open_store
-from sparring.store.protocol import Query, Store
+from sparring.store.protocol import MinuteCount, Query, Store
+from sparring.store.rows import batch_number, mark
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import GameId
 
@@ -54,6 +55,15 @@ def test_a_chunk_sent_again_is_had_and_stored_once(store: Store) -> None:
     assert verdicts(store, sent) == ["had"] * 3
     assert verdicts(store, [changed(sent[0], received_at_ms=EPOCH_MS + 9)]) == ["had"]
     assert keys(list(store.read(Query(GAME)))) == keys(sent)
+
+
+def test_a_chunk_that_the_store_had_is_answered_with_the_batch_that_brought_it(store: Store) -> None:
+    first, second = chunks_of(1, 0, 0), chunks_of(1, 0, 1)
+    store.append(first, "one")
+    store.append(second)
+    answers = store.append([*first, *second], "two")
+    assert {kept.verdict for kept in answers} == {"had"}
+    assert [kept.batch_id for kept in answers] == [batch_number("one")] * len(first) + [0] * len(second)
 
 
 def test_the_same_chunk_twice_in_one_append_is_new_and_then_had(store: Store) -> None:
@@ -287,6 +297,72 @@ def test_an_erased_player_is_gone_and_stays_gone_and_no_one_else_is(store: Store
     assert (kept.verdict, kept.field) == ("gone", "player")
     assert store.erase(GAME, player_of(1)).chunks == 0
     assert verdicts(store, chunks_of(1, 1, 50, steps=5, game=GameId("duel"))) == ["new"]
+
+
+def game_of(client: int, episode: int, other: int | None = None, **fields: object) -> list[Chunk]:
+    """Both seats of an episode: the client's, and that of a bot or of another player."""
+    theirs = chunks_of(1, client, episode, **fields)
+    player, actor = (None, "script:random") if other is None else (player_of(other), "person")
+    return theirs + [changed(chunk, seat=1, player=player, actor=actor) for chunk in theirs]
+
+
+def test_every_seat_of_an_erased_players_episodes_goes_and_none_comes_back(store: Store) -> None:
+    against_bot, against_person, unrelated = game_of(1, 0), game_of(1, 1, other=2), game_of(2, 2)
+    assert set(verdicts(store, [*against_bot, *against_person, *unrelated])) == {"new"}
+    erased = store.erase(GAME, player_of(1), {"1": (True, True)})
+    assert (erased.episodes, erased.chunks, erased.steps) == (2, 12, 400)
+    assert sorted(map(str, keys(list(store.read(Query(GAME)))))) == sorted(map(str, keys(unrelated)))
+    stats = store.stats(GAME)
+    assert (stats.episodes, stats.steps, stats.steps_by_source, stats.players) == (1, 200, {"play": 200}, 1)
+    for seat, field in ((1, "episode"), (0, "player")):  # a bot's and another person's alone, then the player's own
+        late = [chunk for chunk in (*against_bot, *against_person) if chunk.header.seat == seat]
+        assert {(kept.verdict, kept.field) for kept in store.append(late)} == {("gone", field)}
+    assert verdicts(store, game_of(2, 3)) == ["new"] * 6  # the other person plays on
+
+
+def test_a_seat_that_sees_nothing_of_the_others_outlives_their_erasure(store: Store) -> None:
+    sent = game_of(1, 0, other=2)
+    store.append(sent[:4])  # the other seat is still being played
+    assert store.erase(GAME, player_of(1), {"1": (True, False)}).chunks == 3
+    assert verdicts(store, sent) == ["gone"] * 3 + ["had"] + ["new"] * 2
+    assert {chunk.header.seat for chunk in store.read(Query(GAME))} == {1}
+
+
+def test_an_erased_player_who_plays_on_leaves_no_other_seat_of_it(store: Store) -> None:
+    store.erase(GAME, player_of(1))
+    sent = game_of(1, 7)
+    assert verdicts(store, sent[3:5]) == ["new"] * 2  # a bot's seat does not say whom it met
+    assert verdicts(store, sent[:1]) == ["gone"]
+    assert list(store.read(Query(GAME))) == []
+    assert store.stats(GAME).chunks == 0
+    assert verdicts(store, sent) == ["gone"] * 6
+
+
+def test_an_erased_player_removes_no_episode_of_strangers(store: Store) -> None:
+    store.append(game_of(2, 0))
+    store.erase(GAME, player_of(1))
+    forged = changed(chunks_of(1, 2, 0)[0], player=player_of(1), uploader="key-1")
+    assert verdicts(store, [forged]) == ["gone"]
+    assert store.stats(GAME).chunks == 6
+
+
+def test_the_counts_by_the_minute_follow_an_erasure(store: Store) -> None:
+    minute_ms, signs = EPOCH_MS // 60_000 * 60_000, [mark(GAME, player_of(client)) for client in (1, 2)]
+    mine, theirs = game_of(1, 0), game_of(2, 1)
+    store.append([*mine, *theirs], "a")
+    returns = sum(float(chunk.columns["reward"].sum(dtype="float64")) for chunk in theirs)
+    total = returns + sum(float(chunk.columns["reward"].sum(dtype="float64")) for chunk in mine)
+    store.append(game_of(1, 2), "b")
+    store.count_minutes(
+        [
+            MinuteCount(GAME, minute_ms, "a", 400, 12, tuple(signs), 4, total, 1_200, 300),
+            MinuteCount(GAME, minute_ms, "b", 200, 6, (signs[0],), 2, 1.0, 60, 30),
+        ]
+    )
+    store.erase(GAME, player_of(1))
+    (left,) = store.minutes(GAME, 0)
+    assert (left.steps, left.chunks, left.players, left.ended, left.lag_ms) == (200, 6, 1, 2, 100.0)
+    assert left.mean_return == pytest.approx(returns / 2)
 
 
 def test_what_is_trimmed_are_whole_episodes_and_the_oldest(store: Store) -> None:

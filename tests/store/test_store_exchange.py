@@ -14,8 +14,7 @@ from derived import GAME, chunks_of
 from sparring.errors import Missing, Refused
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.chunk_checks import check_chunk
-from sparring.games.scripted_play import play
-from sparring.games.scripts import script
+from sparring.games.scripts import play, script
 from sparring.store import open_store
 from sparring.store.exchange import minari as minari_sets
 from sparring.store.exchange import parquet
@@ -114,7 +113,13 @@ def test_minari_gets_whole_episodes_and_gives_them_back(
     exported = minari_sets.write(store, Query(GAME), spec_of(GAME), folder, "sparring/cartpole-v0")
     assert (exported.episodes, exported.steps, exported.skipped) == (5, 500, 0)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
-    episodes = list(minari.load_dataset("sparring/cartpole-v0").iterate_episodes())
+    dataset = minari.load_dataset("sparring/cartpole-v0")
+    assert dataset.storage.metadata["requirements"] == ["gymnasium"]
+    env = dataset.recover_environment()
+    assert env.spec is not None
+    assert env.spec.id == "CartPole-v1"
+    assert env.reset(seed=0)[0].shape == dataset.observation_space.shape
+    episodes = list(dataset.iterate_episodes())
     assert [len(one.rewards) for one in episodes] == [100] * 5
     assert episodes[0].observations.shape == (101, 4)
     assert (episodes[0].terminations.sum(), episodes[0].truncations.sum()) == (1, 0)
@@ -129,7 +134,23 @@ def test_minari_gets_whole_episodes_and_gives_them_back(
     assert {one.verdict for one in store.append(again)} == {"had"}
 
 
-def test_minari_takes_a_board_game_with_a_legal_mask(store: Store, tmp_path: Path) -> None:
+def test_minari_recovers_an_environment_with_its_options(store: Store, tmp_path: Path) -> None:
+    name = "gym:Pendulum-v1(g=5,max_episode_steps=20)"
+    random = script(name, "random")
+    for chunks in play(open_game(name, 1), (random,), range(1), np.random.default_rng(0)):
+        store.append(chunks)
+    minari_sets.write(store, Query(GameId(name)), spec_of(name), tmp_path, "sparring/pendulum-v0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+        env = minari.load_dataset("sparring/pendulum-v0").recover_environment()
+    assert env.unwrapped.g == 5  # type: ignore[attr-defined]
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 20
+
+
+def test_minari_takes_a_board_game_with_a_legal_mask(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     game = open_game("connect-four", 4)
     random = script("connect-four", "random")
     for chunks in play(game, (random, random), range(4), np.random.default_rng(0)):
@@ -137,6 +158,14 @@ def test_minari_takes_a_board_game_with_a_legal_mask(store: Store, tmp_path: Pat
     spec, query = spec_of("connect-four"), Query(GameId("connect-four"))
     exported = minari_sets.write(store, query, spec, tmp_path / "sets", "sparring/four-v0", seat=1)
     assert exported.episodes == 4
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
+    dataset = minari.load_dataset("sparring/four-v0")
+    assert dataset.storage.metadata["requirements"] == ["sparring[games]"]
+    env = dataset.recover_environment()
+    board, info = env.reset(seed=1)
+    assert board.sum() == 1, "it sits in the second seat"
+    assert dataset.observation_space.contains(board)
+    assert env.step(int(info["action_mask"].argmax()))[0].sum() == 3
     back = list(minari_sets.read(tmp_path / "sets", "sparring/four-v0", spec, seat=1))
     assert sum(chunk.header.steps for chunk in back) == exported.steps
 

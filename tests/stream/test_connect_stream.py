@@ -73,7 +73,7 @@ def test_a_game_begins_although_its_stream_is_away(tmp_path, caplog, local_crede
     ):
         episode.act(np.zeros(4, np.float32))
         assert game.wait_for_model(5.0) is None
-    assert f"sparring.connect (kinesis://plays): http://127.0.0.1:{port} does not answer" in caplog.text
+    assert f"sparring.connect (kinesis://plays): no Kinesis server answers at http://127.0.0.1:{port}" in caplog.text
     assert "models do not come by a stream, and gateway= is not given: act() takes a random legal action" in caplog.text
 
 
@@ -125,4 +125,4 @@ def test_a_gateway_beside_a_gateway_is_refused(tmp_path):
 def test_a_stream_that_is_not_there_is_said_at_once(kinesalite_server, local_credentials, tmp_path):
     with pytest.raises(Missing) as told:
         sparring.connect(kinesalite_server.url("nowhere"), "cartpole", PLAYER, folder=tmp_path)
-    assert str(told.value).startswith("sparring.connect (kinesis://nowhere): there is no stream 'nowhere'")
+    assert str(told.value).startswith("sparring.connect (kinesis://nowhere): there is no such stream")

@@ -12,17 +12,18 @@ from websockets.sync.client import connect
 import sparring
 from derived import chunks_of, differences
 from servers.running import kinesis
-from serving import Server, serving, start, stop
+from serving import Server, decode_answer, serving, start, stop
 from sparring.client.mock_players import MockPlayer, play, script_of
 from sparring.games.catalogue import open_game
-from sparring.gateway.secrets import pseudonym
+from sparring.gateway.credentials import Secrets
+from sparring.registry.file import Folder
 from sparring.store import open_store
 from sparring.store.protocol import Query
 from sparring.stream import open_stream
 from sparring.stream.protocol import BEGINNING, Placed
 from sparring.wire.chunk import Chunk, decode, encode, pack
 from sparring.wire.ids import GameId, new_episode
-from sparring.wire.messages import Action, End, Ended, Hello, Observe, Start, decode_answer
+from sparring.wire.messages import Action, End, Ended, Hello, Observe, Start
 from sparring.wire.messages import encode as encode_message
 from stream.made import make
 from stream.unkind import Refuse, RefuseRecords, name_of, unkind
@@ -78,7 +79,9 @@ def test_what_a_client_records_is_in_the_stream_and_not_in_the_store(gateway, ur
     found = everything(url)
     assert len(found) == 3
     assert {placed.uploader for placed in found} == {"anonymous"}
-    assert {decode(placed.data).header.player for placed in found} == {pseudonym(gateway.data, CARTPOLE, "alice")}
+    assert {decode(placed.data).header.player for placed in found} == {
+        Secrets(Folder(gateway.data, 0o600)).pseudonym(CARTPOLE, "alice")
+    }
     assert all(abs(time.time() * 1000 - placed.arrived_ms) < 60_000 for placed in found)
     assert kept(gateway) == 0
 
@@ -108,14 +111,17 @@ def test_what_a_chunk_alone_shows_to_be_wrong_is_refused_and_the_others_are_take
 
 
 def test_an_erased_player_is_refused_by_the_stores_tombstone(gateway, url):
-    (chunk, *_) = chunks_of(7, 3, 0)
+    chunk, more, _ = chunks_of(7, 3, 0)
     named = Chunk(msgspec.structs.replace(chunk.header, player="bob"), chunk.columns)
     with open_store(f"sqlite:///{gateway.data}/experience.db", check=False) as store:
-        store.erase(CARTPOLE, pseudonym(gateway.data, CARTPOLE, "bob"))
-    answer = post(gateway.url, [named, *chunks_of(7, 4, 0)])
-    assert answer.status_code == 410
-    assert [one["verdict"] for one in answer.json()["results"]] == ["gone", "taken", "taken", "taken"]
-    assert len(everything(url)) == 3
+        store.erase(CARTPOLE, Secrets(Folder(gateway.data, 0o600)).pseudonym(CARTPOLE, "bob"))
+        bots = Chunk(msgspec.structs.replace(more.header, player=None, actor="script:random"), more.columns)
+        answer = post(gateway.url, [bots, named, *chunks_of(7, 4, 0)])
+        assert answer.status_code == 410
+        assert [one["verdict"] for one in answer.json()["results"]] == ["gone", "gone", "taken", "taken", "taken"]
+        assert len(everything(url)) == 3
+        (kept,) = store.append([bots])  # as a sink would, had it come by the stream before
+        assert (kept.verdict, kept.field) == ("gone", "episode")
 
 
 def test_the_play_socket_says_taken_too(gateway, url):

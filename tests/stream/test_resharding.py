@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-from sparring.stream.kinesis.admin import SPACE, HashRange, Merge, Split, next_count, next_move
-from sparring.stream.protocol import Shard
-from sparring.stream.shards import in_order, readable
+from sparring.stream.kinesis.admin import SPACE, HashRange, next_count, next_move
+from sparring.stream.protocol import Shard, ShardPosition, in_order, readable
 
 
 def even(shards: int, step: int | None = None) -> list[HashRange]:
@@ -16,18 +15,15 @@ def even(shards: int, step: int | None = None) -> list[HashRange]:
     return [HashRange(f"shard-{at}", first, last) for at, (first, last) in enumerate(zip(firsts, lasts, strict=True))]
 
 
-def moved(ranges: list[HashRange], move: Split | Merge, names: itertools.count) -> list[HashRange]:
+def moved(ranges: list[HashRange], move: tuple[str, dict[str, str]], names: itertools.count) -> list[HashRange]:
     """What a server makes of a move."""
-    held = {one.shard: one for one in ranges}
-    if isinstance(move, Split):
-        one = held.pop(move.shard)
-        assert one.first < move.at <= one.last
-        new = [
-            HashRange(f"new-{next(names)}", one.first, move.at - 1),
-            HashRange(f"new-{next(names)}", move.at, one.last),
-        ]
+    held, (operation, given) = {one.shard: one for one in ranges}, move
+    if operation == "split_shard":
+        one, at = held.pop(given["ShardToSplit"]), int(given["NewStartingHashKey"])
+        assert one.first < at <= one.last
+        new = [HashRange(f"new-{next(names)}", one.first, at - 1), HashRange(f"new-{next(names)}", at, one.last)]
     else:
-        one, other = held.pop(move.shard), held.pop(move.neighbour)
+        one, other = held.pop(given["ShardToMerge"]), held.pop(given["AdjacentShardToMerge"])
         assert one.last + 1 == other.first
         new = [HashRange(f"new-{next(names)}", one.first, other.last)]
     return [*held.values(), *new]
@@ -71,6 +67,7 @@ def test_shards_are_listed_parents_first_and_forgotten_parents_are_left_out():
 
 def test_children_are_read_when_all_their_parents_ended():
     family = in_order([Shard("a", closed=True), Shard("b", closed=True), Shard("c", ("a", "b")), Shard("d")])
-    assert [shard.id for shard in readable(family, set())] == ["a", "b", "d"]
-    assert [shard.id for shard in readable(family, {"a"})] == ["b", "d"]
-    assert [shard.id for shard in readable(family, {"a", "b"})] == ["c", "d"]
+    end = ShardPosition(ended=True)
+    assert [shard.id for shard in readable(family, {})] == ["a", "b", "d"]
+    assert [shard.id for shard in readable(family, {"a": end})] == ["b", "d"]
+    assert [shard.id for shard in readable(family, {"a": end, "b": end})] == ["c", "d"]

@@ -11,7 +11,7 @@ from sparring.errors import StoreFailed, Unreachable
 from sparring.store.protocol import AppendResult
 from sparring.stream import open_stream
 from sparring.stream.kinesis.client import Timeouts
-from sparring.stream.kinesis.reader import order
+from sparring.stream.kinesis.stream import order
 from sparring.stream.protocol import BEGINNING, Placed, Stream
 from sparring.wire.chunk import Chunk, decode
 from stream.unkind import LoseAnswer, Refuse, RefuseRecords, name_of, unkind
@@ -66,7 +66,7 @@ def test_without_a_gateway_the_uploader_is_the_stream_and_the_time_the_streams(n
     with open_stream(new_stream(1)) as stream:
         stream.append(played(1, uploader="", received_at_ms=0))
         (found,) = whole(stream).values()
-        name = stream.address.name
+        name = stream.client.address.name
     assert {placed.uploader for placed in found} == {f"stream:{name}"}
     assert all(placed.arrived_ms > 1_700_000_000_000 for placed in found)
 

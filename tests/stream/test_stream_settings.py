@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from servers.process import free_ports
-from sparring.errors import ConfigError, Missing, NotYours, SparringError, Unreachable
+from sparring.errors import ConfigError, Missing, SparringError, Unreachable
 from sparring.stream import open_stream
-from sparring.stream.kinesis.url import KinesisAddress
+from sparring.stream.kinesis.client import KinesisAddress
 from stream.unkind import Refuse, name_of, unkind
 
 SOON_S = 30.0  # ten on a quiet machine
@@ -53,28 +53,30 @@ def credentials(monkeypatch, tmp_path):
 
 def test_a_url_says_name_region_and_endpoint_and_nothing_else():
     url = "kinesis://plays?region=eu-west-1&endpoint=http://127.0.0.1:4567/"
-    assert KinesisAddress.read(url) == KinesisAddress("plays", "eu-west-1", "http://127.0.0.1:4567")
-    assert KinesisAddress.read("kinesis://plays") == KinesisAddress("plays")
+    found = KinesisAddress.read(url)
+    assert (found.name, found.region, found.endpoint) == ("plays", "eu-west-1", "http://127.0.0.1:4567")
+    found = KinesisAddress.read("kinesis://plays")
+    assert (found.name, found.region, found.endpoint, found.setting) == ("plays", "", "", "[stream] url")
 
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("kinesis://", "[stream] url: 'kinesis://' names no stream. Write kinesis://NAME?region=…&endpoint=…."),
-        ("kinesis://a b", "[stream] url: 'kinesis://a b' names no stream. Write kinesis://NAME?region=…&endpoint=…."),
+        ("kinesis://", "[stream] url: 'kinesis://' is not kinesis://NAME?region=…&endpoint=…. Write it so."),
+        ("kinesis://a b", "[stream] url: 'kinesis://a b' is not kinesis://NAME?region=…&endpoint=…. Write it so."),
         (
             "kinesis://plays?zone=a",
-            "[stream] url: unknown option 'zone' in it. Use region and endpoint.",
+            "[stream] url: unknown or repeated option 'zone' in it. Use region, endpoint, each once.",
         ),
         (
             "kinesis://plays?endpoint=127.0.0.1:4567",
-            "[stream] url: endpoint='127.0.0.1:4567' is no address. "
-            "Write endpoint=http://HOST:PORT, or leave it out for Amazon's own.",
+            "[stream] url: endpoint='127.0.0.1:4567' in it. "
+            "Give an address such as http://HOST:PORT, or leave it out for Amazon's own.",
         ),
         (
             "kinesis://AKIA:secret@plays",
-            "[stream] url: it holds credentials. "
-            "Leave them out: they come from the environment, a profile or the machine's role.",
+            "[stream] url: a URL is no place for credentials. "
+            "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment.",
         ),
         ("kafka://plays", "[stream] url: no stream speaks 'kafka://plays'. Use one of kinesis://."),
     ],
@@ -88,10 +90,10 @@ def test_a_url_that_is_wrong_is_said(url, sentence):
 def test_without_credentials_it_is_said_which_are_wanted(credentials):
     credentials.delenv("AWS_ACCESS_KEY_ID")
     error = told("kinesis://plays?region=us-east-1&endpoint=http://127.0.0.1:9")
-    assert isinstance(error, Missing)
+    assert isinstance(error, ConfigError)
     assert str(error) == (
-        "[stream] url (kinesis://plays): there are no AWS credentials. "
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role."
+        "[stream] url (kinesis://plays): there are no AWS credentials (Unable to locate credentials). "
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role."
     )
 
 
@@ -103,7 +105,9 @@ def test_a_profile_that_is_not_there_is_said(credentials):
 def test_without_a_region_it_is_said_where_to_write_one(credentials):
     error = told("kinesis://plays")
     assert isinstance(error, ConfigError)
-    assert str(error) == ("[stream] url (kinesis://plays): it names no region. Add ?region=… to it, or set AWS_REGION.")
+    assert str(error) == (
+        "[stream] url (kinesis://plays): no region is set. Add region=… to [stream] url, or set AWS_REGION."
+    )
 
 
 def test_an_endpoint_where_nobody_listens_is_said(credentials):
@@ -111,8 +115,9 @@ def test_an_endpoint_where_nobody_listens_is_said(credentials):
     error = told(f"kinesis://plays?region=us-east-1&endpoint=http://127.0.0.1:{port}")
     assert isinstance(error, Unreachable)
     assert str(error) == (
-        f"[stream] url (kinesis://plays): http://127.0.0.1:{port} does not answer (EndpointConnectionError). "
-        "Correct endpoint= in it, or start what should answer there, or look at the network."
+        f"[stream] url (kinesis://plays): no Kinesis server answers at http://127.0.0.1:{port} "
+        "(EndpointConnectionError). "
+        "Check endpoint= and region= in [stream] url, and that the server runs and can be reached."
     )
 
 
@@ -120,7 +125,7 @@ def test_an_endpoint_that_accepts_and_keeps_silent_is_given_up_in_time(credentia
     with socket.create_server(("127.0.0.1", 0)) as silent:
         error = told(f"kinesis://plays?region=us-east-1&endpoint=http://127.0.0.1:{silent.getsockname()[1]}")
     assert isinstance(error, Unreachable)
-    assert "does not answer (ReadTimeoutError)" in str(error)
+    assert "(ReadTimeoutError)" in str(error)
 
 
 @contextmanager
@@ -155,7 +160,7 @@ def test_an_endpoint_that_is_no_kinesis_is_said(credentials, status, body):
     with page(status, body) as endpoint:
         error = told(f"kinesis://plays?region=us-east-1&endpoint={endpoint}")
     assert isinstance(error, Unreachable)
-    assert "Check that endpoint= in it is a Kinesis server." in str(error)
+    assert "Check that endpoint= in [stream] url is a Kinesis server" in str(error)
 
 
 @pytest.mark.servers
@@ -163,8 +168,8 @@ def test_a_stream_that_is_not_there_is_said_with_the_command_that_makes_it(serve
     error = told(server.url("nowhere"))
     assert isinstance(error, Missing)
     assert str(error) == (
-        f"[stream] url (kinesis://nowhere): there is no stream 'nowhere' at {server.endpoint}. "
-        "Run `spar stream create` for it, or correct its name and region=."
+        f"[stream] url (kinesis://nowhere): there is no such stream at {server.endpoint}. "
+        "Run `spar stream create` for it, or correct its name and region= in it."
     )
 
 
@@ -172,13 +177,13 @@ def test_a_stream_that_is_not_there_is_said_with_the_command_that_makes_it(serve
 @pytest.mark.parametrize(
     ("code", "kind", "says"),
     [
-        ("ExpiredTokenException", NotYours, "these AWS credentials have expired. Run `aws sso login`, or renew"),
+        ("ExpiredTokenException", ConfigError, "these AWS credentials have expired. Run `aws sso login`, or renew"),
         (
             "UnrecognizedClientException",
-            NotYours,
-            "does not know these credentials (UnrecognizedClientException). Check",
+            ConfigError,
+            "does not know this access key. Check",
         ),
-        ("AccessDeniedException", NotYours, "may not call kinesis:DescribeStreamSummary. Allow it in their policy"),
+        ("AccessDeniedException", ConfigError, "kinesis:DescribeStreamSummary is not allowed. Let the policy of these"),
     ],
 )
 def test_credentials_that_do_not_do_are_said(server, new_stream, code, kind, says):
@@ -196,7 +201,7 @@ def test_credentials_that_expire_later_are_said_too_and_renewed_ones_go_on(serve
     url = new_stream(1)
     with unkind(server.endpoint) as proxy, open_stream(proxy.url(name_of(url))) as stream:
         proxy.rule = lambda operation, body: Refuse("ExpiredTokenException")
-        with pytest.raises(NotYours, match="these AWS credentials have expired"):
+        with pytest.raises(ConfigError, match="these AWS credentials have expired"):
             stream.shards()
         proxy.rule = lambda operation, body: None
         assert len(stream.shards()) == 1
@@ -214,7 +219,7 @@ def test_spar_serve_says_what_is_wrong_with_its_stream(credentials, tmp_path):
     url = f"kinesis://plays?region=us-east-1&endpoint=http://127.0.0.1:{port}"
     code, said = spar("serve", "--data", str(tmp_path), "--port", "0", "--set", f"stream.url={url}")
     assert code == 1
-    assert f"spar: [stream] url (kinesis://plays): http://127.0.0.1:{port} does not answer" in said
+    assert f"spar: [stream] url (kinesis://plays): no Kinesis server answers at http://127.0.0.1:{port}" in said
     assert "Traceback" not in said
     assert "never-shown" not in said
 

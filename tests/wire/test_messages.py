@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from serving import decode_answer
 from sparring.errors import WireError
 from sparring.wire import messages as m
 from sparring.wire.ids import EpisodeId, ModelId
@@ -35,7 +36,7 @@ def test_the_frames_of_protocol_1_never_change() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_message_comes_back_as_it_went(name: str) -> None:
-    read = m.decode_answer if name in ("action", "ended", "problem") else m.decode
+    read = decode_answer if name in ("action", "ended", "problem") else m.decode
     for text in (True, False):
         assert read(m.encode(EXAMPLES[name], text=text)) == EXAMPLES[name]
 

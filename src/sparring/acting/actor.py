@@ -22,12 +22,15 @@ from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
 from sparring.nets.forward import Forward
-from sparring.nets.policies import Choice, Policy
-from sparring.nets.shapes import STATE, state_width
+from sparring.nets.policies import Choice, GaussianPolicy, Policy
+from sparring.nets.shapes import STATE, initial_state, state_width
 from sparring.nets.user_code import open_policy
 from sparring.replay.steps import Batch, Steps
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+MOST_REPEATS = 64  # decisions; P(n) ~ 1/n: every scale of time is tried alike
+MEAN_REPEATS = (MOST_REPEATS - 1) / math.log(MOST_REPEATS)
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Actor:
         rng: Generator,
         opponents: Opponents,
         reward_clip: float = 0.0,
+        repeat: bool = False,
     ) -> None:
         self._game, self._forward, self._rng, self._opponents = game, forward, rng, opponents
         self._seat, seats = game.spec.seats[0], len(game.spec.seats)
@@ -76,7 +80,10 @@ class Actor:
         self._stacks = FrameStacks(self._seat, game.spec.frame_stack, self.streams)
         self._who = np.full(self.streams, SELF, np.int64)  # who plays each stream
         self._return = np.zeros(self.streams, np.float32)
-        self._state = None if forward.spec.memory is None else forward.initial_state(self.streams)
+        self._state = None if forward.spec.memory is None else initial_state(forward.spec, self.streams)
+        # With `repeat`, what each stream repeats (an action, or the noise of a box), and for how many more decisions.
+        repeated = (1, np.int64) if self._seat.action.choices else (math.prod(self._seat.action.shape), np.float32)
+        self._held = np.zeros((repeated[0] + 1, self.streams), repeated[1]) if repeat else None
         self._version = 0
         self.env_steps = 0  # ticks of all games together
         self.episodes = 0
@@ -187,6 +194,7 @@ class Actor:
             "open": {name: getattr(opened, name) for name in _OPEN},
             "stacks": self._stacks.save(),
             "state": self._state,
+            "held": self._held,
         }
 
     def load(self, state: Tree) -> None:
@@ -202,6 +210,7 @@ class Actor:
         held: Tree = {name: _copied(value) for name, value in state["open"].items()}
         self._open, self._lent = _Open(**held), False
         self._state = None if state["state"] is None else state["state"].copy()
+        self._held = None if state["held"] is None else state["held"].copy()
         if self._stacks.frames > 1:
             self._stacks.load(state["stacks"])
 
@@ -218,7 +227,7 @@ class Actor:
         shown, legal = self._seen(self._view), self._legal(self._view)
         if not self._opponents.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
             seen, before = self._stacks.push(shown), self._state
-            choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon)
+            choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon, self._held)
             zeros = np.zeros(self.streams, np.float32)
             self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros, before)
             return choice.action
@@ -267,11 +276,53 @@ class Actor:
                 self._open.action[mine] = self._opponents.scripts[place].act(seat, part, allowed, self._rng)
 
     def _choose(
-        self, forward: Forward, seen: Columns, legal: Array | None, state: Array | None, epsilon: float | Array
+        self,
+        forward: Forward,
+        seen: Columns,
+        legal: Array | None,
+        state: Array | None,
+        epsilon: float | Array,
+        held: Array | None = None,
     ) -> tuple[Choice, Array | None, Array | None]:
-        """What is done, what the network thinks it is worth, and the state afterwards."""
+        """What is done, what the network thinks it is worth, and the state afterwards. `held`: what streams repeat."""
         out = forward(seen, state)
-        return self._policy.explore(out, legal, self._rng, epsilon), out.get("value"), out.get(STATE)
+        if held is not None and isinstance(self._policy, GaussianPolicy):
+            choice = self._policy.with_noise(out, self._repeated_noise(held))
+        else:
+            if held is not None:  # ε is the share of decisions that explore: fewer begin to
+                epsilon = epsilon / (epsilon + MEAN_REPEATS * (1 - epsilon))
+            choice = self._policy.explore(out, legal, self._rng, epsilon)
+            choice = choice if held is None else self._repeated(held, choice, legal, epsilon)
+        return choice, out.get("value"), out.get(STATE)
+
+    def _repeated(self, held: Array, choice: Choice, legal: Array | None, epsilon: float | Array) -> Choice:
+        """The choice, with what was explored repeated for a time of heavy tail: εz-greedy (Dabney et al. 2021).
+
+        Walks of single random actions stay near their start; these cross a game whose rewards are far. Actions are
+        discrete, and chosen by "greedy"."""
+        choices = self._seat.action.masks if legal is None else legal.sum(axis=1)
+        going = held[1] > 0
+        if legal is not None:
+            going &= legal[self._rows, held[0]].astype(bool)
+        with np.errstate(divide="ignore"):
+            explored = choice.logp <= np.log(np.asarray(epsilon) / choices) + 1e-4  # drawn, and not the best
+        action = np.where(going, held[0], choice.action).astype(choice.action.dtype)
+        held[1] = np.where(going, held[1] - 1, np.where(explored, self._repeats() - 1, 0))
+        held[0] = action
+        return Choice(action, np.where(going, np.float32(0), choice.logp))
+
+    def _repeated_noise(self, held: Array) -> Array:
+        """Standard normal numbers [streams, numbers], each repeated for a time of heavy tail like an explored action:
+        noise that changes at each decision cancels out before a slow game has noticed it (Eberhard et al. 2023)."""
+        noise = self._rng.standard_normal((len(held) - 1, self.streams), np.float32)
+        fresh = held[-1] == 0
+        held[-1] = np.where(fresh, self._repeats(), held[-1]) - 1
+        held[:-1] = np.where(fresh, noise, held[:-1])
+        return held[:-1].T
+
+    def _repeats(self) -> Array:
+        """For how many decisions each stream would repeat what it begins now."""
+        return np.exp(self._rng.uniform(0.0, math.log(MOST_REPEATS), self.streams)).astype(np.int64)
 
     def _close(self, view: View) -> Steps:
         """The steps that `view` completes: those of streams that are to act again, or have ended."""
@@ -325,7 +376,7 @@ class Actor:
             f"it gave seat {self._game.spec.seats[seat].name!r} the reward {earned[stream]} at tick "
             f"{int(self._view.tick[row])} of an episode",
             where=f"game {self._game.spec.id}",
-            do="Mend the game: a reward is a finite number",
+            do="Correct the game: a reward is a finite number",
         )
 
     def _truncation_value(self, steps: Steps) -> Array | None:
@@ -350,6 +401,8 @@ class Actor:
         n = self._game.n
         streams = np.tile(which, self._seats)
         self._stacks.begin(streams)
+        if self._held is not None:
+            self._held[:, streams] = 0
         if self._state is not None:
             self._state[streams] = 0.0
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)

@@ -1,42 +1,57 @@
-"""How well a player plays: exactly so many episodes, each counted, each seat in turn.
+"""Evaluation: `evaluate` plays exactly so many episodes, each seat in turn; `named` finds a player by its name (a
+model's id or the beginning of one, champion:GAME, script:GAME/NAME).
 
 Episode e is played in seat e mod seats, and the episodes of one round of seats share their seed, so that two
-players meet in the same situations from both sides. Where both are deterministic each seat's first decision is
-drawn by that seed: otherwise a thousand games of Connect Four would be the same two.
+players meet in the same situations from both sides. A player has all seats of its team. Where both are deterministic
+each seat's first decisions are drawn by that seed: otherwise a thousand games of Connect Four would be the same two.
 """
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.random import Generator
 
-from sparring.errors import ConfigError
-from sparring.games.catalogue import open_game
+from sparring.acting.video import VideoFile, check_video
+from sparring.errors import ConfigError, Missing
+from sparring.games.catalogue import open_game, spec_of
 from sparring.games.frame_stack import FrameStacks
+from sparring.games.pictures import open_rendered
 from sparring.games.protocol import Columns, Game, View
-from sparring.games.scripts import script
+from sparring.games.scripts import Script, script, scripts_for
 from sparring.games.spec import GameSpec, Leaf
 from sparring.nets import policies
 from sparring.nets.forward import Forward, forward_without_torch
 from sparring.nets.model_files import read_weights
-from sparring.nets.shapes import STATE
+from sparring.nets.shapes import STATE, initial_state
+from sparring.registry.registry import Registry
+from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
 from sparring.wire.model import Model
 
 MAX_GAMES = 64  # at once
 
 Player = Model | Forward | str  # a string names a script of the game
+OPENINGS = 100_000  # that two deterministic players may meet in, if the game is long enough
+OPENING_SHARE = 6  # of a game's ticks at most one in so many is drawn
+LEAST = 6  # digits of a model's id
+_PRIME = np.uint64(0x100000001B3)  # of the hash FNV-1a
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one player earned. Wins, draws and losses compare its score with the best of the others'."""
+    """What one player earned. Wins, draws and losses compare its outcome with the best of the opponents'."""
 
     returns: Array  # float32 [episodes]
-    wins: int | None = None  # None: a game of one seat
+    wins: int | None = None  # None: a game without opponents
     draws: int | None = None
     losses: int | None = None
+    beaten: Array | None = None  # float64 [episodes]: the share of opponents that did worse, an equal one being half
+    digests: Array | None = None  # uint64 [episodes] of what was done in each
+    ticks: int = 0  # that were played, those of unfinished episodes too
 
     @property
     def mean(self) -> float:
@@ -48,164 +63,211 @@ class Evaluation:
 
     @property
     def score(self) -> float | None:
-        """Share of games won, a draw being half; None in a game of one seat."""
+        """Share of games won, a draw being half; None in a game without opponents."""
         if self.wins is None or self.draws is None:
             return None
         return (self.wins + self.draws / 2) / len(self.returns)
 
 
-class _Acts(Protocol):
-    def act(self, seat: int, observation: Columns, legal: Array | None, rng: Generator) -> Array: ...
+class NetworkPlayer:
+    """A network at its best in n games, with what it remembers of each game in each seat and the last frames of it."""
 
+    def __init__(self, forward: Forward, spec: GameSpec, games: int) -> None:
+        self._forward, self._spec = forward, spec
+        self._stacks = [FrameStacks(seat, spec.frame_stack, games) for seat in spec.seats]
+        self._states = [None if forward.spec.memory is None else initial_state(forward.spec, games) for _ in spec.seats]
 
-@dataclass(frozen=True, slots=True)
-class _Network:
-    """A network at its best, with what it remembers of each slot in each seat and the last frames that it saw."""
-
-    forward: Forward
-    spec: GameSpec
-    stacks: dict[int, FrameStacks] = field(default_factory=dict)  # by seat
-    held: dict[int, Array] = field(default_factory=dict)  # seat → [n, numbers]
-
-    def act(self, seat: int, observation: Columns, legal: Array | None, rng: Generator) -> Array:
-        return self._best(seat, self.forward(observation), legal, rng)
-
-    def recall(self, seat: int, slots: "_Slots", observation: Columns, legal: Array | None, rng: Generator) -> Array:
-        """Like `act`, in those slots: with an empty memory where an episode begins, and else with its own."""
-        observation = self._stacked(seat, slots, observation)
-        if self.forward.spec.memory is None:
-            return self.act(seat, observation, legal, rng)
-        held = self.held.setdefault(seat, self.forward.initial_state(slots.of))
-        held[slots.rows[slots.begins]] = 0
-        out = self.forward(observation, held[slots.rows])
-        held[slots.rows] = out[STATE]
-        return self._best(seat, out, legal, rng)
-
-    def _best(self, seat: int, out: dict[str, Array], legal: Array | None, rng: Generator) -> Array:
-        action = self.spec.seats[seat].action
+    def act(self, seat: int, rows: Array, begins: Array, seen: Columns, legal: Array | None, rng: Generator) -> Array:
+        """What it does in the games `rows`; in those that `begins` (bool) the seat decides for the first time."""
+        self._stacks[seat].begin(rows[begins])
+        seen, state = self._stacks[seat].push(seen, rows), self._states[seat]
+        if state is None:
+            out = self._forward(seen)
+        else:
+            state[rows[begins]] = 0
+            out = self._forward(seen, state[rows])
+            state[rows] = out[STATE]
+        action = self._spec.seats[seat].action
         if action.choices:
             return policies.choose(action, out["logits"], legal, rng).action
         mean = policies.squashed(out["mean"], policies.bounds_of(action))
         return mean.reshape(len(mean), *action.shape)
 
-    def _stacked(self, seat: int, slots: "_Slots", observation: Columns) -> Columns:
-        if self.spec.frame_stack == 1:
-            return observation
-        if seat not in self.stacks:
-            self.stacks[seat] = FrameStacks(self.spec.seats[seat], self.spec.frame_stack, slots.of)
-        self.stacks[seat].begin(slots.rows[slots.begins])
-        return self.stacks[seat].push(observation, slots.rows)
 
+def evaluate(
+    game_id: str,
+    player: Player,
+    *,
+    episodes: int,
+    seed: int,
+    against: Player | None = None,
+    video: Path | None = None,
+    deadline: float = math.inf,
+) -> Evaluation:
+    """Play `episodes` episodes. The opponents are `against`, or the script "random". With `video` the episodes are
+    played one after another, and written into an .mp4 or .gif.
 
-@dataclass(frozen=True, slots=True)
-class _Slots:
-    """Which of `of` games are asked about, and in which of them the seat decides for the first time."""
-
-    rows: Array
-    begins: Array  # bool, one for each row
-    of: int
-
-
-def evaluate(game_id: str, player: Player, *, episodes: int, seed: int, against: Player | None = None) -> Evaluation:
-    """Play `episodes` episodes. In games with several seats the others are `against`, or the script "random"."""
+    At the `deadline` (of time.monotonic) it stops: only the episodes before the first unfinished one count, so that
+    short ones are not preferred.
+    """
     if episodes < 1:
         raise ConfigError(f"{episodes} episodes", where="evaluation", do="Play at least one")
     if seed < 0:
         raise ConfigError(f"--seed {seed}", where="evaluation", do="Count seeds from 0")
+    if video is None:
+        game = open_game(game_id, min(episodes, MAX_GAMES))
+        return _table(game, game_id, player, against, episodes, seed, deadline).play()
+    check_video(video)
+    game, draw, frames_per_s = open_rendered(game_id)
+    table = _table(game, game_id, player, against, episodes, seed, deadline)
+    with VideoFile(video, frames_per_s) as file:
+        return table.play(lambda view: file.add(draw(view)))
+
+
+def evaluate_beside(
+    game_id: str, player: Player, partner: Player, *, episodes: int, seed: int, deadline: float = math.inf
+) -> Evaluation:
+    """As `evaluate`, with the player in one seat and `partner` in all others, those of its own team too."""
     game = open_game(game_id, min(episodes, MAX_GAMES))
-    ours = _acting(game.spec, game_id, player)
-    others = _acting(game.spec, game_id, "random" if against is None else against)
-    return _Table(game, ours, others, episodes, seed).play()
+    return replace(_table(game, game_id, player, partner, episodes, seed, deadline), whole_team=False).play()
 
 
-@dataclass(slots=True)
+def _table(  # the seven words of `evaluate`, with an opened game
+    game: Game, game_id: str, player: Player, against: Player | None, episodes: int, seed: int, deadline: float
+) -> "_Table":
+    others = acting(game, game_id, "random" if against is None else against)
+    return _Table(game, acting(game, game_id, player), others, episodes, seed, deadline)
+
+
+@dataclass(frozen=True, slots=True)
 class _Table:
     """The games of one evaluation; slot g plays episodes g, g + n, g + 2n …, so short ones are not preferred."""
 
     game: Game
-    ours: _Acts
-    others: _Acts
+    ours: NetworkPlayer | Script
+    others: NetworkPlayer | Script
     episodes: int
     seed: int
-    returns: Array = field(init=False)
-    scores: Array = field(init=False)  # [episodes, 2]: ours, the best of the others'
+    deadline: float
+    whole_team: bool = True
 
-    def play(self) -> Evaluation:
+    def play(self, watch: Callable[[View], None] = lambda view: None) -> Evaluation:
+        """Play to the end; `watch` gets the view of every start and every step."""
         n, seats = self.game.n, len(self.game.spec.seats)
         rng, start = (np.random.default_rng([self.seed, stream]) for stream in (1, 0))
         rounds = -(-self.episodes // seats)
         seeds = np.repeat(start.integers(0, 2**64, rounds, dtype=np.uint64), seats)
-        opening = np.repeat(start.random((rounds, seats)), seats, axis=0)
-        self.returns, self.scores = np.zeros(self.episodes, np.float32), np.zeros((self.episodes, 2), np.float32)
+        drawn = opening_decisions(self.game.spec)
+        opening = np.repeat(start.random((rounds, seats, drawn)), seats, axis=0)
+        opening = np.concatenate([opening, np.full((*opening.shape[:2], 1), -1.0)], axis=2)  # then none is drawn
+        ours = self._own_seats()
+        returns, results = np.zeros(self.episodes, np.float32), np.full((self.episodes, 2), 0.5)
+        digests, digest = np.zeros(self.episodes, np.uint64), np.zeros(n, np.uint64)
         episode, earned = np.arange(n), np.zeros(n, np.float32)
-        fresh = np.ones((n, seats), bool)  # no decision yet
+        decisions, ticks = np.zeros((n, seats), np.int64), 0
         view = self.game.reset(seeds[episode], np.ones(n, bool))
-        while (episode < self.episodes).any():
+        watch(view)
+        while (episode < self.episodes).any() and time.monotonic() < self.deadline:
             at = np.minimum(episode, self.episodes - 1)  # a slot with nothing left to play stands still
-            actions = self._decide(view, at % seats, np.where(fresh, opening[at], -1.0), rng)
-            fresh &= ~view.to_act
+            chance = np.take_along_axis(opening[at], np.minimum(decisions, drawn)[:, :, None], 2)[:, :, 0]
+            actions = self._decide(view, ours[at % seats], decisions == 0, chance, rng)
+            digest = _with_actions(digest, actions, view.to_act)
+            decisions += view.to_act
             view = self.game.step(actions)
+            watch(view)
+            ticks += int((episode < self.episodes).sum())
             earned += view.reward[np.arange(n), at % seats]
             over = view.over & (episode < self.episodes)
             if over.any():
-                self.returns[episode[over]], earned[over] = earned[over], 0.0
-                self._note(view, episode, over)
+                returns[episode[over]], earned[over] = earned[over], 0.0
+                digests[episode[over]], digest[over] = digest[over], 0
+                results[episode[over]] = _results(view.outcome[over], ours[episode[over] % seats])
                 episode = np.where(over, episode + n, episode)
                 again = over & (episode < self.episodes)
-                fresh[again] = True
+                decisions[again] = 0
                 if again.any():
                     view = self.game.reset(seeds[np.minimum(episode, self.episodes - 1)], again)
-        return self._result(seats)
+                    watch(view)
+        ended = min(self.episodes, int(episode.min()))
+        returns, digests = returns[:ended], digests[:ended]
+        if ours.all():
+            return Evaluation(returns, digests=digests, ticks=ticks)
+        won, beaten = results[:ended].T
+        wins, draws, losses = (int((won == result).sum()) for result in (1.0, 0.5, 0.0))
+        return Evaluation(returns, wins, draws, losses, beaten, digests, ticks)
 
-    def _decide(self, view: View, own_seat: Array, opening: Array, rng: Generator) -> list[Array]:
+    def _own_seats(self) -> Array:
+        """bool [seats, seats]: the seats of a player that is in each of them."""
+        teams = np.array([seat.team for seat in self.game.spec.seats])
+        alone = np.eye(len(teams), dtype=bool)
+        return (teams == teams[:, None]) | alone if self.whole_team else alone
+
+    def _decide(self, view: View, own: Array, first: Array, opening: Array, rng: Generator) -> list[Array]:
         actions = []
-        drawn = isinstance(self.ours, _Network) and isinstance(self.others, _Network) and opening.shape[1] > 1
+        drawn = isinstance(self.ours, NetworkPlayer) and isinstance(self.others, NetworkPlayer) and opening.shape[1] > 1
         for seat, spec in enumerate(self.game.spec.seats):
             action = np.zeros((self.game.n, *spec.action.shape), spec.action.dtype)
             for mine, who in ((True, self.ours), (False, self.others)):
-                rows = np.flatnonzero(view.to_act[:, seat] & ((own_seat == seat) == mine))
+                rows = np.flatnonzero(view.to_act[:, seat] & (own[:, seat] == mine))
                 if len(rows):
                     seen = {leaf: column[rows] for leaf, column in view.observation[seat].items()}
                     mask = None if (legal := view.legal[seat]) is None else legal[rows]
-                    if isinstance(who, _Network):
-                        slots = _Slots(rows, opening[rows, seat] >= 0, self.game.n)
-                        action[rows] = who.recall(seat, slots, seen, mask, rng)
-                    else:
-                        action[rows] = who.act(seat, seen, mask, rng)
+                    action[rows] = decide(who, seat, rows, first[rows, seat], seen, mask, rng)
             if drawn and spec.action.choices:
-                first = np.flatnonzero((opening[:, seat] >= 0) & view.to_act[:, seat])
-                action[first] = _drawn(opening[first, seat], view.legal[seat], first, spec.action)
+                random = np.flatnonzero((opening[:, seat] >= 0) & view.to_act[:, seat])
+                action[random] = _drawn(opening[random, seat], view.legal[seat], random, spec.action)
             actions.append(action)
         return actions
 
-    def _note(self, view: View, episode: Array, over: Array) -> None:
-        rows = np.flatnonzero(over)
-        seats = view.outcome.shape[1]
-        own = episode[rows] % seats
-        score = view.outcome[rows]
-        mine = score[np.arange(len(rows)), own]
-        rest = np.where(np.arange(seats) == own[:, None], -np.inf, score).max(axis=1) if seats > 1 else mine
-        self.scores[episode[rows]] = np.stack((mine, rest), axis=1)
 
-    def _result(self, seats: int) -> Evaluation:
-        if seats == 1:
-            return Evaluation(self.returns)
-        ahead = np.sign(self.scores[:, 0] - self.scores[:, 1])
-        return Evaluation(self.returns, int((ahead > 0).sum()), int((ahead == 0).sum()), int((ahead < 0).sum()))
+def _results(outcome: Array, own: Array) -> Array:
+    """float64 [n, 2] of the player with the seats `own` [n, seats]: 1, 0.5 or 0 where it won, drew or lost against the
+    best of its opponents; and the share of them that it beat."""
+    best = np.where(own, outcome, -np.inf).max(axis=1)[:, None]
+    ahead = np.where(own, np.nan, np.sign(best - outcome) / 2 + 0.5)
+    if own.all():
+        return np.full((len(outcome), 2), 0.5)
+    return np.stack([np.nanmin(ahead, axis=1), np.nanmean(ahead, axis=1)], axis=1)
 
 
-def _acting(spec: GameSpec, game_id: str, player: Player) -> _Acts:
+def _with_actions(digest: Array, actions: list[Array], to_act: Array) -> Array:
+    """The digests [n] of games after these actions."""
+    for seat, action in enumerate(actions):
+        words = action.view(np.uint32) if action.dtype == np.float32 else action
+        for column in words.reshape(len(action), -1).astype(np.uint64).T:
+            digest = np.where(to_act[:, seat], (digest ^ (column + np.uint64(1 + seat))) * _PRIME, digest)
+    return digest
+
+
+def decide(
+    who: NetworkPlayer | Script,
+    seat: int,
+    rows: Array,
+    begins: Array,
+    seen: Columns,
+    legal: Array | None,
+    rng: Generator,
+) -> Array:
+    """What the player does in the games `rows`; a script needs not know which, nor what was before."""
+    if isinstance(who, NetworkPlayer):
+        return who.act(seat, rows, begins, seen, legal, rng)
+    return who.act(seat, seen, legal, rng)
+
+
+def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
+    """The player, opened for these games; ConfigError where it was made for others."""
+    spec = game.spec
     if isinstance(player, str):
         return script(game_id, player)
     if not isinstance(player, Model):
-        return _Network(player, spec)
+        return NetworkPlayer(player, spec, game.n)
     if player.card.spec != spec.hash:
         raise ConfigError(
             f"it was made for {player.card.game} with spec {player.card.spec[:12]}, not {spec.hash[:12]}",
             where=f"model {player.id[:12]}",
             do=f"Choose a model of {game_id}",
         )
-    return _Network(forward_without_torch(player.card.network, read_weights(player)), spec)
+    return NetworkPlayer(forward_without_torch(player.card.network, read_weights(player)), spec, game.n)
 
 
 def _drawn(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
@@ -218,3 +280,64 @@ def _drawn(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Arr
         entries.append((np.cumsum(mask, axis=1) <= rank[:, None]).sum(axis=1))
         chance = place - rank  # what the next entry has left
     return np.stack(entries, axis=1).reshape(len(rows), *action.shape)
+
+
+def has_opponents(spec: GameSpec) -> bool:
+    """Whether the game has more than one team."""
+    return len({seat.team for seat in spec.seats}) > 1
+
+
+def opening_decisions(spec: GameSpec) -> int:
+    """How many first decisions of each seat are drawn, so that thousands of games between two deterministic players
+    seldom begin alike; at least one, and only a small part of a short game."""
+    choices = min((math.prod(seat.action.choices) for seat in spec.seats if seat.action.choices), default=1)
+    wanted = math.ceil(math.log(OPENINGS) / (len(spec.seats) * math.log(max(choices, 2))))
+    return max(1, min(wanted, spec.max_ticks // (OPENING_SHARE * len(spec.seats))))
+
+
+def strongest(game: str) -> str | None:
+    """The script that a game's models are measured against, since against chance all soon look alike; None: alone."""
+    return scripts_for(game)[-1] if has_opponents(spec_of(game)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A player, the game that it plays, and its full name."""
+
+    game: str
+    name: str
+    player: Model | str
+
+
+def named(text: str, registry: Registry, game: str | None = None) -> Named:
+    """The model or script of that name, or Missing. With `game`, NAME and script:NAME are that game's scripts."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "champion":
+        return _champion(rest, registry)
+    if colon and kind == "script":
+        place, slash, name = rest.rpartition("/")
+        place = place if slash else game or ""
+        if not place:
+            raise ConfigError(f"{text!r} names no game", where="player", do="Write script:GAME/NAME")
+        script(place, name)
+        return Named(place, f"script:{place}/{name}", name)
+    if len(text) >= LEAST and all(char in "0123456789abcdef" for char in text):
+        model = registry.fetch(registry.find(text))
+        return Named(model.card.game, model.id, model)
+    if game is not None:
+        script(game, text)
+        return Named(game, f"script:{game}/{text}", text)
+    raise ConfigError(
+        f"{text!r} is no player",
+        where="player",
+        do="Write champion:GAME, script:GAME/NAME, or a model's id (at least 6 digits of it)",
+    )
+
+
+def _champion(game: str, registry: Registry) -> Named:
+    spec = spec_of(game)
+    signed = registry.champion(spec.id, spec.version)
+    if signed is None:
+        raise Missing(f"{game} has no champion yet", where="registry", do=f"Train one: `spar train {game}`")
+    model = registry.fetch(verify(signed, signed.key).model)
+    return Named(game, model.id, model)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.games.scripts import Script
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.forward import Forward, forward_without_torch
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
 from sparring.wire.tree import Tree, rng_state, set_rng_state
@@ -54,7 +54,7 @@ class Opponents:
         self._network, self._share = network, share
         self.scripts = tuple(scripts)
         self._script_share = script_share if self.scripts else 0.0
-        self.forwards: list[NumpyForward] = []
+        self.forwards: list[Forward] = []
 
     @property
     def any(self) -> bool:
@@ -63,7 +63,7 @@ class Opponents:
 
     def put(self, place: int, weights: Weights) -> None:
         """A past self in that place, the next free one at most. Games against the one it replaces go on against it."""
-        self.forwards[place : place + 1] = [NumpyForward(self._network, weights)]
+        self.forwards[place : place + 1] = [forward_without_torch(self._network, weights)]
 
     def draw(self, games: int, rng: Generator) -> Array:
         """int64 [games]: the opponent of each new game: SELF, a place in `forwards`, or a script."""

@@ -48,24 +48,40 @@ def lines(returns: Array, rows: int = 10) -> list[str]:
     return [f"{label:>{width}}  {bar} {count}" for label, bar, count in zip(labels, bars, counts, strict=True)]
 
 
-def check_format(path: Path) -> None:
-    """ConfigError where no picture can be drawn into such a file."""
+def check_format(path: Path, where: str) -> None:
+    """ConfigError where no picture can be drawn into such a file; `where` is the option or argument that named it."""
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"{path.name!r} is no picture", where="--plot", do=f"End its name in {', '.join(FORMATS)}")
+        raise ConfigError(f"{path.name!r} is no picture", where=where, do=f"End its name in {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}", where="--plot", do="Make it first")
+        raise ConfigError(f"there is no folder {path.parent}", where=where, do="Make it first")
+
+
+def new_figure(width: float = 8.0, height: float = 4.2) -> "Figure":
+    """An empty figure that no window shows; a notebook shows it, also where pyplot was not imported."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            return _picture(self, "png")
+
+    figure = NotebookFigure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def plot(returns: Array, path: Path, title: str) -> None:
-    """Draw the distribution with its mean, deviation and quantiles into `path`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Draw the distribution into `path`."""
+    save_picture(draw(returns, title), path)
+
+
+def draw(returns: Array, title: str) -> "Figure":
+    """The distribution with its mean, deviation and quantiles."""
     from matplotlib.ticker import MaxNLocator
 
     told = summary(returns)
     at = told.quantiles
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     axes = figure.subplots()
     axes.hist(returns, bins=_edges(returns, 30).tolist(), color="#9ecae9", edgecolor="white", linewidth=0.5)
     band = f"mean ± sd: {told.mean - told.sd:.4g} … {told.mean + told.sd:.4g}"
@@ -82,15 +98,20 @@ def plot(returns: Array, path: Path, title: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, steps=TICKS))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)  # never over the bars
-    keep_picture(figure, path)
+    return figure
 
 
-def keep_picture(figure: "Figure", path: Path) -> None:
+def save_picture(figure: "Figure", path: Path) -> None:
     """The figure in a file of that format, whole; StoreFailed where the disk would not keep it."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=120)
+    drawn = _picture(figure, path.suffix[1:].lower())
     with disk_errors(path):
-        replace_file(path, drawn.getvalue())
+        replace_file(path, drawn)
+
+
+def _picture(figure: "Figure", kind: str) -> bytes:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=kind, dpi=120)
+    return drawn.getvalue()
 
 
 def _edges(returns: Array, bins: int) -> Array:

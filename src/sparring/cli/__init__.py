@@ -13,7 +13,9 @@ COMMANDS = {  # in the order of `spar --help`; a command's file is imported only
     "train": "learn a game, from simulation, from the store, or both",
     "evaluate": "how well a model plays: returns, or wins against another",
     "play": "play against a model, in the terminal or the browser",
+    "league": "ratings of a game's models and scripts, by matches among them",
     "models": "list · show · pull · push · verify · promote · rollback · copy · share",
+    "runs": "list · show · compare · delete",
     "data": "stats · quality · export · import · erase",
     "games": "list · check",
     "keys": "create · list · revoke",
@@ -50,6 +52,7 @@ def _run(name: str, words: list[str]) -> int:
     from sparring.cli.output import Output, missing_package, report, unexpected
     from sparring.config import check_data_folder, load
     from sparring.errors import SparringError
+    from sparring.user_code import told_as_users
 
     command = importlib.import_module(f"sparring.cli.{name}")
     parser = argparse.ArgumentParser(f"spar {name}", description=command.__doc__, allow_abbrev=False)
@@ -66,7 +69,8 @@ def _run(name: str, words: list[str]) -> int:
         args.config = load(args.config_file, overrides)
         if name != "doctor":  # which says it as a finding
             check_data_folder(Path(args.config.data))
-        result = command.run(args, output)
+        with told_as_users():
+            result = command.run(args, output)
     except SparringError as error:
         return report(error, output)
     except KeyboardInterrupt:

@@ -16,7 +16,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -41,11 +40,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     target = args.file or Path(f"sparring-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.zst")
     began_s = time.monotonic()
-    packed = pack(Path(args.config.data), target, int(time.time() * 1000), progress=output.progress)
-    output.say(f"{packed.files} files, {packed.bytes / 1e6:.1f} MB, as {packed.archive_bytes / 1e6:.1f} MB: {target}")
+    members = pack(Path(args.config.data), target, int(time.time() * 1000), progress=output.progress).members
+    size, packed = sum(member.bytes for member in members.values()), target.stat().st_size
+    output.say(f"{len(members)} files, {size / 1e6:.1f} MB, as {packed / 1e6:.1f} MB: {target}")
     if args.config.store_url.startswith("cassandra:"):
         output.say("experience is not in it: it is in Cassandra, whose nodes keep snapshots (docs/store.md)")
-    return {"file": str(target), **asdict(packed), "seconds": round(time.monotonic() - began_s, 3)}
+    said = {"file": str(target), "files": len(members), "bytes": size, "archive_bytes": packed}
+    return {**said, "seconds": round(time.monotonic() - began_s, 3)}
 
 
 # The file is a tar inside zstd, closed by a manifest with each member's SHA-256.
@@ -67,16 +68,7 @@ class Manifest(msgspec.Struct, frozen=True):
     members: dict[str, Member]
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """What was copied."""
-
-    files: int
-    bytes: int
-    archive_bytes: int
-
-
-def pack(folder: Path, target: Path, now_ms: int, progress: Callable[[str], None] = lambda name: None) -> Packed:
+def pack(folder: Path, target: Path, now_ms: int, progress: Callable[[str], None] = lambda name: None) -> Manifest:
     """Copy the folder whole into `target`, which appears only once it is complete."""
     if not folder.is_dir():
         raise Missing("there is no data folder", where=str(folder), do="Name it with --data")
@@ -84,7 +76,7 @@ def pack(folder: Path, target: Path, now_ms: int, progress: Callable[[str], None
         raise Refused("it lies inside the data folder", where=str(target), do="Write the backup elsewhere")
     partial = target.with_name(f"{target.name}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it holds keys
-    members: dict[str, Member] = {}
+    manifest = Manifest(1, __version__, now_ms, {})
     try:
         with os.fdopen(handle, "wb") as file:
             with (
@@ -95,15 +87,17 @@ def pack(folder: Path, target: Path, now_ms: int, progress: Callable[[str], None
                     name = path.relative_to(folder).as_posix()
                     progress(name)
                     if (member := _add(tar, path, name, target.resolve().parent)) is not None:
-                        members[name] = member
-                _close(tar, Manifest(1, __version__, now_ms, members))
+                        manifest.members[name] = member
+                content = msgspec.json.encode(manifest)
+                info = tarfile.TarInfo(MANIFEST)
+                info.size, info.mode = len(content), 0o600
+                tar.addfile(info, io.BytesIO(content))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
-    total = sum(member.bytes for member in members.values())
-    return Packed(len(members), total, target.stat().st_size)
+    return manifest
 
 
 def unpack(archive: Path, folder: Path, progress: Callable[[str], None] = lambda name: None) -> Manifest:
@@ -161,13 +155,6 @@ def _frozen(path: Path, scratch: Path) -> Iterator[io.BufferedReader]:
                     source.backup(sink)
         with open(copy.name, "rb") as whole:
             yield whole
-
-
-def _close(tar: tarfile.TarFile, manifest: Manifest) -> None:
-    content = msgspec.json.encode(manifest)
-    info = tarfile.TarInfo(MANIFEST)
-    info.size, info.mode = len(content), 0o600
-    tar.addfile(info, io.BytesIO(content))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ Example: spar cluster yaml --workers 0:4
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import time
@@ -18,8 +19,8 @@ from sparring.cli.output import Output
 from sparring.errors import ConfigError, Missing, Unreachable
 
 if TYPE_CHECKING:
-    from sparring.hosts.cluster.launcher import ClusterFile
-    from sparring.hosts.cluster.plan import ClusterPlan
+    from sparring.hosts.cluster.launcher import ClusterPlan
+    from sparring.hosts.cluster.leftovers import Leftover
 
 REST = True  # submit: what stands after -- is for `spar` on the head
 ACTIONS = ("yaml", "up", "submit", "down", "leftovers")
@@ -44,8 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--max-hours", type=float, default=24.0, metavar="N", help="any node ends after (24); 0: never")
     made.add_argument("--image", default="", metavar="AMI", help="with apt and Python 3.11+ (Ubuntu 24.04, the newest)")
     made.add_argument("--disk-gib", type=int, default=60, metavar="N", help="of every node (60)")
-    made.add_argument("--package", default="", metavar="SPEC", help="what pip installs (this version of sparring)")
-    made.add_argument("--wheel", default="", metavar="FILE", help="a wheel of ours to install instead")
+    made.add_argument("--package", default="", metavar="SPEC", help="what pip installs, such as sparring[train,ray]==…")
+    made.add_argument("--wheel", default="", metavar="FILE", help="or a wheel (made of the code that runs here)")
     made.add_argument("--folder", default="", metavar="DIR", help="copied to every node: your games and spar.toml")
     made.add_argument("--ssh-from", default="auto", metavar="CIDR", help="who may open SSH (auto: this machine alone)")
     made.add_argument("--subnet", action="append", default=[], metavar="ID", help="of the nodes; may be repeated")
@@ -67,17 +68,17 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         return _leftovers(_regions(args), "", output)
     from sparring.hosts.cluster import launcher
 
-    cluster = launcher.read(args.file)
+    plan = launcher.read(args.file)
     if args.action == "up":
-        return _up(cluster, output)
+        return _up(args.file, plan, output)
     if args.action == "submit":
-        code = launcher.submit(cluster, args.rest, not args.no_wait, output.say)
-        return {"cluster": cluster.name, "exit_code": code}
-    return _down(cluster, args.fetch, output)
+        code = launcher.submit(args.file, args.rest, not args.no_wait, output.say)
+        return {"cluster": plan.name, "exit_code": code}
+    return _down(args.file, plan, args.fetch, output)
 
 
 def _plan(args: argparse.Namespace) -> "ClusterPlan":
-    from sparring.hosts.cluster.plan import ClusterPlan, workers
+    from sparring.hosts.cluster.launcher import ClusterPlan, workers
 
     low, high = workers(args.workers)
     if len(args.region) > 1:
@@ -86,7 +87,7 @@ def _plan(args: argparse.Namespace) -> "ClusterPlan":
         if path and not Path(path).exists():
             raise Missing("it is not there", where=f"{option} {path}", do="Name a path of this machine")
     same = ["name", "head_type", "worker_type", "spot", "max_price", "idle_minutes", "max_hours", "image", "disk_gib"]
-    same += ("package", "wheel", "folder", "ssh_from", "private")
+    same += ("wheel", "folder", "ssh_from", "private", *(["package"] if args.package else []))
     return ClusterPlan(
         region=args.region[0] if args.region else "us-west-2",
         min_workers=low,
@@ -99,11 +100,10 @@ def _plan(args: argparse.Namespace) -> "ClusterPlan":
 def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import importlib.metadata
 
-    from sparring import __version__
-    from sparring.hosts.cluster import launcher, policy, ray_yaml
+    from sparring.hosts.cluster import launcher, prerequisites
 
     plan = _plan(args)
-    policies = {"head": policy.head_policy(plan), "user": policy.user_policy(plan)}
+    policies = {"head": prerequisites.head_policy(plan), "user": prerequisites.user_policy(plan)}
     if args.policy:
         if not output.json:
             output.say(json.dumps(policies, indent=2))
@@ -113,10 +113,12 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     except importlib.metadata.PackageNotFoundError:
         do = "Run pip install 'sparring[ray,aws]': the file pins the nodes to this machine's version"
         raise Missing("the package 'ray' is not installed", where="spar cluster yaml", do=do) from None
+    if not (args.package or args.wheel):
+        plan = dataclasses.replace(plan, wheel=str(launcher.make_wheel(args.file.parent)))
+        output.say(f"wrote {plan.wheel}")
     files = {
-        args.file: ray_yaml.as_yaml(ray_yaml.document(plan, ray, __version__)),
-        launcher.beside(args.file, launcher.HEAD_POLICY): json.dumps(policies["head"], indent=2) + "\n",
-        launcher.beside(args.file, launcher.USER_POLICY): json.dumps(policies["user"], indent=2) + "\n",
+        args.file: launcher.as_yaml(launcher.document(plan, ray)),
+        **{launcher.policy_file(args.file, whose): json.dumps(one, indent=2) + "\n" for whose, one in policies.items()},
     }
     for path, text in files.items():
         before = path.with_name(f"{path.name}.before")
@@ -129,24 +131,21 @@ def _yaml(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     return {"cluster": plan.name, "region": plan.region, "files": [str(path) for path in files]}
 
 
-def _up(cluster: "ClusterFile", output: Output) -> dict[str, Any]:
+def _up(file: Path, plan: "ClusterPlan", output: Output) -> dict[str, Any]:
     from sparring.hosts.cluster import launcher, prerequisites
-    from sparring.hosts.cluster.plan import ClusterPlan, network
 
-    policy = launcher.policy_of(cluster)
-    ssh_from = network(_own_address() if cluster.ssh_from == "auto" else cluster.ssh_from)
-    same = {name: getattr(cluster, name) for name in ("name", "region", "subnets", "private")}
-    plan = ClusterPlan(**same, ssh_from=ssh_from)
-    done = prerequisites.prepare(plan, ssh_from, policy, Path.home() / ".ssh")
+    policy = launcher.read_head_policy(file)
+    ssh_from = launcher.network(_own_address() if plan.ssh_from == "auto" else plan.ssh_from)
+    done = prerequisites.prepare(dataclasses.replace(plan, ssh_from=ssh_from), policy, Path.home() / ".ssh")
     for sentence in done:
         output.say(sentence)
     if any("instance profile" in sentence for sentence in done):
         output.say(f"waiting {SETTLE_S:.0f} s until AWS knows the new role everywhere")
         time.sleep(SETTLE_S)
-    code = launcher.up(cluster, output.say)
+    code = launcher.up(file, output.say)
     if code:
         output.say("the cluster did not come up whole; `spar cluster down` ends what did")
-    return {"cluster": cluster.name, "region": cluster.region, "exit_code": code}
+    return {"cluster": plan.name, "region": plan.region, "exit_code": code}
 
 
 def _own_address() -> str:
@@ -159,26 +158,26 @@ def _own_address() -> str:
         raise Unreachable(f"it did not say our address ({type(error).__name__})", where=OWN_ADDRESS, do=do) from None
 
 
-def _down(cluster: "ClusterFile", folder: Path | None, output: Output) -> dict[str, Any]:
+def _down(file: Path, plan: "ClusterPlan", folder: Path | None, output: Output) -> dict[str, Any]:
     from sparring.hosts.cluster import launcher
 
-    code = launcher.fetch(cluster, folder, output.say) if folder else 0
+    code = launcher.fetch(file, folder, output.say) if folder else 0
     if code:
         output.say("the data was not copied whole, so nothing was ended; try again, or drop --fetch")
-        return {"cluster": cluster.name, "exit_code": code}
-    if _instances(cluster):  # Ray would first make a new key pair and group, for a cluster that is gone
-        code = launcher.down(cluster, output.say)
+        return {"cluster": plan.name, "exit_code": code}
+    if _instances(plan):  # Ray would first make a new key pair and group, for a cluster that is gone
+        code = launcher.down(file, output.say)
     else:
-        output.say(f"no node of {cluster.name} is running")
-    left = _leftovers([cluster.region], cluster.name, output)
-    return {"cluster": cluster.name, **left, "exit_code": code}
+        output.say(f"no node of {plan.name} is running")
+    left = _leftovers([plan.region], plan.name, output)
+    return {"cluster": plan.name, **left, "exit_code": code}
 
 
-def _instances(cluster: "ClusterFile") -> bool:
+def _instances(plan: "ClusterPlan") -> bool:
     from sparring.hosts.cluster import leftovers
 
     now = datetime.datetime.now(datetime.UTC)
-    return any(one.kind == "instance" for one in leftovers.find([cluster.region], now, cluster.name))
+    return any(one.kind == "instance" for one in leftovers.find([plan.region], now, plan.name))
 
 
 def _regions(args: argparse.Namespace) -> list[str]:
@@ -202,14 +201,24 @@ def _leftovers(regions: list[str], cluster: str, output: Output) -> dict[str, An
         output.say(f"nothing is left in {where}")
         return {"regions": regions, "leftovers": [], "costing": 0}
     rows = [
-        (one.kind, one.id, one.region, one.cluster, one.state, _age(one.age_s), one.costs or "nothing") for one in found
+        (one.kind, one.id, one.region, one.cluster, one.state, _age(one.age_s), one.costs, _price(one)) for one in found
     ]
-    output.table(("what", "id", "where", "cluster", "state", "age", "costs at rest"), rows)
-    costing = sum(bool(one.costs) for one in found)
-    output.say(f"\n{len(found)} things are left in {where}, {costing} of which cost money. In this order they go:\n")
+    output.table(("what", "id", "where", "cluster", "state", "age", "costs", "$ a month"), rows)
+    costing, month = sum(bool(one.costs) for one in found), sum(one.dollars_per_month or 0.0 for one in found)
+    unknown = " (? where the price is not known here)" if any(one.dollars_per_month is None for one in found) else ""
+    output.say(f"\nprices: {leftovers.PRICES_FROM}{unknown}; check them before you rely on one")
+    output.say(
+        f"{len(found)} things are left in {where}; {costing} of them cost money, ${month:.2f} a month where the price "
+        "is known. In this order they go:\n"
+    )
     for command in leftovers.removal_script(command for one in found for command in one.commands):
         output.say(command)
-    return {"regions": regions, "leftovers": found, "costing": costing}
+    said = {"regions": regions, "leftovers": found, "costing": costing}
+    return said | {"dollars_per_month": round(month, 2), "prices_from": leftovers.PRICES_FROM}
+
+
+def _price(one: "Leftover") -> str:
+    return "" if not one.costs else "?" if one.dollars_per_month is None else f"{one.dollars_per_month:.2f}"
 
 
 def _age(age_s: float | None) -> str:

@@ -6,24 +6,25 @@ Example: spar collect connect-four --clients 8 --episodes 500
 """
 
 import argparse
+import os
 import subprocess
 import sys
-import threading
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from sparring.cli.output import Output
-from sparring.errors import ConfigError, SparringError, Unreachable
+from sparring.cli.output import TOKEN, Output, token_argument
+from sparring.client.connection import connect
+from sparring.client.gateway import Gateway
+from sparring.client.mock_players import MockPlayer, play, script_of
+from sparring.errors import ConfigError, Unreachable
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import Game
-
-if TYPE_CHECKING:
-    from sparring.client.mock_players import MockPlayer
 
 COUNTED: tuple[str, ...] = ("acknowledged_chunks", "had_chunks", "refused_chunks", "dropped_steps", "dropped_chunks")
 COUNTED += ("waiting_chunks", "episodes_not_asked")
@@ -35,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=4, metavar="N", help="players at once (default: 4)")
     parser.add_argument("--episodes", type=int, default=100, metavar="N", help="in total (default: 100)")
     parser.add_argument("--to", default="http://127.0.0.1:8700", metavar="URL", help="the gateway")
-    parser.add_argument("--token", metavar="KEY", help="an API key or player token")
+    token_argument(parser, "an API key or player token")
     parser.add_argument("--trust", metavar="KEY", help="the key that signs champions, as `spar serve` prints it")
     parser.add_argument("--skills", default="random,script,model", help="of random, script, model")
     parser.add_argument(
@@ -45,30 +46,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, metavar="DIR", help="spools and models (default: in the data folder)")
     parser.add_argument("--wait", type=float, default=60.0, metavar="S", help="for the last uploads")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # number of the first episode
-
-
-@dataclass(slots=True)
-class _Counter:
-    """Which episode is next, and what was done; shared by the tables' threads."""
-
-    following: int
-    end: int
-    episodes: int = 0
-    steps: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    failure: list[SparringError] = field(default_factory=list)
-
-    def take(self) -> int | None:
-        with self.lock:
-            if self.following >= self.end or self.failure:
-                return None
-            self.following += 1
-            return self.following - 1
-
-    def done(self, steps: int) -> None:
-        with self.lock:
-            self.episodes += 1
-            self.steps += steps
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
@@ -87,30 +64,30 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 def _check_gateway(args: argparse.Namespace) -> None:
     """Missing or Unreachable before any game; the client itself would spool and wait."""
-    from sparring.client.gateway import Gateway
-
-    gateway = Gateway(args.to, args.game, args.token, 5.0, None)
-    try:
+    with closing(Gateway(args.to, args.game, args.token, 5.0, None)) as gateway:
         gateway.spec()
-    finally:
-        gateway.close()
 
 
 def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    work = _Counter(args.first, args.first + args.episodes)
+    numbers = iter(range(args.first, args.first + args.episodes))  # shared by the tables' threads
+    played: list[int] = []  # decisions of each episode that is over
     with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(args.clients, "table"))
         players = [_player(args, number, stack) for number in range(args.clients)]
         seats = min(len(spec_of(args.game).seats), len(players))
         tables = [players[at : at + seats] for at in range(0, len(players) - seats + 1, seats)]
         tables[-1] += players[len(tables) * seats :]  # the remaining players take turns at the last table
-        threads = []
-        for table in tables:
-            parameters = (open_game(args.game), table, work, args.seed)
-            threads.append(threading.Thread(target=_play_all, args=parameters, name="table"))
-            threads[-1].start()
-        _watch(threads, work, output)
-        if work.failure:
-            raise work.failure[0]
+        games = [open_game(args.game) for _ in tables]
+        running = [pool.submit(_play_all, *at, numbers, args.seed, played) for at in zip(games, tables, strict=True)]
+        begun_s, waiting = time.monotonic(), set(running)
+        while waiting:
+            done, waiting = wait(waiting, 1.0, FIRST_EXCEPTION)
+            if any(one.exception() for one in done):
+                list(numbers)  # none is left: the other tables end their episode and stop
+            rate = sum(played) / (time.monotonic() - begun_s)
+            output.progress(f"{len(played)} episodes, {sum(played)} steps, {rate:,.0f} steps/s")
+        for one in running:
+            one.result()
         deadline_s = time.monotonic() + args.wait
         for player in players:
             player.connection.flush(max(0.1, deadline_s - time.monotonic()))
@@ -119,13 +96,10 @@ def _in_threads(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     for problem in sorted({one.last_problem for one in unsent if one.last_problem}):
         output.say(f"note: {problem}")
     sums = {name: sum(getattr(one, name) for one in counted) for name in COUNTED}
-    return {"episodes": work.episodes, "steps": work.steps, **sums}
+    return {"episodes": len(played), "steps": sum(played), **sums}
 
 
-def _player(args: argparse.Namespace, number: int, stack: ExitStack) -> "MockPlayer":
-    from sparring.client.connection import connect
-    from sparring.client.mock_players import MockPlayer, script_of
-
+def _player(args: argparse.Namespace, number: int, stack: ExitStack) -> MockPlayer:
     skills = [skill.strip() for skill in args.skills.split(",")]
     skill = skills[number % len(skills)]
     connection = connect(
@@ -147,35 +121,19 @@ def _player(args: argparse.Namespace, number: int, stack: ExitStack) -> "MockPla
     return player
 
 
-def _play_all(game: Game, table: "list[MockPlayer]", work: _Counter, seed: int) -> None:
+def _play_all(game: Game, table: list[MockPlayer], numbers: Iterator[int], seed: int, played: list[int]) -> None:
     """Play until there are no episodes left."""
-    from sparring.client.mock_players import play
-
-    while (number := work.take()) is not None:
-        try:
-            work.done(play(game, table, number, seed))
-        except SparringError as error:
-            work.failure.append(error)
-
-
-def _watch(threads: list[threading.Thread], work: _Counter, output: Output) -> None:
-    begun_s = said_s = time.monotonic()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.1)
-            now_s = time.monotonic()
-            if now_s - said_s >= 1.0:
-                said_s = now_s
-                rate = work.steps / (now_s - begun_s)
-                output.progress(f"{work.episodes} episodes, {work.steps} steps, {rate:,.0f} steps/s")
+    for number in numbers:
+        played.append(play(game, table, number, seed))
 
 
 def _in_processes(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Each process is a `spar collect` of its own share; their counts are added up."""
     count = min(args.processes, args.clients, args.episodes)
     flags = ["--to", args.to, "--skills", args.skills, "--seed", str(args.seed), "--wait", str(args.wait)]
-    flags += [word for name in ("token", "trust") if (value := getattr(args, name)) for word in (f"--{name}", value)]
+    flags += ["--trust", args.trust] if args.trust else []
     flags += ["--folder", str(args.folder or Path(args.config.data) / "clients"), "--json"]
+    around = os.environ | ({TOKEN: args.token} if args.token else {})  # a list of processes shows commands
     children = []
     with ExitStack() as stack:
         first = args.first
@@ -184,7 +142,7 @@ def _in_processes(args: argparse.Namespace, output: Output) -> dict[str, Any]:
             clients = args.clients // count + (part < args.clients % count)
             share = ["--clients", str(clients), "--episodes", str(episodes), "--first", str(first)]
             command = [sys.executable, "-m", "sparring", "collect", args.game, *share, *flags]
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            child = subprocess.Popen(command, env=around, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             children.append(stack.enter_context(child))
             stack.callback(child.terminate)  # runs first; a child that has ended does not mind
             first += episodes
@@ -194,7 +152,7 @@ def _in_processes(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         last = said.splitlines()[-1:] or ["{}"]
         counts = msgspec.json.decode(last[0], type=dict[str, Any])
         if "steps" not in counts:
-            raise Unreachable(f"a process failed: {complained.strip()[-500:]}", where="spar collect", do="Mend that")
+            raise Unreachable(f"a process failed: {complained.strip()[-500:]}", where="spar collect", do="Correct that")
         for name in ("episodes", "steps", *COUNTED):
             totals[name] = totals.get(name, 0) + counts[name]
     return totals

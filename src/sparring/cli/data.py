@@ -3,7 +3,8 @@
 stats [GAME] · quality GAME · export GAME · import FILE · erase [GAME] PLAYER · verify. export writes one Parquet file
 (--to FILE), or a Minari dataset of one seat (--minari DIR --dataset NAME); import reads either: `spar data import
 FILE`, or `spar data import GAME --minari DIR --dataset NAME`. erase takes a pseudonym, or with --name the game's own
-name for the person. Example: spar data export connect-four --to play.parquet --since 7d
+name for the person, and removes every seat of their episodes.
+Example: spar data export connect-four --to play.parquet --since 7d
 """
 
 import argparse
@@ -163,35 +164,24 @@ def _erase(args: argparse.Namespace, output: Output, store: Store) -> dict[str, 
     if len(args.what) not in (1, 2):
         raise ConfigError("erase takes [GAME] PLAYER", where="spar data", do="Name the player")
     *game, who = args.what
-    results = []
+    results, catalogue = [], Catalogue.from_config(args.config)
     for one in [GameId(name) for name in game] or store.games():
         player = PlayerId(who)
         if args.name:
-            from sparring.gateway.identity import Secrets
+            from sparring.gateway.credentials import open_identity
+            from sparring.gateway.identity import secrets_for
 
-            player = Secrets(Path(args.config.data)).pseudonym(one, who)
-        gone = store.erase(one, player)
-        output.say(f"{one}: {gone.chunks} chunks, {gone.steps} steps, {gone.episodes} episodes erased")
-        models = _saw(args, one, gone.first_received_ms)
+            player = secrets_for(store, open_identity(args.config)).pseudonym(one, who)
+        gone = store.erase(one, player, catalogue.views(one))
+        output.say(f"{one}: {gone.episodes} episodes, {gone.steps} steps of all seats, {gone.chunks} chunks erased")
+        models: list[ModelId] = []
+        if gone.first_received_ms is not None:
+            with open_registry(args.config.registry_url) as registry:
+                models = registry.saw(one, gone.first_received_ms)
         for model in models:
             output.say(f"{one}: model {model[:12]} may have learned from them: retrain or retire it")
         results.append({"game": one, "player": player, **asdict(gone), "models": models})
     return {"erased": results}
-
-
-def _saw(args: argparse.Namespace, game: GameId, first_received_ms: int | None) -> list[ModelId]:
-    """Models whose training may have read rows received from then on, and those made from such models."""
-    if first_received_ms is None:
-        return []
-    found: list[ModelId] = []
-    with open_registry(args.config.registry_url) as registry:
-        models = registry.models(game)
-    for listed in models:  # oldest first, so parents come before
-        lineage = listed.card.lineage
-        read = lineage.store_until_ms is not None and lineage.store_until_ms >= first_received_ms
-        if read or any(parent in found for parent in lineage.parents):
-            found.append(listed.card.id)
-    return found
 
 
 def _verify(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Run everything on this machine: gateway, store, training, dashboard, and games to play in the browser.
 
 It trains CartPole first, in about a minute; then Connect Four and Duel, from self-play and from your games. A model
-that beats the champion replaces it, so the bot in the browser gets better while you watch. Ctrl-C stops everything;
-started again, it goes on from its last checkpoints. Example: spar demo --open
+that proves better than the champion replaces it, so the bot in the browser gets better while you watch. Ctrl-C stops
+everything; started again, it goes on from its last checkpoints. Example: spar demo --open
 """
 
 import argparse
@@ -13,17 +13,17 @@ import os
 import socket
 import threading
 import time
+import webbrowser
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparring.cli.learner_supervisor import spar_command
-from sparring.cli.output import Output, stopping
+import httpx
+
+from sparring.cli.output import Output, spar_command, stopping
 from sparring.errors import ConfigError, Unreachable
-
-if TYPE_CHECKING:
-    from sparring.processes.supervisor import Launch, Supervisor
+from sparring.processes.supervisor import Launch, RestartPolicy, Supervisor
 
 FIRST = "cartpole"
 NICE = 10  # training gives way to the game on the screen
@@ -44,19 +44,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    import webbrowser
-
-    from sparring.processes.restart_policy import RestartPolicy
-    from sparring.processes.supervisor import Supervisor
-
     data = Path(args.config.data)
-    port = _free_port() if args.port == 0 else args.port or args.config.gateway.port
+    port = _bound(0) if args.port == 0 else args.port or args.config.gateway.port
     url = f"http://127.0.0.1:{port}"
     shared = _shared(args, data)
     restarts = partial(RestartPolicy, first_wait_s=1.0, longest_wait_s=60.0, young_s=60.0, loop_deaths=0)
     supervisor = Supervisor(data / "logs", output.say, restarts, STOP_S)
     with _only_one(data, url), stopping() as stopped, supervisor as children:
-        _check_port(port)
+        _bound(port)
         serve = ["serve", "--host", "127.0.0.1", "--port", str(port), "--log", "warning", *shared]
         children.add("gateway", lambda _: spar_command(serve))
         if not _wait_until_ready(children, url, data / "logs" / "gateway.log", stopped):
@@ -73,7 +68,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _watch(
-    children: "Supervisor", stopped: threading.Event, curriculum: "_Curriculum | None", promotions: "_Promotions"
+    children: Supervisor, stopped: threading.Event, curriculum: "_Curriculum | None", promotions: "_Promotions"
 ) -> None:
     begun = time.monotonic()
     while not stopped.wait(LOOP_S):
@@ -96,10 +91,10 @@ class _Curriculum:
         solved = _state(self._newest(FIRST)) == "done"
         return [FIRST, "connect-four", "duel"] if solved or for_s > CARTPOLE_FIRST_S else [FIRST]
 
-    def launch(self, game: str) -> "Callable[[int], Launch | None]":
+    def launch(self, game: str) -> Callable[[int], Launch | None]:
         """A function that says how that game's training is started next; None: it is done."""
 
-        def launch(failures: int) -> "Launch | None":
+        def launch(failures: int) -> Launch | None:
             newest = self._newest(game)
             if game == FIRST and _state(newest) == "done":
                 return None
@@ -148,7 +143,7 @@ class _Promotions:
                 self.output.say(f"{one['game']}: model {one['model'][:8]} is champion no. {one['counter']}")
 
 
-def _wait_until_ready(children: "Supervisor", url: str, log: Path, stopped: threading.Event) -> bool:
+def _wait_until_ready(children: Supervisor, url: str, log: Path, stopped: threading.Event) -> bool:
     """Start the gateway and wait until it answers; False where a signal came first."""
     children.tick(time.monotonic())
     until = time.monotonic() + READY_S
@@ -163,13 +158,12 @@ def _wait_until_ready(children: "Supervisor", url: str, log: Path, stopped: thre
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """The JSON object at a loopback address, or None where nothing answers; empty where it is no such object."""
-    import httpx
-
+    """The JSON object at a loopback address, or None where nothing answers."""
     try:
-        return _as_object(httpx.get(url, timeout=0.5, trust_env=False).content)
-    except httpx.HTTPError:
+        found: dict[str, Any] = httpx.get(url, timeout=0.5, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
         return None
+    return found
 
 
 def _shared(args: argparse.Namespace, data: Path) -> list[str]:
@@ -180,14 +174,8 @@ def _shared(args: argparse.Namespace, data: Path) -> list[str]:
     return words + [word for text in args.set for word in ("--set", text)]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _check_port(port: int) -> None:
+def _bound(port: int) -> int:
+    """The port, if this machine's address can be bound to it; 0 gives a free one. ConfigError otherwise."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -195,6 +183,8 @@ def _check_port(port: int) -> None:
         except OSError:
             do = "Give another with --port, or --port 0 for any"
             raise ConfigError(f"port {port} is taken", where="spar demo", do=do) from None
+        bound: int = probe.getsockname()[1]
+        return bound
 
 
 @contextlib.contextmanager
@@ -233,15 +223,9 @@ def _steps_done(run: Path | None) -> int:
 
 
 def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
     try:
-        return _as_object(path.read_bytes())
-    except OSError:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
         return {}
-
-
-def _as_object(content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return found

@@ -1,8 +1,9 @@
 """Say what works, what is missing, and the command that fixes it.
 
 Looks at Python, the optional packages, the data folder, whether stream, store and registry of spar.toml answer, the
-gateway's port, and the programs and servers that tests use. Changes nothing. The exit code is 1 when something that
-is needed is broken. Example: spar doctor --json
+gateway's port, whether what spar.toml says of it is dangerous (keys, TLS, proxies, files that others can read, the file
+limit), and the programs and servers that tests use. Changes nothing. The exit code is 1 when something that is needed
+is broken, or dangerous. Example: spar doctor --json
 """
 
 import argparse
@@ -37,6 +38,9 @@ PURPOSES = {  # extra → what cannot be done without it
     "aws": "kinesis:// streams, s3:// registries and lakes",
     "cassandra": "cassandra:// stores",
     "spark": "spar sink --spark",
+    "wandb": "spar train --track wandb",
+    "mlflow": "spar train --track mlflow",
+    "video": "spar evaluate --video",
 }
 PROGRAMS = {"chromium": "browser tests", "strace": "fault-injection tests"}
 SERVERS = {  # what `make servers` puts under bin/ → what it is for
@@ -78,13 +82,18 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 def examine(config: Config) -> Iterator[Finding]:
     """Every finding. Three threads ask the servers, so that three that do not answer cost one timeout."""
     with ThreadPoolExecutor(3) as together:
-        asked = [together.submit(look, config) for look in (_stream, _store, _registry)]
+        stream, store = ("stream", config.stream.url, open_stream), ("store", config.store_url, open_store)
+        registry = ("registry", config.registry_url, open_registry)
+        asked = [together.submit(_opens, *one) for one in (stream, store, registry)]
         yield from _installed()
         yield _java()
         yield _folder(Path(config.data))
         for one in asked:
             yield one.result()
     yield _port(config)
+    yield _secrets(config)
+    if importlib.util.find_spec(EXTRAS["serve"][0]) is not None:
+        yield from _exposure(config)
 
 
 def _installed() -> Iterator[Finding]:
@@ -135,22 +144,10 @@ def _folder(folder: Path) -> Finding:
     return Finding("data folder", enough, f"{folder}, {free >> 20:,} MiB free", "free some disk space", needed=True)
 
 
-def _stream(config: Config) -> Finding:
-    if not config.stream.url:
-        return Finding("stream", True, "none: the gateway appends straight to the store")
-    return _opens("stream", config.stream.url, open_stream)
-
-
-def _store(config: Config) -> Finding:
-    return _opens("store", config.store_url, open_store)
-
-
-def _registry(config: Config) -> Finding:
-    return _opens("registry", config.registry_url, open_registry)
-
-
 def _opens(what: str, url: str, opener: Callable[[str], AbstractContextManager[object]]) -> Finding:
     """Whether it answers, by the very code that will use it; a file or folder that is not there yet is not made."""
+    if not url:
+        return Finding(what, True, "none: the gateway appends straight to the store")
     scheme, _, path = url.partition("://")
     if scheme in ("sqlite", "file") and not Path(path).exists():
         return Finding(what, True, f"{url}, not yet made")
@@ -172,3 +169,53 @@ def _port(config: Config) -> Finding:
     if taken:
         return Finding("gateway", True, f"something answers on {address[0]}:{address[1]} (a running `spar serve`?)")
     return Finding("gateway", True, f"{address[0]}:{address[1]} is free")
+
+
+def _secrets(config: Config) -> Finding:
+    """Whether this user alone can read the files that open doors: one who has identity.key can make player tokens."""
+    data, registry = Path(config.data), config.registry_url
+    folders = [data] + [_local(url) for url in (config.identity_url, registry) if url.startswith("file:")]
+    named = [config.gateway.tls_key, config.registry.signing_key.replace("{data}", config.data)]
+    files = {folder / name for folder in folders for name in ("identity.key", "tls-key.pem", "signing.key")}
+    files |= {key for folder in folders for key in folder.glob("keys/*.json")} | {Path(one) for one in named if one}
+    files |= {Path(config.services.keys) / "key"} if config.services.keys else set()
+    there = [path for path in sorted(files) if path.is_file()]
+    read = [str(path) for path in there if path.stat().st_mode & 0o077]
+    found = f"others can read {', '.join(read)}" if read else f"{len(there)} files, which their owner alone can read"
+    return Finding("secrets", not read, found, f"chmod 600 {' '.join(read)}", needed=True)
+
+
+def _local(url: str) -> Path:
+    return Path("/" + url.removeprefix("file:").lstrip("/"))
+
+
+def _exposure(config: Config) -> Iterator[Finding]:
+    """What the gateway would lay open with these settings; `spar serve` refuses the first two."""
+    import resource
+
+    from sparring.gateway.connections import OTHER_FILES
+    from sparring.gateway.credentials import ApiKeys
+    from sparring.gateway.identity import is_loopback
+    from sparring.registry import open_objects
+
+    gateway = config.gateway
+    local, where = is_loopback(gateway.host), f"gateway.host = {gateway.host}"
+    safe, found = local or bool(gateway.tls_cert), gateway.tls_cert or f"none, {where}"
+    yield Finding("tls", safe, found, "spar serve --tls self-signed, or gateway.tls_cert and tls_key", needed=True)
+    try:
+        keys = ApiKeys(open_objects(config.identity_url, "gateway.identity_url")).all()
+        count = sum(key.revoked_at_ms is None for key in keys)
+        found = f"{count}, {where}" + (
+            ": every user of this machine may record, act and read" if local and not keys else ""
+        )
+        yield Finding("keys", local or count > 0, found, "spar keys create NAME", needed=True)
+    except SparringError as error:
+        yield Finding("keys", False, error.wrong, error.do, needed=True)
+    anyone = [one for one in gateway.trusted_proxies if one.endswith("/0")]
+    found = ", ".join(gateway.trusted_proxies) or "none: a caller's address is its connection's"
+    fix = "name your load balancer's own addresses: others could claim any address with X-Forwarded-For"
+    yield Finding("trusted proxies", not anyone, found, fix, needed=True)
+    needed, (_, hard) = gateway.connections + OTHER_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = hard == resource.RLIM_INFINITY or hard >= needed
+    found = f"{'no limit' if hard == resource.RLIM_INFINITY else hard}, gateway.connections needs {needed}"
+    yield Finding("file limit", enough, found, f"ulimit -Hn {needed}; in a systemd unit LimitNOFILE={needed}")

@@ -13,18 +13,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sparring.acting.evaluate import evaluate, named
+from sparring.acting.return_histogram import check_format, lines, plot, summary
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
 from sparring.games.catalogue import Catalogue, spec_of
+from sparring.nets.forward import forward_without_torch
+from sparring.nets.model_files import read_weights
 from sparring.registry import open_registry
 from sparring.store import open_store
+
+EPISODES = 100
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="an id, champion:GAME or script:GAME/NAME")
-    parser.add_argument("--episodes", type=int, default=100, metavar="N", help="how many (100)")
+    parser.add_argument("--episodes", type=int, metavar="N", help="how many (100; with --video 1)")
     parser.add_argument("--against", metavar="MODEL", help="who else plays; by default the script random")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distribution into a .png or .svg")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="write what is played into an .mp4 or .gif")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed plays the same games (0)")
     parser.add_argument("--from", dest="source", default="sim", metavar="SOURCE", help="sim plays, store reads records")
     parser.add_argument("--discount", type=float, default=0.99, metavar="G", help="with --from store (0.99)")
@@ -42,11 +49,8 @@ def _from_store(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Estimate a model's return from the store's records."""
     import torch
 
-    from sparring.acting.player_names import named
     from sparring.learn.offline.evaluation import evaluate_offline
     from sparring.learn.offline.records import read_records
-    from sparring.nets.model_files import read_weights
-    from sparring.nets.numpy_forward import NumpyForward
 
     with open_registry(args.config.registry_url) as registry:
         ours = named(args.model, registry)
@@ -61,7 +65,7 @@ def _from_store(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         records = read_records(store, spec)
     output.say(f"{ours.game}: {_short(ours.name)} by {records.episodes} recorded episodes of {records.steps} steps")
     torch.set_num_threads(1)  # small matrices lose time on every other thread
-    forward = NumpyForward(model.card.network, read_weights(model))
+    forward = forward_without_torch(model.card.network, read_weights(model))
     said = evaluate_offline(records, forward, spec, discount=args.discount, seed=args.seed)
     rows = []
     for one in said.estimates:
@@ -79,17 +83,15 @@ def _from_store(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.acting.evaluate import evaluate
-    from sparring.acting.player_names import named
-    from sparring.acting.return_histogram import check_format, lines, plot, summary
-
     if args.plot is not None:
-        check_format(args.plot)
+        check_format(args.plot, "--plot")
+    if args.episodes is None:
+        args.episodes = EPISODES if args.video is None else 1
     with open_registry(args.config.registry_url) as registry:
         ours = named(args.model, registry)
         rival = None if args.against is None else named(args.against, registry, ours.game)
     against = None if rival is None else rival.player
-    played = evaluate(ours.game, ours.player, episodes=args.episodes, seed=args.seed, against=against)
+    played = evaluate(ours.game, ours.player, episodes=args.episodes, seed=args.seed, against=against, video=args.video)
     told = summary(played.returns)
     output.say(f"{ours.game}: {_short(ours.name)} in {args.episodes} episodes")
     for line in lines(played.returns):
@@ -116,6 +118,9 @@ def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         plot(played.returns, args.plot, f"{ours.game}: {_short(ours.name)}{versus}, {args.episodes} episodes")
         output.say(f"drawn into {args.plot}")
         result["plot"] = str(args.plot)
+    if args.video is not None:
+        output.say(f"filmed into {args.video}")
+        result["video"] = str(args.video)
     return result
 
 

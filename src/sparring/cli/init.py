@@ -7,14 +7,20 @@ that chunk to a running server. Example: spar init my-game --features 8 --action
 
 import argparse
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sparring.cli.output import Output
-from sparring.errors import ConfigError, Unreachable
+import numpy as np
+
+from sparring.cli.output import Output, token_argument
+from sparring.client.gateway import Gateway
+from sparring.errors import ConfigError
 from sparring.games.chunk_checks import check_chunk
+from sparring.games.cutter import cut
 from sparring.games.spec import GameSpec, read
-from sparring.wire.chunk import Chunk, Header, decode, encode, pack
+from sparring.games.step_buffer import Behaviour, StepBuffer, layout_of
+from sparring.wire.chunk import Chunk, decode, encode
 from sparring.wire.ids import new_episode
 
 SPEC = """\
@@ -72,7 +78,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", type=int, default=8, metavar="N", help="numbers that a player sees (default: 8)")
     parser.add_argument("--actions", type=int, default=4, metavar="N", help="choices that a player has (default: 4)")
     parser.add_argument("--to", metavar="URL", help="also upload the first chunk to this server")
-    parser.add_argument("--token", help="API key for --to")
+    token_argument(parser, "an API key for --to")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
@@ -101,42 +107,23 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 def _first_chunk(spec: GameSpec) -> Chunk:
     """Four steps of zeros that fit the spec, through the encoder and back."""
-    import numpy as np
-
-    seat, steps = spec.seats[0], 4
-    columns = {leaf.name: np.zeros((steps, *leaf.shape), leaf.dtype) for leaf in (*seat.observation, seat.action)}
-    columns["reward"] = np.full(steps, max(seat.reward_bounds[0], min(0.0, seat.reward_bounds[1])), np.float32)
-    columns["tick"] = np.arange(steps, dtype=np.int64)
-    columns |= {f"final_{leaf.name}": np.zeros(leaf.shape, leaf.dtype) for leaf in seat.observation}
-    header = Header(
-        game=spec.id,
-        version=spec.version,
-        spec=spec.hash,
-        episode=new_episode(),
-        seat=0,
-        first_step=0,
-        steps=steps,
-        actor="script:init",
-        source="import",
-        ending="truncated",
-    )
-    return decode(encode(Chunk(header, columns)))
+    layout = layout_of(spec, 0)
+    buffer = StepBuffer(layout.header(new_episode(), "import"), layout)
+    low, high = layout.seat.reward_bounds
+    seen = {leaf.name: np.zeros(leaf.shape, leaf.dtype) for leaf in layout.seat.observation}
+    action = np.zeros(layout.action.shape, layout.action.dtype)
+    for _ in range(4):
+        buffer.write(seen, action, max(low, min(0.0, high)), tick=None, legal=None, by=Behaviour("script:init"))
+    buffer.end(seen, terminated=False, outcome=None)
+    (chunk,) = cut(buffer, due=True)
+    return decode(encode(chunk))
 
 
 def _upload(args: argparse.Namespace, chunk: Chunk, output: Output) -> str:
-    import httpx
-
-    headers = {"Content-Type": "application/x-spar-chunks"}
-    if args.token:
-        headers["Authorization"] = f"Bearer {args.token}"
-    try:
-        url = f"{args.to.rstrip('/')}/v1/games/{chunk.header.game}/chunks"
-        answer = httpx.post(url, content=pack([encode(chunk)]), headers=headers)
-    except httpx.HTTPError as error:
-        raise Unreachable(str(error), where=args.to, do="Start `spar serve` there, with this spar.toml") from None
-    said = answer.json()
-    if answer.status_code != 200:
-        wrong = said.get("error", {}).get("message", answer.text)
-        raise ConfigError(wrong, where=args.to, do="Serve with this spar.toml, then try again")
-    output.say(f"the server kept it: {said['results'][0]['verdict']}")
-    return str(said["results"][0]["verdict"])
+    with closing(Gateway(args.to, chunk.header.game, args.token, 5.0, None)) as gateway:
+        gateway.spec()  # says what to do where no gateway is there, or it does not serve the game
+        answer = gateway.send([encode(chunk)])
+    if not answer.results:
+        raise ConfigError(answer.reason, where=args.to, do="Serve with this spar.toml, then try again")
+    output.say(f"the server kept it: {answer.results[0].verdict}")
+    return answer.results[0].verdict

@@ -1,8 +1,10 @@
-"""Create, list and revoke API keys of this data folder. A key is shown once, when it is made; only its hash is kept.
+"""Create, list and revoke the API keys of a deployment. A key is shown once, when it is made; only its hash is kept.
 
-Scopes: record (upload play), act (ask for actions), read (specs, models, statistics), node (lend a
-machine), admin (all of these, and players' tokens). A running gateway obeys within a second.
-Example: spar keys create my-game --scopes record,read
+Scopes: record (upload play), act (ask for actions), read:game (specs, champions, models), read (that, and statistics,
+runs, metrics), node (lend a machine), admin (all of these, and players' tokens); docs/scopes.md lists their calls.
+Running gateways obey within seconds. Keys lie in the data folder, or where gateway.identity_url says, for several
+gateways.
+Example: spar keys create my-game --scopes record,act,read:game
 """
 
 import argparse
@@ -13,6 +15,8 @@ from typing import Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
+from sparring.gateway.credentials import ApiKeys, open_identity
+from sparring.gateway.identity import Audit
 
 DEFAULT_SCOPES = "record,act,read"
 
@@ -24,10 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.gateway.keys import ApiKeys, Audit
-
     data = Path(args.config.data)
-    keys, audit, now_ms = ApiKeys(data), Audit(data / "audit.jsonl"), int(time.time() * 1000)
+    keys, audit, now_ms = ApiKeys(open_identity(args.config)), Audit(data / "audit.jsonl"), int(time.time() * 1000)
     if args.action == "list":
         return _listed(keys.all(), output)
     if not args.name:

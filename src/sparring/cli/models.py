@@ -9,29 +9,26 @@ whose URL says public=1. Example: spar models promote 3fa8
 
 import argparse
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
-from sparring.cli.output import Output
+from sparring.cli.output import Output, plain_text, token_argument, utc_minute
 from sparring.config import Config
-from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, SparringError
-from sparring.games.catalogue import spec_of
-from sparring.registry import open_registry
-from sparring.registry.champions.gate import passes
-from sparring.registry.champions.log import ChampionEntry
-from sparring.registry.champions.rules import rollback_target
+from sparring.errors import ConfigError, Missing, ModelDamaged, NotYours, Refused, SparringError, Unreachable
+from sparring.registry import model_in, open_registry
+from sparring.registry.champions import ChampionEntry, rollback_target
 from sparring.registry.protocol import Evidence, ListedModel
-from sparring.registry.registry import Registry
-from sparring.wire.champion import verify
+from sparring.registry.registry import Registry, read_model
+from sparring.wire.champion import Champion, verify
 from sparring.wire.ids import GameId, ModelId
-from sparring.wire.model import ONNX, Card, Model
+from sparring.wire.model import ONNX, Model
 
 SHORT = 12
+TIMEOUT_S = 30.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +36,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", metavar="GAME|ID|FOLDER", help="a game, a model's id, or a folder")
     parser.add_argument("--all", action="store_true", help="verify every model (also without an ID)")
     parser.add_argument("--from", dest="source", metavar="URL", help="pull: the gateway to download from")
-    parser.add_argument("--token", help="pull: a key with scope read")
+    token_argument(parser, "pull: a key with scope read")
     parser.add_argument("--to", metavar="REGISTRY", help="push, copy: file:///folder or s3://… (push: registry.url)")
-    parser.add_argument("--episodes", type=int, help="promote: games of the gate, by default registry.gate_episodes")
-    parser.add_argument("--seed", type=int, default=0, help="promote: of the gate's games")
+    parser.add_argument("--episodes", type=int, help="promote: at most so many games (registry.gate_episodes)")
+    parser.add_argument("--seed", type=int, help="promote: repeat the games of a gate with this seed")
     parser.add_argument("--force-reason", metavar="TEXT", help="promote without the gate, and say why")
 
 
@@ -58,7 +55,7 @@ def _open(config: Config) -> Registry:
 
 
 def _list(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    games = [args.what] if args.what else sorted(_games(registry))
+    games = [args.what] if args.what else registry.games()
     found = [listed for game in games for listed in registry.models(game)]
     if not found:
         output.say(f"no models{f' of {args.what}' if args.what else ''} yet; `spar train GAME` makes some")
@@ -69,7 +66,7 @@ def _list(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
             score = f"{evidence.mean:.4g} ± {evidence.sd:.3g}" if evidence and evidence.episodes else ""
             score += f" against {evidence.opponent}" if score and evidence and evidence.opponent else ""
             row = (card.id[:SHORT], card.game, card.version, card.lineage.algorithm, sum(card.lineage.steps.values()))
-            rows.append((*row, _time(card.created_at_ms), score, "champion" * listed.champion))
+            rows.append((*row, utc_minute(card.created_at_ms), score, "champion" * listed.champion))
         output.table(("id", "game", "version", "algorithm", "steps", "created", "return", "champion"), rows)
     return {"models": [_described(listed) for listed in found]}
 
@@ -81,9 +78,9 @@ def _show(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
         "card": msgspec.to_builtins(model.card),
         "bytes": {name: len(content) for name, content in sorted(model.files.items())},
     }
-    shown = said | msgspec.to_builtins(model.card.lineage) | {"created": _time(model.card.created_at_ms)}
+    shown = said | msgspec.to_builtins(model.card.lineage) | {"created": utc_minute(model.card.created_at_ms)}
     for key, value in shown.items():
-        if key not in ("card", "created_at_ms") and (text := _plain(value)):
+        if key not in ("card", "created_at_ms") and (text := plain_text(value)):
             output.say(f"{key:<14} {text}")
     output.say(f"{'inputs':<14} {', '.join(f'{i.name} {i.dtype}{list(i.shape)}' for i in model.card.network.inputs)}")
     output.say(f"{'heads':<14} {', '.join(f'{head.name} [{head.units}]' for head in model.card.network.heads)}")
@@ -111,19 +108,15 @@ def _verify(registry: Registry, args: argparse.Namespace, output: Output) -> dic
 
 
 def _pull(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry.transfer import model_from
-
     if args.source is None:
         raise _usage("pull ID --from URL")
     wanted = (args.what or "").lower()
     if len(wanted) != 64 or any(digit not in "0123456789abcdef" for digit in wanted):
         raise _usage("pull ID --from URL, with all 64 digits of the ID")
-    return _taken(registry, model_from(args.source, ModelId(wanted), args.token), args.source, output)
+    return _taken(registry, _downloaded(args.source, ModelId(wanted), args.token), args.source, output)
 
 
 def _push(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.registry.transfer import model_in
-
     if args.what is None:
         raise _usage("push FOLDER|ID [--to REGISTRY]")
     if args.to and args.to.startswith(("http://", "https://")):
@@ -152,7 +145,7 @@ def _promote(registry: Registry, args: argparse.Namespace, output: Output) -> di
     champion = verify(registry.promote(model.card.game, model.id, evidence), registry.trust)
     where = f"{champion.game} {champion.version} (counter {champion.counter})"
     output.say(f"{model.id[:SHORT]} is champion of {where}: {reason}")
-    return {"promoted": True, "reason": reason, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
+    return {"promoted": True, "reason": reason} | _said(champion, registry, output)
 
 
 def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
@@ -171,7 +164,14 @@ def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> d
         f"{target[:SHORT]} is champion of {args.what} {champion.version} again (counter {champion.counter}), "
         f"instead of {now.model[:SHORT]}"
     )
-    return {"from": now.model, "champion": msgspec.to_builtins(champion), "trust": registry.trust}
+    return {"from": now.model} | _said(champion, registry, output)
+
+
+def _said(champion: Champion, registry: Registry, output: Output) -> dict[str, Any]:
+    """The champion, and a `trust` with which a client takes no older one of that game, even if it never saw one."""
+    trust = f"{registry.trust}@{champion.counter}"
+    output.say(f"trust {trust}")
+    return {"champion": msgspec.to_builtins(champion), "trust": trust}
 
 
 def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
     settings = replace(args.config.registry, url=args.to)
     copied, champions = [], []
     with _open(replace(args.config, registry=settings)) as other:
-        for game in sorted(_games(registry)):
+        for game in registry.games():
             for listed in registry.models(game):
                 copied.append(other.publish(registry.fetch(listed.card.id)))
                 if listed.evidence is not None:
@@ -209,21 +209,22 @@ def _share(registry: Registry, args: argparse.Namespace, output: Output) -> dict
 
 
 def _tried(registry: Registry, model: Model, args: argparse.Namespace, output: Output) -> tuple[Evidence, str]:
-    """The gate's games and its answer; Refused where the model is worse."""
-    from sparring.acting.gate_games import gate_episodes, play_gate_games
+    """The gate's games and its answer; Refused where the model is not shown to be better."""
+    from sparring.league.gate import GateLimits, passed, play_gate_games, sentence, tries_before
 
     signed = registry.champion(model.card.game, model.card.version)
     incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
-    episodes = args.episodes or gate_episodes(spec_of(model.card.game), args.config.registry)
-    output.progress(f"the gate: {episodes} episodes of {model.card.game}")
-    evidence = play_gate_games(model, incumbent, episodes=episodes, seed=args.seed).evidence
-    verdict = passes(evidence)
+    limits = GateLimits(args.episodes, math.inf) if args.episodes else GateLimits.from_config(args.config)
+    output.progress(f"the gate: at most {limits.episodes} episodes of {model.card.game}")
+    tries = tries_before(registry, model)
+    _, evidence = play_gate_games(model, incumbent, limits, tries=tries, seed=args.seed)
     if math.isfinite(evidence.mean):
         registry.save_evidence(model.id, evidence)  # also of one that does not pass: the next list shows it
-    if not verdict.passed:
+    reason = sentence(evidence)
+    if not passed(evidence):
         do, found = "Train on, or give --force-reason", msgspec.to_builtins(evidence)
-        raise Refused(verdict.reason, where=f"model {model.id[:SHORT]}", do=do, field="evidence", value=found)
-    return evidence, verdict.reason
+        raise Refused(reason, where=f"model {model.id[:SHORT]}", do=do, field="evidence", value=found)
+    return evidence, reason
 
 
 def _last_decision(history: list[ChampionEntry]) -> int:
@@ -248,6 +249,39 @@ def _taken(registry: Registry, model: Model, where: str, output: Output) -> dict
     return {"model": model.id, "game": model.card.game, "version": model.card.version}
 
 
+def _downloaded(url: str, model: ModelId, token: str | None) -> Model:
+    """The model at the gateway `url`; exactly the bytes that its id names."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False) as client:
+        address = f"{url.rstrip('/')}/v1/models/{model}"
+        return read_model(lambda name, max_bytes: _download(client, f"{address}/{name}", max_bytes), model)
+
+
+def _download(client: httpx.Client, url: str, max_bytes: int) -> bytes:
+    try:
+        with client.stream("GET", url) as answer:
+            if answer.status_code != 200:
+                raise _refusal(answer.status_code, url)
+            parts, size = [], 0
+            for part in answer.iter_bytes():
+                size += len(part)
+                if size > max_bytes:
+                    raise ModelDamaged(f"it is larger than {max_bytes} bytes", where=url, do="Do not use it")
+                parts.append(part)
+            return b"".join(parts)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        wrong = str(error) or type(error).__name__
+        raise Unreachable(wrong, where=url, do="Check the address, then try again") from None
+
+
+def _refusal(status: int, url: str) -> SparringError:
+    if status == 404:
+        return Missing("there is no such model there", where=url, do="Check the id and the address")
+    if status in (401, 403):
+        return NotYours("the gateway does not let this caller read", where=url, do="Give --token with scope read")
+    return Unreachable(f"the gateway answered {status}", where=url, do="Try again later")
+
+
 def _agreement(model: Model) -> float:
     from sparring.nets.model_files import check_agreement, read_weights
 
@@ -262,29 +296,9 @@ def _by_hand(known: Evidence | None, by: str, reason: str) -> Evidence:
 
 
 def _resolve(registry: Registry, text: str | None, action: str) -> ModelId:
-    """The one model whose id begins with `text`."""
     if not text:
         raise _usage(f"{action} ID")
-    found = [model for model in registry.ids() if model.startswith(text.lower())]
-    if not found:
-        raise Missing("no model's id begins so", where=text[:80], do="`spar models list` shows those that are there")
-    if len(found) > 1:
-        few = ", ".join(model[:SHORT] for model in found[:4])
-        raise ConfigError(f"{len(found)} models begin so: {few}", where=text, do="Give more digits")
-    return found[0]
-
-
-def _games(registry: Registry) -> Iterator[GameId]:
-    """Every game that has a model, each once."""
-    seen = set()
-    for model in registry.ids():
-        try:
-            game = msgspec.json.decode(registry.file(model, "card.json"), type=Card).game
-        except SparringError:
-            continue  # `verify` says what is wrong with it
-        if game not in seen:
-            seen.add(game)
-            yield game
+    return registry.find(text)
 
 
 def _described(listed: ListedModel) -> dict[str, Any]:
@@ -299,19 +313,6 @@ def _described(listed: ListedModel) -> dict[str, Any]:
         "evidence": msgspec.to_builtins(listed.evidence),
         "champion": listed.champion,
     }
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _plain(value: object) -> str:
-    """A value for people; nothing where there is nothing to say."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {text}" for key, item in value.items() if (text := _plain(item)))
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _usage(words: str) -> ConfigError:

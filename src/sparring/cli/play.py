@@ -6,26 +6,34 @@ the gateway that --to names. Example: spar play connect-four --strength 0.5
 
 import argparse
 import sys
-from dataclasses import dataclass, field
+import time
+import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
-from sparring.cli.output import Output
+import msgspec
+import numpy as np
+from numpy.random import Generator
+
+import sparring
+from sparring.cli.output import Output, token_argument
 from sparring.config import Config
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game
+from sparring.games.cutter import cut
 from sparring.games.protocol import View
-from sparring.games.scripts import script_for
+from sparring.games.scripts import Script, script_for
 from sparring.games.spec import GameSpec
+from sparring.games.step_buffer import Behaviour, Rows, StepBuffer, layout_of
+from sparring.nets.chooser import ActRequest, Chooser, Decision
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.wire.champion import verify
-from sparring.wire.chunk import Array, Chunk, Header
+from sparring.wire.chunk import Array, Chunk
 from sparring.wire.ids import new_episode
 
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
+BOARD = "observation/board"
 SIGNS = {"you": "●", "bot": "○"}  # distinct without colour too
 IN_BROWSER = ("connect-four", "duel", "cartpole")
 
@@ -37,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seat", type=int, default=0, metavar="N", help="yours; 0 begins (0)")
     parser.add_argument("--browser", action="store_true", help="play in the browser instead")
     parser.add_argument("--to", metavar="URL", help="record through this gateway instead of into the store")
-    parser.add_argument("--token", metavar="KEY", help="for --to")
+    token_argument(parser, "for --to")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the bot's random choices")
 
 
@@ -53,8 +61,6 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _in_browser(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    import webbrowser
-
     gateway = args.config.gateway
     url = f"{args.to or f'http://{gateway.host}:{gateway.port}'}/play/{args.game}"
     output.say(f"Play at {url} (`spar demo` or `spar serve` serves it)")
@@ -68,117 +74,86 @@ class _Opponent:
 
     actor: str
     says: str
-    chooser: Any = None
-    script: Any = None
-    last: Any = None  # the decision before, whose state a recurrent model continues
+    plays: Chooser | Script
+    last: Decision | None = None  # the decision before, whose state a recurrent model continues
 
     def act(
-        self, spec: GameSpec, seat: int, view: View, strength: float | None, rng: "Generator"
-    ) -> tuple[int, float | None]:
-        """A column and its log-probability, where that is known."""
-        legal = view.legal[seat]
-        if self.script is not None:
-            return int(self.script.act(seat, view.observation[seat], legal, rng)[0]), None
-        from sparring.nets.chooser import ActRequest
-
-        row = {name: column[0] for name, column in view.observation[seat].items()}
-        mask = None if legal is None else legal[0]
+        self, seat: int, view: View, spec: GameSpec, strength: float | None, rng: Generator
+    ) -> tuple[int, Behaviour]:
+        """A column, and how it was chosen."""
+        legal, seen = view.legal[seat], view.observation[seat]
+        if isinstance(self.plays, Script):
+            return int(self.plays.act(seat, seen, legal, rng)[0]), Behaviour(self.actor)
+        row = {name: column[0] for name, column in seen.items()}
         state = None if self.last is None else self.last.state_after
-        self.last = self.chooser.decide(spec.seats[seat], ActRequest(row, mask, strength, state), rng)
-        return int(self.last.action), self.last.logp
+        request = ActRequest(row, None if legal is None else legal[0], strength, state)
+        self.last = self.plays.decide(spec.seats[seat], request, rng)
+        return int(self.last.action), Behaviour(self.actor, self.last.logp)
 
 
 def _opponent(name: str, spec: GameSpec, config: Config) -> _Opponent:
-    from sparring.nets.chooser import Chooser
-
     if name.startswith("script:"):
         script = script_for(spec, name.removeprefix("script:"))
-        return _Opponent(f"script:{script.name}", f"the script {script.name}", script=script)
+        return _Opponent(f"script:{script.name}", f"the script {script.name}", script)
     with open_registry(config.registry_url) as registry:
         if name == "champion":
             signed = registry.champion(spec.id, spec.version)
             if signed is None:
-                return _Opponent("script:random", "chance: there is no champion yet", script=script_for(spec, "random"))
+                return _Opponent("script:random", "chance: there is no champion yet", script_for(spec, "random"))
             wanted = verify(signed, registry.trust).model
         else:
-            found = [listed.card.id for listed in registry.models(spec.id) if listed.card.id.startswith(name)]
-            if len(found) != 1:
-                do = "`spar models list` shows their ids"
-                raise Missing(f"{len(found)} models of {spec.id} begin with {name!r}", where="--model", do=do)
-            wanted = found[0]
+            wanted = registry.find(name)
         model = registry.fetch(wanted)
     if model.card.spec != spec.hash:
-        raise Missing("it fits another version of the game", where=f"model {wanted[:12]}", do="Train one for this")
-    return _Opponent(f"model:{wanted}", f"model {wanted[:8]}", chooser=Chooser(model))
-
-
-class _Step(NamedTuple):
-    """What a seat saw and chose."""
-
-    seen: Array
-    action: int
-    tick: int
-    legal: Array
-    logp: float | None
-
-
-@dataclass(slots=True)
-class _Seat:
-    """What one seat saw, chose and earned."""
-
-    actor: str
-    steps: list[_Step] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-
-    def add(self, view: View, seat: int, action: int, logp: float | None) -> None:
-        """Keep one decision, taken at `view`."""
-        legal = view.legal[seat]
-        assert legal is not None
-        self.steps.append(_Step(_board(view, seat), action, int(view.tick[0]), legal[0], logp))
-        self.rewards.append(0.0)
-
-
-def _board(view: View, seat: int) -> Array:
-    board: Array = view.observation[seat]["observation/board"][0]
-    return board
+        raise Missing("it fits another game or version", where=f"model {wanted[:12]}", do="Train one for this")
+    return _Opponent(f"model:{wanted}", f"model {wanted[:8]}", Chooser(model))
 
 
 def _in_terminal(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    import numpy as np
-
     game = open_game("connect-four")
     you, bot = args.seat, 1 - args.seat
     opponent = _opponent(args.model, game.spec, args.config)
     output.say(f"You meet {opponent.says}. You are {SIGNS['you']}, and {'begin' if you == 0 else 'go second'}.")
-    seats = {you: _Seat("person"), bot: _Seat(opponent.actor)}
+    episode, layouts = new_episode(), [layout_of(game.spec, seat) for seat in (0, 1)]
+    seats = [StepBuffer(layout.header(episode, "play", seed=0), layout) for layout in layouts]
     rng = np.random.default_rng(args.seed)
     view = game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
-    left = False
-    while not view.over[0] and not left:
+    column: int | None
+    while not view.over[0]:
         mover = int(view.to_act[0].argmax())
-        column: int | None
+        legal = view.legal[mover]
+        assert legal is not None
         if mover == you:
             _draw(_board(view, you), output.stream)
-            column, logp = _asked(view.legal[you], output), None
+            column, by = _asked(legal, output), Behaviour("person")
+            if column is None:
+                break
         else:
-            column, logp = opponent.act(game.spec, bot, view, args.strength, rng)
+            column, by = opponent.act(bot, view, game.spec, args.strength, rng)
             output.say(f"The bot drops into column {column + 1}.")
-        if left := column is None:
-            continue
-        seats[mover].add(view, mover, column, logp)
+        seats[mover].write(_board(view, mover), column, 0.0, tick=int(view.tick[0]), legal=legal[0], by=by)
         view = game.step([np.array([column], np.int32)] * 2)
-        for seat, held in seats.items():
-            if held.rewards:
-                held.rewards[-1] += float(view.reward[0, seat])
+        for seat, buffer in enumerate(seats):
+            if buffer.steps:
+                buffer.earn(float(view.reward[0, seat]))
     _draw(_board(view, you), output.stream)
-    result = "left" if left else {1: "won", 0: "drawn", -1: "lost"}[int(view.outcome[0, you])]
+    over = bool(view.over[0])
+    result = {1: "won", 0: "drawn", -1: "lost"}[int(view.outcome[0, you])] if over else "left"
     output.say({"won": "You won.", "lost": "The bot won.", "drawn": "A draw.", "left": "You left."}[result])
-    recorded = _record(args, seats, view, game.spec)
+    for seat, buffer in enumerate(seats):
+        buffer.end(_board(view, seat), terminated=over, outcome=float(view.outcome[0, seat]) if over else None)
+    chunks = [chunk for buffer in seats for chunk in cut(buffer, due=True)]
+    recorded = _into_store(args.config, chunks) if args.to is None else _upload(args, chunks)
     output.say(f"recorded {recorded} steps" if recorded else "nothing was recorded")
     return {"game": "connect-four", "opponent": opponent.actor, "seat": you, "result": result, "recorded": recorded}
 
 
-def _asked(legal: Array | None, output: Output) -> int | None:
+def _board(view: View, seat: int) -> Array:
+    board: Array = view.observation[seat][BOARD][0]
+    return board
+
+
+def _asked(legal: Array, output: Output) -> int | None:
     """The person's column; None where they leave."""
     while True:
         print("your move, 1 to 7 (q leaves): ", end="", file=output.stream, flush=True)
@@ -186,73 +161,35 @@ def _asked(legal: Array | None, output: Output) -> int | None:
         word = line.strip().lower()
         if not line or word == "q":
             return None
-        if word in set("1234567") and (legal is None or legal[0, int(word) - 1]):
+        if word in set("1234567") and legal[0, int(word) - 1]:
             return int(word) - 1
         output.say(f"Column {word} is full." if word in set("1234567") else f"{word!r} is no column.")
 
 
-def _record(args: argparse.Namespace, seats: dict[int, _Seat], view: View, spec: GameSpec) -> int:
-    """Record both seats as one episode; how many steps were kept."""
-    import sparring
-
-    if args.to is None:
-        return _into_store(args.config, seats, view, spec)
-    folder = Path(args.config.data) / "play"
+def _upload(args: argparse.Namespace, chunks: list[Chunk]) -> int:
+    """Record the game through the gateway; how many steps it took."""
+    folder, first = Path(args.config.data) / "play", None
     with sparring.connect(args.to, "connect-four", "terminal", token=args.token, folder=folder) as connection:
-        first = None
-        for seat, held in seats.items():
-            episode = connection.episode(seat, episode=first, actor=held.actor, source="play")
+        for chunk in chunks:
+            head, columns = chunk.header, chunk.columns
+            episode = connection.episode(head.seat, episode=first, actor=head.actor, source="play")
             first = episode.id
-            for one, reward in zip(held.steps, held.rewards, strict=True):
-                episode.record(one.seen, one.action, reward, tick=one.tick, legal=one.legal, logp=one.logp)
-            over = bool(view.over[0])
-            episode.end(_board(view, seat), terminated=over, outcome=float(view.outcome[0, seat]) if over else None)
+            action, reward, tick, legal = (columns[name] for name in ("action", "reward", "tick", "legal"))
+            episode.record_rows(Rows([columns[BOARD]], action, reward, tick, legal, columns.get("behaviour_logp")))
+            episode.end(columns[f"final_{BOARD}"], terminated=head.ending == "terminated", outcome=head.outcome)
         connection.flush(10.0)
         said = connection.statistics()
         return said.steps if said.acknowledged_chunks == said.chunks else 0
 
 
-def _into_store(config: Config, seats: dict[int, _Seat], view: View, spec: GameSpec) -> int:
-    import time
-
-    import numpy as np
-
-    episode, over, chunks = new_episode(), bool(view.over[0]), []
-    for seat, held in seats.items():
-        if not held.steps:
-            continue
-        header = Header(
-            game=spec.id,
-            version=spec.version,
-            spec=spec.hash,
-            episode=episode,
-            seat=seat,
-            first_step=0,
-            steps=len(held.steps),
-            actor=held.actor,
-            source="play",
-            ending="terminated" if over else "truncated",
-            outcome=float(view.outcome[0, seat]) if over else None,
-            seed=0,
-            uploader="local",
-            received_at_ms=int(time.time() * 1000),
-        )
-        seen, action, tick, legal, logp = zip(*held.steps, strict=True)
-        columns = {
-            "observation/board": np.stack(seen),
-            "action": np.array(action, np.int32),
-            "reward": np.array(held.rewards, np.float32),
-            "tick": np.array(tick, np.int64),
-            "legal": np.stack(legal).astype(np.uint8),
-            "final_observation/board": _board(view, seat),
-        }
-        if None not in logp:
-            columns["behaviour_logp"] = np.array(logp, np.float32)
-        chunks.append(Chunk(header, columns))
+def _into_store(config: Config, chunks: list[Chunk]) -> int:
+    """Record the game into the data folder's store; how many steps it took."""
+    now_ms = int(time.time() * 1000)
+    heads = [msgspec.structs.replace(chunk.header, uploader="local", received_at_ms=now_ms) for chunk in chunks]
     Path(config.data).mkdir(parents=True, exist_ok=True)
     with open_store(config.store_url) as store:
-        kept = store.append(chunks)
-    return sum(chunk.header.steps for chunk, one in zip(chunks, kept, strict=True) if one.verdict in ("new", "had"))
+        kept = store.append([Chunk(head, chunk.columns) for head, chunk in zip(heads, chunks, strict=True)])
+    return sum(head.steps for head, one in zip(heads, kept, strict=True) if one.verdict in ("new", "had"))
 
 
 def _draw(planes: Array, stream: TextIO) -> None:

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sparring.cli.backup import unpack
 from sparring.cli.output import Output
 from sparring.store import open_store
 
@@ -16,8 +17,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.cli.backup import unpack
-
     folder = Path(args.config.data)
     manifest = unpack(args.file, folder, progress=output.progress)
     with open_store(args.config.store_url) as store:  # checked, and brought to this version's format

@@ -42,19 +42,25 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _list(url: str, output: Output) -> dict[str, Any]:
-    from sparring.services.status import service_status
+    from sparring.services.solver import call_instance, service_status
 
     rows: list[dict[str, Any]] = []
     hosts: set[str] = set()
     for discovery in _opened(url):
-        for counted in service_status(discovery):
-            one = counted.instance
-            if one.service == "host":
-                if _host_id(one) in hosts:
-                    continue
-                hosts.add(_host_id(one))
+        for one, outstanding in service_status(discovery):
             row = {name: getattr(one, name) for name in ("service", "id", "address", "pid", "host", "since_s")}
-            rows.append(row | {"outstanding": counted.outstanding, "idempotent": list(one.idempotent)})
+            row |= {"outstanding": outstanding, "idempotent": list(one.idempotent)}
+            if one.service != "host":
+                rows.append(row)
+            elif _host_id(one) not in hosts:
+                hosts.add(_host_id(one))
+                rows.append(row)
+                with suppress(Unreachable):  # it has just ended
+                    rows += [  # on Ray, whose actors no discovery shows
+                        {"service": runs["name"], **place, "outstanding": None, "idempotent": []}
+                        for runs in call_instance(discovery, one, "list")
+                        for place in runs.get("instances", ())
+                    ]
         discovery.close()
     if not rows:
         output.say(f"no service is there ({url})")
@@ -81,7 +87,7 @@ def _ago(since_s: float) -> str:
 
 
 def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.services.status import call_instance
+    from sparring.services.solver import call_instance
 
     counts = dict(_count(text) for text in args.what)
     if not counts:
@@ -102,7 +108,7 @@ def _scale(url: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
 
 def _hosts(discoveries: "list[Discovery]", pid: int | None) -> "list[_Host]":
     """Those there are, and what each runs."""
-    from sparring.services.status import call_instance
+    from sparring.services.solver import call_instance
 
     found: list[_Host] = []
     for discovery in discoveries:
@@ -142,8 +148,7 @@ def _count(text: str) -> tuple[str, int]:
 
 def _opened(url: str) -> "list[Discovery]":
     """The discovery, and those of hosts on this machine, whose services register in folders of their own."""
-    from sparring.services.discovery import open_discovery
-    from sparring.services.local_discovery import Local, default_folder
+    from sparring.services.discovery import Local, default_folder, open_discovery
 
     discovery = open_discovery(url)
     around = discovery.folder if isinstance(discovery, Local) else default_folder()

@@ -8,8 +8,9 @@ give `--spark submitted`, which takes the address that spark-submit was given. E
 import argparse
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from sparring.cli.output import Output, stopping
 from sparring.config import Config
 from sparring.errors import ConfigError, SparringError, Unreachable
 from sparring.games.catalogue import Catalogue
+from sparring.games.chunk_checks import ChunkRules
+from sparring.sink.batch_writer import BatchWriter, Lake
+from sparring.sink.process import Checkpoint, ProcessSink, SinkLock, SinkProgress
 from sparring.store import open_store
 from sparring.stream import open_stream
 from sparring.wire.ids import GameId
@@ -25,13 +29,13 @@ from sparring.wire.ids import GameId
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sparring.sink.lake import Lake
-    from sparring.sink.process import SinkProgress
-    from sparring.sink.spark.query import SparkProgress
+    from sparring.sink.spark import SparkProgress
 
 SHOW_EVERY_S = 1.0
 LOOK_EVERY_S = 0.2
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # after a server did not answer
+SLOW_BATCH_S = 5.0  # after which Spark's driver asks the servers itself what a batch waits for
+REMIND_S = 15.0  # the same complaint again
 SUBMITTED = "submitted"  # instead of an address: the one that spark-submit was given
 
 
@@ -54,19 +58,14 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _run_process(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
-    from sparring.sink.batch_writer import BatchWriter
-    from sparring.sink.checkpoint import Checkpoint, SinkLock
-    from sparring.sink.chunk_judge import ChunkJudge
-    from sparring.sink.process import ProcessSink
-
     config = args.config
     with ExitStack() as stack:
         checkpoint = Checkpoint(stack.enter_context(SinkLock(Path(config.data) / "sink", config.stream.url)))
         stream = stack.enter_context(open_stream(config.stream.url))
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
-        lake = stack.enter_context(_lake(config.sink.lake_url)) if config.sink.lake_url else None
-        judge = ChunkJudge(Catalogue.from_config(config).games(), config.store.keep_days)
-        writer = BatchWriter(judge, store, lambda: int(time.time() * 1000), stopped.wait, lake)
+        lake = stack.enter_context(closing(Lake(config.sink.lake_url))) if config.sink.lake_url else None
+        rules = ChunkRules(Catalogue.from_config(config).games(), config.store.keep_days)
+        writer = BatchWriter(rules, store, lambda: int(time.time() * 1000), stopped.wait, lake)
         _announce(config, output)
         display = _Display(output)
         done = ProcessSink(stream, writer, checkpoint).run(
@@ -78,12 +77,6 @@ def _run_process(args: argparse.Namespace, stopped: threading.Event, output: Out
         )
     output.say(_process_line(done))
     return {"stopped": stopped.is_set(), **asdict(done)}
-
-
-def _lake(url: str) -> "Lake":
-    from sparring.sink.lake import Lake  # and with it pyarrow, which only a lake needs
-
-    return Lake(url)
 
 
 def _announce(config: Config, output: Output) -> None:
@@ -100,20 +93,21 @@ def _list_quarantined(config: Config, output: Output) -> dict[str, Any]:
 
 
 class _Display:
-    """A line of progress each second, and each new complaint once."""
+    """A line of progress each second, and each new complaint at once, then now and again."""
 
     def __init__(self, output: Output) -> None:
-        self._output, self._shown_s, self._complaint = output, 0.0, ""
+        self._output, self._shown_s, self._complaint, self._complained_s = output, 0.0, "", 0.0
 
-    def progress(self, progress: "SinkProgress") -> None:
+    def progress(self, progress: SinkProgress) -> None:
         self._complaint = ""
         if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
             self._shown_s = time.monotonic()
             self._output.progress(_process_line(progress))
 
     def complain(self, error: SparringError) -> None:
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+        now = time.monotonic()
+        if str(error) != self._complaint or now - self._complained_s >= REMIND_S:
+            self._complaint, self._complained_s = str(error), now
             self._output.say(f"waiting: {error}")
 
 
@@ -122,7 +116,7 @@ def _rates(chunks: int, steps: int, seconds: float) -> str:
     return f"{chunks} chunks ({chunks / seconds:.0f}/s), {steps} steps ({steps / seconds:.0f}/s)"
 
 
-def _process_line(done: "SinkProgress") -> str:
+def _process_line(done: SinkProgress) -> str:
     counts = f"{done.quarantined} quarantined, {done.shards} shards"
     return f"{_rates(done.chunks, done.steps, done.seconds)}, {done.behind_ms / 1000:.1f} s behind, {counts}"
 
@@ -136,8 +130,7 @@ def _spark_line(done: "SparkProgress", begun_s: float) -> str:
 
 
 def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Output) -> dict[str, Any]:
-    from sparring.sink.checkpoint import SinkLock
-    from sparring.sink.spark.query import SparkProgress, finished, session, start
+    from sparring.sink.spark import SparkProgress, finished, session, start
 
     config, done, begun_s = args.config, SparkProgress(), time.monotonic()
     folder = Path(config.data) / "sink"
@@ -147,16 +140,20 @@ def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Outpu
         open_stream(config.stream.url).close()
         open_store(config.store_url).close()
         if config.sink.lake_url:
-            _lake(config.sink.lake_url).close()
-        spark = session("" if args.spark == SUBMITTED else args.spark, dict(_pair(text) for text in args.spark_conf))
+            Lake(config.sink.lake_url).close()
+        conf = dict(_pair(text) for text in args.spark_conf)
+        stack.enter_context(output.waits())
+        output.wait(f"starting Spark's driver on {args.spark} …")
+        spark = session("" if args.spark == SUBMITTED else args.spark, conf)
         stack.callback(spark.stop)
-        _announce(config, output)
         output.say(f"Spark UI {spark.sparkContext.uiWebUrl}")
         checkpoint = args.checkpoint or str(folder / f"spark-{hold.name}")
-        wait_s = FIRST_WAIT_S
+        wait_s, display = FIRST_WAIT_S, _Display(output)
         while True:
             before, last = done.batches, -1
+            output.wait("starting the query …")
             query = start(spark, config, checkpoint, done)
+            _announce(config, output)
 
             def show(query: "StreamingQuery" = query) -> None:
                 nonlocal last
@@ -164,10 +161,11 @@ def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Outpu
                 if last > seen:
                     output.progress(_spark_line(done, begun_s))
 
-            error = _wait_for(query, args.once, stopped, show)
+            with _slow_batches_shown(query, config, display, output):
+                error = _wait_for(query, args.once, stopped, show)
             if error is None:
                 break
-            output.say(f"waiting: {error}")
+            display.complain(error)
             wait_s = FIRST_WAIT_S if done.batches > before else min(LONGEST_WAIT_S, 2 * wait_s)
             if stopped.wait(wait_s):
                 break
@@ -177,7 +175,7 @@ def _run_spark(args: argparse.Namespace, stopped: threading.Event, output: Outpu
 
 def _wait_for(query: "StreamingQuery", once: bool, stopped: threading.Event, show: Any) -> SparringError | None:
     """Stop the query when asked to or, with `once`, when nothing is left. Returns an error that may pass, or raises."""
-    from sparring.sink.spark.query import failure
+    from sparring.sink.spark import failure
 
     with ThreadPoolExecutor(1, thread_name_prefix="query") as waiting:
         # The call cannot be interrupted, and ends with the query.
@@ -195,6 +193,43 @@ def _wait_for(query: "StreamingQuery", once: bool, stopped: threading.Event, sho
     if isinstance(error, Unreachable):
         return error
     raise error
+
+
+@contextmanager
+def _slow_batches_shown(query: "StreamingQuery", config: Config, display: _Display, output: Output) -> Iterator[None]:
+    """While the block lasts, say of a batch that takes long which server it waits for: executors try again for minutes
+    before Spark says a word."""
+    over = threading.Event()
+
+    def watch() -> None:
+        last, begun_s = -2, 0.0
+        while not over.wait(SLOW_BATCH_S):
+            progress, now = query.lastProgress, time.monotonic()
+            done = -1 if progress is None else int(progress.batchId)
+            if done != last or not query.status["isTriggerActive"]:
+                last, begun_s = done, now
+            elif (error := _unanswered(config)) is not None:
+                display.complain(error)
+            else:
+                output.progress(f"this batch takes {now - begun_s:.0f} s so far; stream and store answer")
+
+    watching = threading.Thread(target=watch, name="slow-batches")
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def _unanswered(config: Config) -> SparringError | None:
+    """The sentence of the first server that does not answer."""
+    try:
+        open_stream(config.stream.url).close()
+        open_store(config.store_url).close()
+    except SparringError as error:
+        return error
+    return None
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from sparring.cli.output import Output
 from sparring.store import open_store
 
 if TYPE_CHECKING:
-    from sparring.store.cassandra import CassandraStore
+    from sparring.store.cassandra.store import CassandraStore
 
 FULL_BYTES = 100_000_000  # of a partition, above which Cassandra's reads and repairs grow slow
 
@@ -43,7 +43,7 @@ def _embedded(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.store.cassandra import schema
-    from sparring.store.cassandra.url import CassandraAddress
+    from sparring.store.cassandra.session import CassandraAddress
 
     began_s = time.monotonic()
     where = CassandraAddress.read(args.config.store_url)
@@ -58,8 +58,9 @@ def _migrate(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _describe(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.store.cassandra import open_url, schema
-    from sparring.store.cassandra.url import CassandraAddress
+    from sparring.store.cassandra import schema
+    from sparring.store.cassandra.session import CassandraAddress
+    from sparring.store.cassandra.store import open_url
 
     with open_url(args.config.store_url) as store:
         session, where = store.session, CassandraAddress.read(args.config.store_url)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
+from sparring.sink.process import Checkpoint, SinkLock
 from sparring.stream.protocol import Position
 
 if TYPE_CHECKING:
@@ -80,8 +81,6 @@ def _create(admin: "StreamAdmin", args: argparse.Namespace, output: Output) -> d
 
 def _places(args: argparse.Namespace, url: str) -> dict[str, Position]:
     """Where the `spar sink` of this data folder is in the stream; nothing where there was none."""
-    from sparring.sink.checkpoint import Checkpoint, SinkLock
-
     places = Checkpoint(SinkLock(Path(args.config.data) / "sink", url)).positions
     return {shard: place.position for shard, place in places.items()}
 

@@ -5,21 +5,29 @@ Example: spar train cartpole --algo ppo --steps 200000
 """
 
 import argparse
+import json
+import os
 import shlex
 import signal
 import sys
-from dataclasses import asdict
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparring.cli.learner_supervisor import keep_alive, kept_alive
-from sparring.cli.output import Output
-from sparring.errors import ConfigError
+from sparring.cli.output import Output, spar_command
+from sparring.errors import ConfigError, TrainingStopped
+from sparring.processes.supervisor import ChildProcess, RestartPolicy
 
 if TYPE_CHECKING:
+    from sparring.config import Config
     from sparring.learn.plan import TrainRequest
-    from sparring.learn.runs.training_loop import TrainingLoop, TrainProgress
-    from sparring.learn.sweeps.sweep import TrialReport
+    from sparring.learn.runs.train import TrainingLoop, TrainProgress
+    from sparring.learn.sweeps.sweep import Sweep, TrialReport
+
+CHILD = "SPARRING_KEPT_ALIVE"  # set in the process of a learner that is kept alive: the run to resume, or "new"
+LOOP_DEATHS, LOOP_S = 5, 120.0  # so many deaths in such a time end the run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +46,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
     )
-    parser.add_argument("--minutes", type=float, metavar="N", help="stop after this long")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", help="end after this long, the last promotion gate included"
+    )
     parser.add_argument(
         "--until", type=float, metavar="RETURN", help="stop once 100 greedy episodes earn this on average"
     )
@@ -56,8 +66,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a setting of the algorithm; may be repeated",
     )
     parser.add_argument(
+        "--track",
+        action="append",
+        metavar="NAME",
+        help="send metrics to tensorboard, wandb, mlflow or module:name; may be repeated (tensorboard)",
+    )
+    parser.add_argument(
         "--sweep", type=Path, metavar="FILE", help="search the settings that this TOML file spans, by many runs"
     )
+    parser.add_argument("--parallel", type=int, metavar="N", help="trials of a sweep at once (as many as cores)")
     parser.add_argument(
         "--on",
         metavar="URL",
@@ -66,13 +83,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-alive", action="store_true", help="start a learner that was killed again; so it is on ray://"
     )
+    parser.add_argument(
+        "--explain", action="store_true", help="show every setting and where it comes from, and train nothing"
+    )
     parser.add_argument("--no-promote", action="store_true", help="publish, but do not replace the champion")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.learn.plan import TrainRequest
+    kept_alive, on_ray = os.environ.get(CHILD), (args.on or args.config.train.on).startswith("ray:")
+    alone = args.explain or args.sweep is not None or args.parallel is not None
+    if kept_alive is None and not alone and (args.keep_alive or on_ray):
+        return _keep_alive(args, output)  # before torch is imported: the child does that
+    from sparring.learn.plan import COMMAND_LINE, TrainRequest
     from sparring.learn.runs.train import TrainOptions, train
 
+    if args.track:
+        args.config = args.config.layered({"train.track": tuple(args.track)}, COMMAND_LINE, above=True)
+    if kept_alive not in (None, "new"):  # a resumed run keeps its settings
+        args.resume, args.algo_set, args.envs = kept_alive, [], None
     request = TrainRequest(
         game=args.game,
         algo=args.algo or ("iql" if args.source == "store" else "ppo"),
@@ -86,12 +114,15 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         settings=tuple(args.algo_set),
         on=args.on,
     )
+    if args.explain:
+        return _explain(request, args.config, output)
+    if args.parallel is not None and (args.sweep is None or args.parallel < 1):
+        raise ConfigError(f"--parallel {args.parallel}", where="spar train", do="Count from 1, beside --sweep FILE")
     if args.sweep is not None:
         return _sweep(args, request, output)
-    if kept_alive(args):
-        return keep_alive(args, output)
     options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
-    trained = train(request, options, args.config, lambda progress: output.progress(_line(progress)), _stops_on_signals)
+    with output.waits():
+        trained = train(request, options, args.config, lambda one: output.progress(str(one)), _stops_on_signals)
     published = trained.published
     made = f"model {published.model[:12]} (weights {published.weights[:12]})"
     output.say(f"run {trained.run}: {trained.state}, {made}, {published.verdict}")
@@ -114,53 +145,91 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _line(progress: "TrainProgress") -> str:
-    counted = "steps" if progress.plays else "sampled"
-    parts = [f"{progress.done_share:4.0%}", f"{progress.position:,} {counted}", f"{progress.steps_per_s:,.0f} steps/s"]
-    parts.append(f"{progress.updates:,} updates")
-    if progress.return_mean is not None:
-        parts.append(f"return {progress.return_mean:.2f}")
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4f}")
-    if progress.staleness:  # none where acting and learning take turns
-        parts.append(f"{progress.staleness:.0f} updates stale")
-    if progress.seconds_left is not None:
-        parts.append(f"{_span(progress.seconds_left)} left")
-    return "  ".join(parts)
+def _explain(request: "TrainRequest", config: "Config", output: Output) -> dict[str, Any]:
+    """Every setting that such a run would have."""
+    from sparring.learn.plan import plan
+
+    rows = plan(request, config).explained
+    output.table(["setting", "value", "from"], [[row.key, row.value, row.origin] for row in rows])
+    return {"game": request.game, "algo": request.algo, "settings": [asdict(row) for row in rows]}
 
 
-def _span(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+def _stops_on_signals(loop: "TrainingLoop | Sweep") -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, loop.on_signal)
 
 
-def _stops_on_signals(loop: "TrainingLoop") -> None:
-    """The first signal ends the run in good order; a second one ends it at once."""
+def _keep_alive(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Train in a child process, which is started again when a signal killed it. The child's result is ours."""
 
-    def ask(number: int, frame: object) -> None:
-        if loop.stop_requested:
-            raise KeyboardInterrupt
-        loop.stop_requested = True
+    def start(run: str) -> ChildProcess:
+        return ChildProcess(replace(command, environment={CHILD: run}), None)
+
+    runs, asked = Path(args.config.data) / "runs", [False]
+    command = replace(spar_command([*(word for word in args.words if word != "--json"), "--json"]), answers=True)
+    policy = RestartPolicy(first_wait_s=0.0, young_s=float("inf"), loop_deaths=LOOP_DEATHS, loop_s=LOOP_S)
+    output.say("starting the learner, which is started again if it is killed")
+    child = start("new")
+
+    def pass_on(number: int, frame: object) -> None:
+        asked[0] = True
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(child.pid, signal.SIGTERM)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
+        signal.signal(number, pass_on)
+    while True:
+        assert child.stdout is not None
+        said = child.stdout.read().decode(errors="replace")  # until it ends
+        while (code := child.exit_code()) is None:
+            time.sleep(0.01)
+        child.close()
+        if code >= 0 or asked[0]:
+            break
+        if policy.died(time.monotonic(), None) is None:
+            raise TrainingStopped(
+                f"it was killed {LOOP_DEATHS} times within {LOOP_S:.0f} s, last by signal {-code}",
+                where="learner",
+                do="Look for what kills it (memory?), then go on with --resume",
+            )
+        run = _run_of(runs, child.pid)
+        how = "it had no checkpoint yet, and begins again" if run is None else f"it goes on with run {run}"
+        output.say(f"the learner was killed by signal {-code}: {how}")
+        child = start(run or "new")
+    if code:
+        if output.json:  # its sentence is on standard error, as ours would be
+            sys.stdout.write(said)
+        raise SystemExit(code)
+    result: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    return result | {"learner_restarts": policy.deaths}
+
+
+def _run_of(runs: Path, pid: int) -> str | None:
+    """The run that the process of that number learned, if it has a checkpoint."""
+    for status in runs.glob("*/status.json"):
+        if json.loads(status.read_bytes()).get("pid") == pid:
+            folder = status.parent
+            return folder.name if (folder / "checkpoint" / "state").exists() else None
+    return None
 
 
 def _sweep(args: argparse.Namespace, request: "TrainRequest", output: Output) -> dict[str, Any]:
     """Search the settings of --sweep FILE; show the trials, and the best settings as flags."""
-    from sparring.learn.sweeps.plot import plot
     from sparring.learn.sweeps.sweep import SweepCallbacks, sweep
+    from sparring.learn.sweeps.sweep_plot import plot
 
     _check_sweep(args)
 
     def show(trial: int, run: int, progress: "TrainProgress") -> None:
-        output.progress(f"trial {trial} run {run}  {_line(progress)}")
+        output.progress(f"trial {trial} run {run}  {progress}")
 
     def on_trial(one: "TrialReport") -> None:
-        settings = "  ".join(f"{key}={_short(text)}" for key, text in one.settings.items())
-        output.say(f"trial {one.number}: {_outcome(one)}  {settings}")
+        settings = "  ".join(f"{key}={_short(value)}" for key, value in one.settings.items())
+        output.say(f"trial {one.number}: {_outcome(one)}  {settings}  {one.note}".rstrip())
 
-    swept = sweep(args.sweep, request, args.config, SweepCallbacks(show, on_trial, _stops_on_signals), tuple(sys.argv))
+    calls = SweepCallbacks(show, on_trial, _stops_on_signals)
+    with output.waits():
+        swept = sweep(args.sweep, request, args.config, calls, tuple(sys.argv), args.parallel)
     pictures = plot(swept)
     keys = [one.key for one in swept.file.space]
     rows = [
@@ -202,8 +271,5 @@ def _outcome(one: "TrialReport") -> str:
     return one.state if one.value is None else f"{one.value:.5g}"
 
 
-def _short(text: str) -> str:
-    try:
-        return f"{float(text):.4g}"
-    except ValueError:
-        return text
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

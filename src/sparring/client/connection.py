@@ -9,29 +9,26 @@ from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
 
-from sparring.client.episode import Episode
+from sparring.client.episode import Episode, VectorRecorder
 from sparring.client.file_lock import locked, write_whole
-from sparring.client.gateway import ServerAct
+from sparring.client.gateway import Gateway
 from sparring.client.models import Models
-from sparring.client.recorder import Recorder
-from sparring.client.sender import Sender
+from sparring.client.sender import Recorder, Sender, StreamUploads, Uploads
 from sparring.client.settings import Settings, SettingsKeys, read_settings
 from sparring.client.spool import Spool
 from sparring.client.statistics import Counters, Statistics
-from sparring.client.transport import StreamTransport, Transport, open_transport
-from sparring.client.vector_recorder import VectorRecorder
+from sparring.closable import Closable
 from sparring.errors import ConfigError, Missing, Refused, Unreachable
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, SeatSpec, checked, read
-from sparring.games.step_buffer import MemoryBudget, StepBuffer
-from sparring.games.step_layout import StepLayout, refused
+from sparring.games.step_buffer import MemoryBudget, StepBuffer, StepLayout, refused
 from sparring.nets.chooser import RANDOM_ACTOR, ActRequest, Chooser, Decision, uniform
+from sparring.stream import BACKENDS
 from sparring.wire.chunk import Array, Source
 from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_actor, is_episode, new_episode
 
@@ -44,45 +41,41 @@ log = logging.getLogger("sparring.client")
 def connect(url: str, game: str, player: str | None = None, **settings: Unpack[SettingsKeys]) -> "Connection":
     """A connection to the gateway at `url` for one game and, where it is known, one player.
 
-    Returns without waiting for the gateway, unless the game's spec must be fetched from it. A trusted game server may
-    give a stream, kinesis://…, and a pseudonym instead, see docs/stream.md; that is opened first. See docs/client.md
-    for every setting; an unknown one is refused. Close it, or use it as a block.
+    Returns without waiting for the gateway, unless the game's spec must be fetched from it, or `wait_for_model_s` says
+    so. A trusted game server may give a stream, kinesis://…, and a pseudonym instead, see docs/stream.md; that is
+    opened first. See docs/client.md for every setting; an unknown one is refused. Close it, or use it as a block.
     """
     return Connection(url, game, player, read_settings(dict(settings)))
 
 
-class Connection:
+class Connection(Closable):
     """Made by `connect`. Episodes may be recorded from several threads, each episode from one at a time."""
 
     def __init__(self, url: str, game: str, player: str | None, settings: Settings) -> None:
         self._settings, self._player, self._counters = settings, player, Counters()
-        token, ca = settings.token, settings.ca
-        self._transport = open_transport(url, game, player, settings)
         self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
         self._groups: dict[str, VectorRecorder] = {}
         self._open: dict[int, Episode] = {}
         self._rng = np.random.default_rng(settings.seed)
         self._budget = MemoryBudget(settings.memory_bytes)
-        self._server: ServerAct | None = None
         with ExitStack() as begun:  # closes what was opened where a later part fails
-            begun.callback(self._transport.close)
-            folder = settings.root / _name(self._transport.url, game)
-            self.spec: GameSpec = _spec_for(game, settings.spec, self._transport, folder / "spec.json")
+            self._uploads, self._gateway = _reached(url, game, player, settings)
+            begun.callback(self._uploads.close)
+            folder = settings.root / _name(self._uploads.url, game)
+            self.spec: GameSpec = _spec_for(game, settings.spec, self._gateway, folder / "spec.json")
             self._layouts = [StepLayout(self.spec, seat) for seat in range(len(self.spec.seats))]
             self._spool = Spool(folder / "spool" / _name(player or ""), settings.spool_bytes, self._counters)
             begun.callback(self._spool.close)
             client = _client_id(settings.root)
             begun.pop_all()
-        self._sender = Sender(
-            self._transport, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s
-        )
+        self._sender = Sender(self._uploads, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s)
         self._recorder = Recorder(self._spool, self._counters, settings.flush_every_s, self._sender.wake)
-        self._models = Models(self._transport, folder, self.spec, client, settings.trust, self._counters)
-        if settings.act == "server":
-            self._server = ServerAct(settings.gateway or self._transport.url, game, token, settings.act_timeout_s, ca)
-        else:
-            self._models.start(settings.poll_every_s, self._rng.spawn(1)[0])
-        self._warned_random = self._closed = False
+        self._models = Models(folder, self.spec, client, settings.trust, self._counters)
+        if self._gateway is not None and settings.act == "local":
+            self._models.start(self._gateway, settings.poll_every_s, self._rng.spawn(1)[0])
+            if settings.wait_for_model_s and self.model is None:
+                self._models.wait(settings.wait_for_model_s)
+        self._closed = False
         atexit.register(self.close)
 
     def episode(
@@ -136,10 +129,8 @@ class Connection:
         group: str = "",
     ) -> None:
         """Many steps of n games at once, each column [steps, n, …]; see docs/client.md and `VectorRecorder.record`."""
-        self.layout(seat)
-        self._groups.setdefault(group, VectorRecorder(self, group)).record(
-            columns, seat=seat, actor=actor, source=source
-        )
+        recorder = self._groups.setdefault(group, VectorRecorder(self))
+        recorder.record(columns, seat=seat, actor=actor, source=source)
 
     def decide(
         self,
@@ -153,18 +144,21 @@ class Connection:
         """The action for one observation, for Episode.act: by the gateway, by `chooser`, or at random without either.
         `last` is the episode's last decision by a recurrent model."""
         strength = self._settings.strength
-        if self._server is not None:
+        if self._gateway is not None and self._settings.act == "server":
             state, model = (None, None) if last is None else (last.state_after, last.model)
+            request, timeout_s = ActRequest(observation, legal, strength, state), self._settings.act_timeout_s
             try:
-                return self._server.decide(index, seat, ActRequest(observation, legal, strength, state), model)
+                return self._gateway.act(index, seat, request, model, timeout_s)
             except Unreachable as error:
                 self._counters.add(act_fallbacks=1)
                 self._warn_random(str(error))
                 return uniform(seat, legal, self._rng)
         if chooser is None:
-            by_stream = isinstance(self._transport, StreamTransport) and self._settings.gateway is None
-            none = "models do not come by a stream, and gateway= is not given"
-            self._warn_random(none if by_stream else f"there is no champion of {self.spec.id} {self.spec.version} yet")
+            none = f"there is no champion of {self.spec.id} {self.spec.version} yet"
+            late = "the champion was not fetched yet: connect(wait_for_model_s=10) waits for it"
+            alone = "models do not come by a stream, and gateway= is not given"
+            absent = index in self._models.absent
+            self._warn_random(alone if self._gateway is None else none if absent else late)
             return uniform(seat, legal, self._rng)
         state = last.state_after if last is not None and last.actor == chooser.actor else None
         return chooser.decide(seat, ActRequest(observation, legal, strength, state), self._rng)
@@ -177,7 +171,7 @@ class Connection:
 
     def now_ms(self) -> int:
         """The gateway's clock as far as it is known, from which episodes are named."""
-        return self._transport.now_ms()
+        return self._uploads.now_ms()
 
     @property
     def model(self) -> ModelId | None:
@@ -188,7 +182,7 @@ class Connection:
     @property
     def sample_rate(self) -> float:
         """The share of episodes that the gateway asks for now."""
-        return self._transport.sample_rate
+        return self._uploads.sample_rate
 
     def wait_for_model(self, timeout_s: float = 10.0) -> ModelId | None:
         """Ask for the champion now and wait for the answer; the model held then."""
@@ -197,9 +191,8 @@ class Connection:
 
     def renew(self, token: str | None) -> None:
         """Use another token from now on, and try again at once."""
-        self._transport.renew(token)
-        if self._server is not None:
-            self._server.renew(token)
+        if self._gateway is not None:  # a stream's credentials are renewed where boto3 finds them
+            self._gateway.renew(token)
         self._sender.hurry()
 
     def flush(self, timeout_s: float = 10.0) -> bool:
@@ -241,18 +234,10 @@ class Connection:
             thread.stop(0.0)  # both hear of it before either is waited for
         for thread in (self._sender, self._models):
             thread.stop(STOP_S)
-        self._transport.close()
-        if self._server is not None:
-            self._server.close()
+        self._uploads.close()
+        if self._gateway is not None:
+            self._gateway.close()
         self._spool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def layout(self, seat: int) -> StepLayout:
         """The columns of that seat."""
@@ -261,18 +246,32 @@ class Connection:
         return self._layouts[seat]
 
     def _warn_random(self, why: str) -> None:
-        """Logged once: a game may ask sixty times a second."""
-        self._counters.note_problem(why)
-        if not self._warned_random:
-            self._warned_random = True
-            log.warning("%s: act() takes a random legal action, recorded as %s", why, RANDOM_ACTOR)
+        self._counters.warn_once(f"{why}: act() takes a random legal action, recorded as {RANDOM_ACTOR}")
 
 
 class _GameAnswer(msgspec.Struct, frozen=True):
     spec: GameSpec
 
 
-def _spec_for(game: str, given: GameSpec | str | Path | None, transport: Transport, cache: Path) -> GameSpec:
+_read_game = msgspec.json.Decoder(_GameAnswer).decode
+
+
+def _reached(url: str, game: str, player: str | None, settings: Settings) -> tuple[Uploads, Gateway | None]:
+    """Where chunks go (the gateway or the stream at `url`), and the gateway that models come from, if any."""
+    by_stream, where = url.partition("://")[0] in BACKENDS, "sparring.connect"
+    if not by_stream and settings.gateway is not None:
+        raise ConfigError("gateway= goes with a stream", where=where, do="Give its address first")
+    if by_stream and settings.gateway is None and (settings.act == "server" or settings.token is not None):
+        setting = 'act="server"' if settings.act == "server" else "token"
+        do = "Give gateway=, the address of `spar serve`, too"
+        raise ConfigError(f"{setting} is a gateway's, and a stream is none", where=where, do=do)
+    if by_stream and settings.gateway is None:
+        return StreamUploads(url, player), None
+    gateway = Gateway(settings.gateway or url, game, settings.token, settings.timeout_s, settings.ca)
+    return StreamUploads(url, player) if by_stream else gateway, gateway
+
+
+def _spec_for(game: str, given: GameSpec | str | Path | None, gateway: Gateway | None, cache: Path) -> GameSpec:
     """The spec: given, built in, from the gateway (the caller waits for it), or as it was fetched last time."""
     if given is not None:
         spec = given if isinstance(given, GameSpec) else read(Path(given))
@@ -282,9 +281,11 @@ def _spec_for(game: str, given: GameSpec | str | Path | None, transport: Transpo
     try:
         return spec_of(game)
     except Missing as unknown:
+        if gateway is None:
+            raise
         try:
-            content = transport.spec()
-            spec = checked(msgspec.json.decode(content, type=_GameAnswer).spec, transport.url)
+            content = gateway.spec()
+            spec = checked(_read_game(content).spec, gateway.url)
             cache.parent.mkdir(parents=True, exist_ok=True)
             write_whole(cache, content)
             return spec
@@ -293,7 +294,7 @@ def _spec_for(game: str, given: GameSpec | str | Path | None, transport: Transpo
         except (Unreachable, msgspec.DecodeError) as error:
             if cache.exists():
                 log.warning("%s; the spec of %s is the one fetched last time", error, game)
-                return msgspec.json.decode(cache.read_bytes(), type=_GameAnswer).spec
+                return _read_game(cache.read_bytes()).spec
             raise
 
 

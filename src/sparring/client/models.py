@@ -1,4 +1,10 @@
-"""The models that a client holds: a thread that looks for champions, verifies, keeps and loads them."""
+"""The models that a client holds: a thread that looks for champions, verifies, keeps and loads them.
+
+Guards against the four tricks of an update: an edited or foreign manifest (signature by the trusted key), an
+older one (the counter never goes back, also over a restart), a frozen server (expiry), and files of another
+model (hashes). The clock is this machine's: a gateway must not be able to talk its expiry away. `accepted` decides
+without I/O; `HeldChampion` is what is remembered on disk.
+"""
 
 import logging
 import threading
@@ -8,40 +14,130 @@ from pathlib import Path
 import msgspec
 from numpy.random import Generator
 
-from sparring.client.champion import ChampionFile, belongs
-from sparring.client.file_lock import write_whole
+from sparring.client.file_lock import locked, write_whole
+from sparring.client.gateway import Gateway
 from sparring.client.statistics import Counters
-from sparring.client.transport import Transport
-from sparring.errors import Missing, ModelDamaged, SparringError, StoreFailed
+from sparring.errors import Missing, ModelDamaged, SparringError
 from sparring.games.spec import GameSpec
 from sparring.nets.chooser import Chooser
-from sparring.wire.champion import Champion, for_client
+from sparring.wire.champion import Champion, Signed, for_client, verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import ONNX, Card, Model, check
 
 log = logging.getLogger("sparring.client")
 
 
+class HeldChampion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of the champion of one seat.
+
+    `signed` is the newest manifest accepted; `running` the newest whose model was there, whole and loaded: what a
+    restart begins with.
+    """
+
+    format: int = 1
+    key: str
+    counter: int
+    signed: Signed
+    running: Signed | None = None
+    etag: str = ""  # of the manifest that runs, so that a restart asks only whether it changed
+
+
+_read_held, _read_card = msgspec.json.Decoder(HeldChampion).decode, msgspec.json.Decoder(Card).decode
+
+
+def accepted(
+    signed: Signed, held: HeldChampion | None, trust: str | None, *, game: GameSpec, seat: int, now_ms: int
+) -> Champion:
+    """The manifest, if this client may follow it; ModelDamaged with the reason otherwise."""
+    champion = belongs(signed, trust or (held.key if held is not None else signed.key), game=game, seat=seat)
+    if champion.expires_at_ms <= now_ms:
+        hours = (now_ms - champion.expires_at_ms) / 3_600_000
+        raise _not(f"it expired {hours:.1f} hours ago", "Check this machine's clock, and that the gateway is alive")
+    if held is not None and champion.counter < held.counter:
+        raise _not(
+            f"its counter {champion.counter} is behind {held.counter}, seen before",
+            "An old manifest is being replayed: ask the gateway's operator",
+        )
+    if held is not None and champion.counter == held.counter and signed.payload != held.signed.payload:
+        raise _not(f"there are two manifests with counter {champion.counter}", "Ask the gateway's operator")
+    return champion
+
+
+def belongs(signed: Signed, trust: str, *, game: GameSpec, seat: int) -> Champion:
+    """The manifest, if `trust` signed it for this very game, version, spec and seat; its age is not asked."""
+    champion = verify(signed, trust)
+    if (champion.game, champion.version) != (game.id, game.version) or champion.seat not in (None, seat):
+        named = f"{champion.game} {champion.version} seat {champion.seat}"
+        raise _not(f"it is for {named}, not for {game.id} {game.version} seat {seat}", "Ask the gateway's operator")
+    if champion.spec != game.hash:
+        raise _not(f"its spec {champion.spec[:12]} is not this game's {game.hash[:12]}", "Train for this version")
+    return champion
+
+
+class ChampionFile:
+    """The `HeldChampion` of one seat in a file that several processes share."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> HeldChampion | None:
+        """What was accepted last; None where nothing was. ModelDamaged where the file does not read."""
+        try:
+            return _read_held(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            # Not "nothing was": that would let an older champion in.
+            wrong = f"it does not read: {error}"
+            raise ModelDamaged(wrong, where=str(self._path), do="Remove it to pin the gateway's key again") from None
+
+    def accept(self, signed: Signed, trust: str | None, *, game: GameSpec, seat: int, now_ms: int) -> Champion:
+        """Judge the manifest against what is held and remember it, under a lock that other processes respect."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self._path.with_suffix(".lock")):
+            held = self.read()
+            champion = accepted(signed, held, trust, game=game, seat=seat, now_ms=now_ms)
+            fresh = HeldChampion(key=signed.key, counter=champion.counter, signed=signed)
+            if held is not None:
+                fresh = msgspec.structs.replace(fresh, running=held.running, etag=held.etag)
+            self._write(fresh, held)
+            return champion
+
+    def loaded(self, signed: Signed, etag: str) -> None:
+        """Its model was verified and runs. A newer manifest that another process accepted meanwhile stays."""
+        with locked(self._path.with_suffix(".lock")):
+            held = self.read()
+            if held is not None:
+                self._write(msgspec.structs.replace(held, running=signed, etag=etag), held)
+
+    def _write(self, fresh: HeldChampion, held: HeldChampion | None) -> None:
+        if fresh != held:
+            write_whole(self._path, msgspec.json.encode(fresh))
+
+
+def _not(wrong: str, do: str) -> ModelDamaged:
+    return ModelDamaged(wrong, where="champion", do=do)
+
+
 class Models:
     """Owns its thread. `chooser(seat)` is what a new episode of that seat acts with, to its end."""
 
-    def __init__(
-        self, gateway: Transport, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters
-    ) -> None:
-        self._gateway, self._folder, self._game = gateway, folder, game
+    def __init__(self, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters) -> None:
+        self._folder, self._game = folder, game
         self._client, self._trust, self._counters = client, trust, counters
         self._seats: dict[int, str] = {}  # seat → ETag of the manifest heard last
         self._choosers: dict[int, Chooser] = {}
         self._for_all: Chooser | None = None
         self._expires_at_ms: dict[int, int] = {}
-        self._warned: set[str] = set()  # texts logged once each
+        self.absent: set[int] = set()  # seats of which the gateway said that there is no champion yet
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._polled = threading.Condition()
         self._begun, self._done = 0, 0  # polls
         self._thread: threading.Thread | None = None
 
-    def start(self, every_s: float, rng: Generator) -> None:
-        """Load what is held on disk for the first seat, then look for newer ones in the background."""
+    def start(self, gateway: Gateway, every_s: float, rng: Generator) -> None:
+        """Load what is held on disk for the first seat, then ask `gateway` for newer ones in the background."""
+        self._gateway = gateway
         self._add_seat(0)
         self._thread = threading.Thread(target=self._run, args=(every_s, rng), name="sparring-models", daemon=True)
         self._thread.start()
@@ -66,7 +162,7 @@ class Models:
     def wait(self, timeout_s: float) -> bool:
         """Until the champions have been asked for once more; whether that happened in time."""
         if self._thread is None:
-            return False  # act="server": the gateway's own model acts
+            return False  # the gateway's own model acts, or there is no gateway
         with self._polled:
             mine = self._begun + 1  # one that is under way may have asked before what the caller waits for
             self._wake.set()
@@ -95,6 +191,7 @@ class Models:
         now_ms = int(time.time() * 1000)
         try:
             signed, etag = self._gateway.champion(self._game.version, seat, self._seats[seat])
+            self.absent.discard(seat)
             if signed is not None:
                 file = self._champion_file(seat)
                 if self._trust is None and file.read() is None:
@@ -104,10 +201,11 @@ class Models:
                 file.loaded(signed, etag)
                 self._seats[seat] = etag
         except Missing:
+            self.absent.add(seat)
             log.debug("no champion of %s %s yet", self._game.id, self._game.version)
         except (SparringError, OSError, RuntimeError) as error:
             if not self._stopping.is_set():
-                self._warn_once(
+                self._counters.warn_once(
                     f"champion: {error}" + ("; the model held before stays" if seat in self._choosers else "")
                 )
         self._say_if_expired(seat, now_ms)
@@ -140,7 +238,7 @@ class Models:
             write_whole(folder / ONNX, found.files[ONNX])
             write_whole(folder / "card.json", msgspec.json.encode(found.card))
         except OSError as error:
-            self._warn_once(f"{StoreFailed(f'it is not kept: {error}', where=str(folder), do='Free some space')}")
+            self._counters.warn_once(f"{folder}: it is not kept: {error}. Free some space.")
         return found
 
     def _read(self, model: ModelId) -> Model:
@@ -149,7 +247,7 @@ class Models:
 
     def _checked(self, model: ModelId, card: bytes, onnx: bytes) -> Model:
         try:
-            read = msgspec.json.decode(card, type=Card)
+            read = _read_card(card)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             wrong = f"its card does not read: {error}"
             raise ModelDamaged(wrong, where=f"model {model[:12]}", do="It is fetched again") from None
@@ -173,21 +271,15 @@ class Models:
         except FileNotFoundError:
             log.debug("the model held for seat %d is not on disk; it is fetched", seat)
         except (ModelDamaged, OSError) as error:
-            self._warn_once(f"the model held on disk is not used: {error}")
+            self._counters.warn_once(f"the model held on disk is not used: {error}")
 
     def _say_if_expired(self, seat: int, now_ms: int) -> None:
         expires_at_ms = self._expires_at_ms.get(seat)
         if expires_at_ms is not None and expires_at_ms <= now_ms and seat in self._choosers:
-            self._warn_once(f"the champion's manifest for seat {seat} has expired; the verified model held goes on")
+            self._counters.warn_once(
+                f"the champion's manifest for seat {seat} has expired; the verified model held goes on"
+            )
 
     def _champion_file(self, seat: int) -> ChampionFile:
         version = self._game.version.encode().hex() or "none"
         return ChampionFile(self._folder / "champion" / f"{version[:64]}-{seat}.json")
-
-    def _warn_once(self, text: str) -> None:
-        self._counters.note_problem(text)
-        if text not in self._warned:
-            if len(self._warned) > 256:
-                self._warned.clear()
-            self._warned.add(text)
-            log.warning("%s", text)

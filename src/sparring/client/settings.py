@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,6 +28,7 @@ class SettingsKeys(TypedDict, total=False):
     memory_bytes: int
     spool_bytes: int
     poll_every_s: float
+    wait_for_model_s: float
     retry_most_s: float
     timeout_s: float
     act_timeout_s: float
@@ -38,7 +40,7 @@ class Settings:
     """One line each in docs/client.md."""
 
     token: str | None = None  # an API key or a player token; never logged, never written to disk
-    trust: str | None = None  # "ed25519:…" as `spar serve` prints it; None pins the first key seen
+    trust: str | None = None  # "ed25519:…" or "ed25519:…@COUNTER", as spar prints it; None pins the first key seen
     strength: float | None = None  # 1 is the model at its best, 0 a random action; None is 1
     act: Literal["local", "server"] = "local"  # where the model runs
     spec: GameSpec | str | Path | None = None  # the game's spec, or its TOML file; None asks catalogue, then gateway
@@ -50,6 +52,7 @@ class Settings:
     memory_bytes: int = 64 << 20  # of steps not yet on disk; beyond it the rest of an episode is dropped
     spool_bytes: int = 256 << 20  # on disk; beyond it the oldest whole episodes are dropped
     poll_every_s: float = 60.0  # a new champion is looked for this often, give or take a fifth
+    wait_for_model_s: float = 0.0  # connect() waits at most this long for the first champion; 0: it does not
     retry_most_s: float = 30.0  # the longest pause between two tries of an upload
     timeout_s: float = 10.0  # of one request in the background
     act_timeout_s: float = 1.0  # of one act="server" request, for which the game waits
@@ -60,10 +63,15 @@ class Settings:
             raise _wrong(f"act={self.act!r}", 'Use "local" or "server"')
         if self.strength is not None and not 0.0 <= self.strength <= 1.0:
             raise _wrong(f"strength={self.strength!r}", "Give a number from 0 (chance) to 1 (at its best)")
-        if self.trust is not None and not self.trust.startswith("ed25519:"):
-            raise _wrong(f"trust={self.trust!r}", 'Give the "ed25519:…" line that `spar serve` prints')
+        if self.trust is not None and not re.fullmatch(r"ed25519:[^@]*(@[0-9]{1,18})?", self.trust):
+            do = (
+                'Give the "ed25519:…" line that `spar serve` prints, or the one with a counter of `spar models promote`'
+            )
+            raise _wrong(f"trust={self.trust!r}", do)
         for item in fields(self):
             value = getattr(self, item.name)
+            if item.name == "wait_for_model_s" and value == 0:
+                continue
             if item.name.endswith(("_s", "_bytes")) and not value > 0:
                 raise _wrong(f"{item.name}={value!r}", "Give a number above 0")
 

@@ -5,26 +5,35 @@ handed to the operating system at once (a killed game loses nothing that was spo
 have waited `SYNC_AFTER_S` and on close, so that what is sent at once costs no fsync and a power cut loses
 about a second. Nothing on disk says what was sent: a file goes when all of it is settled, and after a kill
 a partly sent one is sent again, which the gateway answers with "had".
+
+In a file each chunk stands after a magic number, its length and a digest:
+
+    "SPS" + format byte | u32 little-endian length | 16 bytes of BLAKE2b over length and chunk | chunk
 """
 
+import hashlib
 import heapq
 import logging
 import os
 import secrets
 import shutil
+import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from sparring.client import spool_format as records
 from sparring.client.file_lock import try_lock
 from sparring.client.statistics import Counters
 from sparring.errors import StoreFailed
+from sparring.wire.chunk import MAX_ENCODED_BYTES
 from sparring.wire.ids import EpisodeId
 
 SYNC_AFTER_S = 1.0
+MAGIC = b"SPS\x01"
+_PREFIX = struct.Struct("<4sI16s")
 _SUFFIX = ".chunks"
 log = logging.getLogger("sparring.client")
 
@@ -65,7 +74,7 @@ class Spool:
         with self._lock:
             if episode in self._dropped:
                 return False
-            self._append_record(f"{episode}.{seat}{_SUFFIX}", records.record(chunk))
+            self._append_record(f"{episode}.{seat}{_SUFFIX}", write_record(chunk))
             self._open.add(episode)
             self._shrink()
             return episode not in self._dropped
@@ -164,24 +173,23 @@ class Spool:
             _remove_folder(self._folder)
 
     def _take_over(self, path: Path) -> None:
-        data = path.read_bytes()
-        found = records.find(data)
-        for offset, size in found.damaged:
-            self._damaged(path.name, offset, data[offset : offset + size])
-        if found.torn_bytes:
-            log.info("%s: cut %d bytes of a chunk that was being written", path.name, found.torn_bytes)
-        if path.name in self._files or not found.records:
+        data, whole = path.read_bytes(), []
+        for offset, size, verifies in find_records(data):
+            if verifies:
+                whole.append((offset, size))
+            else:
+                self._damaged(path.name, offset, data[offset : offset + size])
+        if path.name in self._files or not whole:
             # Two processes spooled one seat: what stands in the other file is appended here, record by record.
-            for offset, size in found.records:
+            for offset, size in whole:
                 self._append_record(path.name, data[offset : offset + size])
             path.unlink()
             return
         os.replace(path, self._folder / path.name)
-        end = found.records[-1][0] + found.records[-1][1]
-        with (self._folder / path.name).open("r+b") as file:
-            file.truncate(end)
-        self._files[path.name] = _File(list(found.records), end, time.monotonic())
-        self._count(len(found.records), sum(size for _, size in found.records))
+        end = sum(whole[-1])
+        os.truncate(self._folder / path.name, end)
+        self._files[path.name] = _File(whole, end, time.monotonic())
+        self._count(len(whole), sum(size for _, size in whole))
 
     def _append_record(self, name: str, data: bytes) -> None:
         file = self._files.get(name, _File([], 0))
@@ -200,7 +208,7 @@ class Spool:
                 data = file.read(length)
         except FileNotFoundError:
             data = b""
-        chunk = records.content(data)
+        chunk = read_record(data)
         if chunk is None:
             self._damaged(name, offset, data)
             self._forget(name, offset)
@@ -253,6 +261,55 @@ class Spool:
     def _count(self, chunks: int, size: int) -> None:
         self._chunks += chunks
         self._bytes += size
+
+
+def write_record(chunk: bytes) -> bytes:
+    """The chunk as it stands in a spool file."""
+    return _PREFIX.pack(MAGIC, len(chunk), _digest(chunk)) + chunk
+
+
+def read_record(data: bytes | memoryview) -> bytes | None:
+    """The chunk of one whole record, or None where it does not verify."""
+    view = memoryview(data)
+    if len(view) < _PREFIX.size:
+        return None
+    magic, size, digest = _PREFIX.unpack_from(view)
+    chunk = bytes(view[_PREFIX.size : _PREFIX.size + size])
+    if magic != MAGIC or size > MAX_ENCODED_BYTES or len(chunk) != size or _digest(chunk) != digest:
+        return None
+    return chunk
+
+
+def find_records(data: bytes) -> Iterator[tuple[int, int, bool]]:
+    """(offset, bytes, whether it verifies) of every record in a file and of every damaged range between them; without a
+    last record that was being written when the process died."""
+    at = 0
+    while at < len(data):
+        chunk = read_record(memoryview(data)[at:])
+        if chunk is not None:
+            end = at + _PREFIX.size + len(chunk)
+        else:
+            end = data.find(MAGIC, at + 1)
+            while end >= 0 and read_record(memoryview(data)[end:]) is None:
+                end = data.find(MAGIC, end + 1)
+            if end < 0 and _cut_short(data, at):
+                return
+            end = len(data) if end < 0 else end
+        yield at, end - at, chunk is not None
+        at = end
+
+
+def _cut_short(data: bytes, at: int) -> bool:
+    """Whether what stands there is the beginning of a record and the file ends before its end."""
+    rest = data[at : at + _PREFIX.size]
+    if len(rest) < _PREFIX.size:
+        return MAGIC.startswith(rest[:4]) if len(rest) < 4 else rest.startswith(MAGIC)
+    magic, size, _ = _PREFIX.unpack(rest)
+    return bool(magic == MAGIC and size <= MAX_ENCODED_BYTES and at + _PREFIX.size + size > len(data))
+
+
+def _digest(chunk: bytes) -> bytes:
+    return hashlib.blake2b(len(chunk).to_bytes(4, "little") + chunk, digest_size=16).digest()
 
 
 def _append(path: Path, data: bytes, size: int) -> None:

@@ -21,7 +21,7 @@ class Statistics:
     had_chunks: int = 0  # acknowledged; the gateway had them already
     refused_chunks: int = 0  # set aside with the reason: by the gateway, or before they were spooled
     damaged_chunks: int = 0  # did not verify when read back; set aside, not sent
-    erased_chunks: int = 0  # removed unsent, since the player was erased
+    erased_chunks: int = 0  # removed unsent, since the player, or another of the episode, was erased
     dropped_chunks: int = 0  # removed unsent: the spool was full
     dropped_episodes: int = 0  # that lost chunks or steps this way
     dropped_steps: int = 0  # never spooled: memory was full, or their episode was dropped
@@ -45,6 +45,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock, self._now = threading.Lock(), Statistics()
+        self._warned: set[str] = set()
 
     def add(self, **counts: int) -> None:
         with self._lock:
@@ -59,6 +60,15 @@ class Counters:
         """Log what went wrong, and remember it."""
         self.note_problem(text)
         log.warning("%s", text)
+
+    def warn_once(self, text: str) -> None:
+        """The same, but logged only the first time: a game may ask sixty times a second."""
+        self.note_problem(text)
+        if text not in self._warned:
+            if len(self._warned) > 256:
+                self._warned.clear()
+            self._warned.add(text)
+            log.warning("%s", text)
 
     def read(self) -> Statistics:
         return self._now

@@ -5,14 +5,21 @@ their brighter pixels, in grey, 84 x 84. A single picture travels; spec.frame_st
 Rewards are the game's points, never clipped (docs/decisions/0015-atari-by-ale-vectors.md).
 """
 
-import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games.game_state import OneSeatGame, did_you_mean, not_installed
+from sparring.games.game_state import (
+    REWARD_BOUND,
+    SEEDS,
+    OneSeatGame,
+    did_you_mean,
+    id_with_options,
+    library,
+    name_and_options,
+)
 from sparring.games.protocol import RUNNING, Actions, Game, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, checked, discrete
 from sparring.wire.chunk import Array
@@ -23,19 +30,14 @@ SIDE = 84  # pixels
 FRAMES_A_TICK = 4
 MOST_TICKS = 108_000 // FRAMES_A_TICK  # half an hour at the console
 NOOPS = 30  # at most this many frames pass before a player's first decision, drawn by the seed
-REWARD_BOUND = 1e6  # ALE does not say what a step may earn
-_SEEDS = 1 << 31  # ALE keeps a seed in 32 bits, with a sign
-_UNSET = {"sticky": "0", "actions": "minimal", "lives": "all"}
-_TEXT = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What may stand in parentheses behind the game's name."""
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may stand in parentheses behind the game's name. Machado et al. (2018) use sticky=0.25."""
 
-    sticky: float = 0.0  # how likely the console repeats the last action instead (Machado et al. 2018 use 0.25)
-    actions: str = "minimal"  # those that do something in this game, or "full": all 18
-    lives: str = "all"  # or "one": the game is over with the first life lost
+    sticky: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # how likely the last action is repeated instead
+    actions: Literal["minimal", "full"] = "minimal"  # those that do something in this game, or "full": all 18
+    lives: Literal["all", "one"] = "all"  # or "one": the game is over with the first life lost
 
     def __str__(self) -> str:
         """Those that are set, as they stand in an id; one choice has one id."""
@@ -47,10 +49,9 @@ class Options:
 
 def open_game(text: str, n: int) -> Game:
     """n games of that name, with those options; Missing or ConfigError where there are none such."""
-    found = _TEXT.fullmatch(text)
-    name, options = found.groups("") if found else (text, "")
-    rom = _rom(name)
-    return Atari(rom, name, n, _options(options, f"game 'atari:{text}'"))
+    where = f"game 'atari:{text}'"
+    name, options = name_and_options(text, where)
+    return Atari(_rom(name), name, n, _options(options, where))
 
 
 class Atari(OneSeatGame):
@@ -88,7 +89,7 @@ class Atari(OneSeatGame):
         """Start the games of `which`, each from its own seed."""
         which = np.asarray(which, bool)
         if which.any():
-            seeds = (np.asarray(seeds, np.uint64) % _SEEDS).astype(np.int64)
+            seeds = (np.asarray(seeds, np.uint64) % SEEDS).astype(np.int64)
             if self._reset_once:
                 shown, _ = self._consoles.reset(seed=seeds[which], options={"reset_mask": which})
             else:
@@ -118,13 +119,9 @@ class Atari(OneSeatGame):
 
 
 def _vector_class() -> Any:
-    try:
-        import ale_py
-        from ale_py.vector_env import AtariVectorEnv
-    except ModuleNotFoundError:
-        raise not_installed("ale-py", "games atari:…") from None
+    ale_py = library("ale_py", "ale-py", "games atari:…")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its greeting would stand among our own lines
-    return AtariVectorEnv
+    return library("ale_py.vector_env", "ale-py", "games atari:…").AtariVectorEnv
 
 
 def _rom(name: str) -> str:
@@ -140,15 +137,9 @@ def _rom(name: str) -> str:
     raise Missing("there is no such game", where=f"game 'atari:{name}'", do=do)
 
 
-def _options(text: str, where: str) -> Options:
-    words = {name: value for name, _, value in (part.strip().partition("=") for part in text.split(",") if text)}
-    sticky, actions, lives = (words.pop(name, value) for name, value in _UNSET.items())
+def _options(given: dict[str, Any], where: str) -> Options:
     try:
-        options = Options(float(sticky), actions, lives)
-    except ValueError:
-        options = Options(-1.0)
-    good = 0 <= options.sticky < 1 and options.actions in ("minimal", "full") and options.lives in ("all", "one")
-    if words or not good:
+        return msgspec.convert(given, Options)
+    except msgspec.ValidationError:
         do = "Choose from sticky=0.25 (from 0 to below 1), actions=full and lives=one"
-        raise ConfigError(f"options ({text})", where=where, do=do)
-    return options
+        raise ConfigError(f"options {id_with_options('', given)}", where=where, do=do) from None

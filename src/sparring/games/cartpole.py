@@ -7,10 +7,9 @@ import math
 
 import numpy as np
 
-from sparring.games.game_state import OneSeatGame
+from sparring.games.game_state import OneSeatGame, uniform
 from sparring.games.protocol import RUNNING, Actions, Columns, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
-from sparring.games.splitmix import uniform
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 

@@ -10,7 +10,7 @@ from sparring.games import cartpole, connect_four, duel
 from sparring.games.game_state import did_you_mean
 from sparring.games.protocol import Game
 from sparring.games.spec import GameSpec, checked, read
-from sparring.user_code import import_from_current_folder
+from sparring.user_code import load_code
 from sparring.wire.ids import GameId
 
 _BUILT_IN: dict[str, tuple[GameSpec, Callable[[int], Game]]] = {
@@ -25,6 +25,7 @@ _ADAPTERS = {  # imported only when an id names them
     "spiel": "sparring.games.openspiel",
 }
 BUILT_IN = tuple(_BUILT_IN)
+_REGISTERED: dict[str, Callable[[int], Game]] = {}  # games of this process alone, made from a user's environment
 
 
 def spec_of(game_id: str) -> GameSpec:
@@ -34,8 +35,18 @@ def spec_of(game_id: str) -> GameSpec:
     return open_game(game_id).spec
 
 
-def open_game(game_id: str, n: int = 1) -> Game:
-    """n games of that id, none of them started, or Missing.
+def register_game(game_id: str, make: Callable[[int], Game]) -> None:
+    """From now on `make(n)` opens the game of that id, in this process alone."""
+    _REGISTERED[game_id] = make
+
+
+def is_registered(game_id: str) -> bool:
+    """Whether the game exists in this process alone: no other process could open it."""
+    return game_id in _REGISTERED
+
+
+def open_game(game_id: str, n: int = 1, *, rendered: bool = False) -> Game:
+    """n games of that id, none of them started, or Missing; `rendered`: for pictures.py, where a library draws them.
 
     An id may name any function: take it from a command line or spar.toml, never from a request, for which
     there is the Catalogue.
@@ -44,13 +55,24 @@ def open_game(game_id: str, n: int = 1) -> Game:
         raise ConfigError(f"n = {n}", where=f"game {game_id!r}", do="Open at least one game")
     if game_id in _BUILT_IN:
         return _BUILT_IN[game_id][1](n)
+    if game_id in _REGISTERED:
+        return _REGISTERED[game_id](n)
     scheme, colon, rest = game_id.partition(":")
     if colon and rest and scheme in _ADAPTERS:
-        opened: Game = importlib.import_module(_ADAPTERS[scheme]).open_game(rest, n)
+        given = {"rendered": True} if rendered and scheme in ("gym", "pz") else {}
+        opened: Game = importlib.import_module(_ADAPTERS[scheme]).open_game(rest, n, **given)
         return opened
-    if not rest.isidentifier() or not all(part.isidentifier() for part in scheme.split(".")):
-        raise _unknown(game_id)
-    return _from_function(game_id, scheme, rest, n)
+    try:
+        make = load_code(game_id, "game")
+    except ConfigError:
+        do = "Use one of " + ", ".join(BUILT_IN) + ", atari:GAME, gym:ID, pz:MODULE, spiel:NAME or module:function"
+        do = did_you_mean(game_id, BUILT_IN, do)
+        raise Missing("there is no such game", where=f"game {game_id!r}", do=do) from None
+    if not callable(make):
+        raise Missing("it is no function", where=f"game {game_id!r}", do="Name one that takes n, and gives n games")
+    made: Game = make(n)
+    checked(made.spec, game_id)  # since a person wrote it
+    return made
 
 
 class Catalogue:
@@ -82,6 +104,11 @@ class Catalogue:
         """Every version of every game, built-in ones first."""
         return [spec for versions in self._specs.values() for spec in versions.values()]
 
+    def views(self, game: str) -> dict[str, tuple[bool, ...]]:
+        """Of each version: whether a seat's records show what other seats do, which an erasure must know."""
+        versions = self._specs.get(GameId(game), {})
+        return {version: tuple(seat.sees_others for seat in spec.seats) for version, spec in versions.items()}
+
     def _add(self, spec: GameSpec, entry: str) -> None:
         versions = self._specs.setdefault(spec.id, {})
         known = versions.get(spec.version)
@@ -99,27 +126,5 @@ def _entry(entry: str, folder: Path) -> GameSpec:
         return spec_of(entry)
     path = folder / entry
     if not path.is_file():
-        raise Missing("there is no such spec", where=str(path), do="Mend the path in `games` of spar.toml")
+        raise Missing("there is no such spec", where=str(path), do="Correct the path in `games` of spar.toml")
     return read(path)
-
-
-def _from_function(game_id: str, module: str, function: str, n: int) -> Game:
-    """What `function(n)` of `module` gives; its spec is checked, since a person wrote it."""
-    import_from_current_folder()
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
-        raise _unknown(game_id) from None
-    make = getattr(loaded, function, None)
-    if not callable(make):
-        raise Missing(f"{module} has no function {function!r}", where=f"game {game_id!r}", do="Name one that is there")
-    made: Game = make(n)
-    checked(made.spec, game_id)
-    return made
-
-
-def _unknown(game_id: str) -> Missing:
-    do = "Use one of " + ", ".join(BUILT_IN) + ", atari:GAME, gym:ID, pz:MODULE, spiel:NAME or module:function"
-    return Missing("there is no such game", where=f"game {game_id!r}", do=did_you_mean(game_id, BUILT_IN, do))

@@ -1,21 +1,37 @@
-"""Checks of one chunk against its game's spec: everything that can be wrong with a chunk on its own.
+"""Checks of one chunk: against its game's spec, and against what a deployment accepts (`ChunkRules`).
 
 The gateway checks every chunk before it is stored, some thousand times a second on each core: what follows from the
 spec is worked out once, and each column is reduced to its minimum and maximum, which also finds NaN and infinity.
+The gateway asks `ChunkRules` about uploads, the sink about records in a stream. No I/O.
 """
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sparring.errors import ChunkRefused
 from sparring.games.game_state import did_you_mean
 from sparring.games.spec import DISCRETE, GameSpec, Leaf, SeatSpec
-from sparring.wire.chunk import MAX_COLUMNS, MAX_STEPS, Array, Chunk, Header
-from sparring.wire.ids import is_actor, is_episode
+from sparring.wire.chunk import (
+    MAX_COLUMNS,
+    MAX_ENCODED_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_STEPS,
+    Array,
+    Chunk,
+    Column,
+    Header,
+    buffer_bytes,
+    decode,
+    encode,
+    layout,
+)
+from sparring.wire.ids import PlayerId, is_actor, is_episode, misdated
 
 REWARD_SLACK = 1e-6  # a bound such as 0.1 has no exact float32
 LOGP_SLACK = 1e-5  # log 1 = 0, give or take the rounding of a softmax
@@ -23,18 +39,35 @@ LOGP_SLACK = 1e-5  # log 1 = 0, give or take the rounding of a softmax
 
 def check_chunk(chunk: Chunk, spec: GameSpec) -> None:
     """Return, or raise ChunkRefused with the first field that breaks the spec, its value and the limit."""
-    plan = _plan(spec)
-    head = chunk.header
-    _check_header(head, spec, plan.hash)
-    seat = plan.seats[head.seat]
-    _check_names(chunk, seat)
-    columns, steps = chunk.columns, head.steps
+    check_layout(chunk.header, layout(chunk), spec)
+    check_values(chunk, spec)
+
+
+def check_layout(head: Header, columns: Sequence[Column], spec: GameSpec, state_bytes: int | None = None) -> None:
+    """What a header says alone, before its body is inflated: its fields, the columns' names, dtypes and shapes, and
+    that all columns of a recurrent state have at most `state_bytes` together. ChunkRefused otherwise."""
+    spec_hash, seats = _plan(spec)
+    _check_header(head, spec, spec_hash)
+    seat, named = seats[head.seat], {column.name: column for column in columns}
+    _check_names(head, named, seat)
     for expected in (*seat.each_step, *seat.optional):
-        if expected.name in columns:
-            expected.check(columns[expected.name], (steps, *expected.shape))
+        if expected.name in named:
+            expected.check_layout(named[expected.name], (head.steps, *expected.shape))
     for expected in seat.final:
+        if expected.name in named:
+            expected.check_layout(named[expected.name], expected.shape)
+    size = sum(buffer_bytes(named[name]) for name in named.keys() - seat.known)
+    if state_bytes is not None and size > state_bytes:
+        do = "Send the state of the model that acted, once for each chunk, or raise gateway.state_bytes"
+        raise _refused("state/", size, state_bytes, "the recurrent state takes too many bytes", do)
+
+
+def check_values(chunk: Chunk, spec: GameSpec) -> None:
+    """The numbers of a chunk whose layout was checked; ChunkRefused otherwise."""
+    head, columns, seat = chunk.header, chunk.columns, _plan(spec)[1][chunk.header.seat]
+    for expected in (*seat.each_step, *seat.optional, *seat.final):
         if expected.name in columns:
-            expected.check(columns[expected.name], expected.shape)
+            expected.check_values(columns[expected.name])
     _check_ticks(columns["tick"], head, spec.max_ticks)
     if "legal" in columns:
         _check_legal(columns["legal"], columns["action"], seat.choices)
@@ -51,17 +84,19 @@ class _Expected:
     """One column as the spec wants it. Bounds are None where the dtype itself keeps them."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: str
     shape: tuple[int, ...]
     low: float | None
     high: float | None
     choices: Array | None = None  # of a multi-discrete leaf, one limit for each entry
 
-    def check(self, array: Array, shape: tuple[int, ...]) -> None:
-        if array.dtype != self.dtype:
-            raise _refused(self.name, array.dtype.name, self.dtype.name, "the dtype differs", "Send the spec's dtype")
-        if array.shape != shape:
-            raise _refused(self.name, list(array.shape), list(shape), "the shape differs", "Send the spec's shape")
+    def check_layout(self, column: Column, shape: tuple[int, ...]) -> None:
+        if column.dtype != self.dtype:
+            raise _refused(self.name, column.dtype, self.dtype, "the dtype differs", "Send the spec's dtype")
+        if column.shape != shape:
+            raise _refused(self.name, list(column.shape), list(shape), "the shape differs", "Send the spec's shape")
+
+    def check_values(self, array: Array) -> None:
         if self.choices is not None and (array >= self.choices).any():
             raise self._beyond(array[array >= self.choices][0], self.choices.tolist())
         if self.low is not None and self.high is not None:
@@ -87,29 +122,23 @@ class _SeatPlan:
     entities: tuple[tuple[str, str, int], ...]  # leaf, its count, the most that it holds
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    hash: str
-    seats: tuple[_SeatPlan, ...]
-
-
 @functools.lru_cache(maxsize=256)
-def _plan(spec: GameSpec) -> _Plan:
-    return _Plan(spec.hash, tuple(_seat_plan(seat) for seat in spec.seats))
+def _plan(spec: GameSpec) -> tuple[str, tuple[_SeatPlan, ...]]:
+    return spec.hash, tuple(_seat_plan(seat) for seat in spec.seats)
 
 
 def _seat_plan(seat: SeatSpec) -> _SeatPlan:
     low, high = seat.reward_bounds
     each_step = (
         *(_expected(leaf) for leaf in (*seat.observation, seat.action)),
-        _Expected("reward", np.dtype(np.float32), (), low - REWARD_SLACK, high + REWARD_SLACK),
-        _Expected("tick", np.dtype(np.int64), (), None, None),
+        _Expected("reward", "float32", (), low - REWARD_SLACK, high + REWARD_SLACK),
+        _Expected("tick", "int64", (), None, None),
     )
     largest = float(np.finfo(np.float32).max)
     most_logp = LOGP_SLACK if seat.action.kind in DISCRETE else largest
-    optional = [_Expected("behaviour_logp", np.dtype(np.float32), (), -largest, most_logp)]
+    optional = [_Expected("behaviour_logp", "float32", (), -largest, most_logp)]
     if seat.action.masks:
-        optional.append(_Expected("legal", np.dtype(np.uint8), (seat.action.masks,), 0, 1))
+        optional.append(_Expected("legal", "uint8", (seat.action.masks,), 0, 1))
     final = tuple(_expected(leaf, f"final_{leaf.name}") for leaf in seat.observation)
     required = frozenset(column.name for column in each_step)
     return _SeatPlan(
@@ -127,15 +156,15 @@ def _expected(leaf: Leaf, name: str = "") -> _Expected:
     dtype = np.dtype(leaf.dtype)
     if leaf.kind in DISCRETE:
         choices = np.array(leaf.choices).reshape(leaf.shape) if leaf.shape else None
-        return _Expected(name or leaf.name, dtype, leaf.shape, 0, max(leaf.choices) - 1, choices)
+        return _Expected(name or leaf.name, leaf.dtype, leaf.shape, 0, max(leaf.choices) - 1, choices)
     limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     low, high = float(limits.min), float(limits.max)
     if dtype.kind in "iu" and (leaf.low is None or leaf.low <= low) and (leaf.high is None or leaf.high >= high):
-        return _Expected(name or leaf.name, dtype, leaf.shape, None, None)
+        return _Expected(name or leaf.name, leaf.dtype, leaf.shape, None, None)
     # A bound such as 0.1 is judged as its own dtype rounds it, whichever way that goes.
     low = low if leaf.low is None else min(leaf.low, float(dtype.type(leaf.low)))
     high = high if leaf.high is None else max(leaf.high, float(dtype.type(leaf.high)))
-    return _Expected(name or leaf.name, dtype, leaf.shape, low, high)
+    return _Expected(name or leaf.name, leaf.dtype, leaf.shape, low, high)
 
 
 def _check_header(head: Header, spec: GameSpec, spec_hash: str) -> None:
@@ -165,8 +194,8 @@ def _check_header(head: Header, spec: GameSpec, spec_hash: str) -> None:
         raise _refused("outcome", str(head.outcome), limit, f"the episode is {head.ending}", "Send it with the end")
 
 
-def _check_names(chunk: Chunk, seat: _SeatPlan) -> None:
-    names = chunk.columns.keys()
+def _check_names(head: Header, columns: Mapping[str, Column], seat: _SeatPlan) -> None:
+    names = columns.keys()
     if missing := seat.required - names:
         raise _refused(min(missing), None, sorted(seat.required), "the column is missing", "Send every column")
     for name in names - seat.known:
@@ -176,11 +205,11 @@ def _check_names(chunk: Chunk, seat: _SeatPlan) -> None:
     if len(names) > MAX_COLUMNS:
         raise _refused("columns", len(names), MAX_COLUMNS, "there are too many", "Send the spec's columns alone")
     final = [expected.name for expected in seat.final if expected.name in names]
-    if len(final) < len(seat.final) and (final or chunk.header.ending != "running"):
+    if len(final) < len(seat.final) and (final or head.ending != "running"):
         absent = next(expected.name for expected in seat.final if expected.name not in names)
         wanted = [expected.name for expected in seat.final]
         do = "Send what the seat saw last, whole" if final else "Send what the seat saw at the end"
-        raise _refused(absent, None, wanted, f"it is missing and the episode is {chunk.header.ending}", do)
+        raise _refused(absent, None, wanted, f"it is missing and the episode is {head.ending}", do)
 
 
 def _check_ticks(tick: Array, head: Header, max_ticks: int) -> None:
@@ -203,7 +232,7 @@ def _check_legal(legal: Array, action: Array, choices: tuple[int, ...]) -> None:
     if not taken.all():
         row = int((taken == 0).any(axis=1).argmax())
         limit = np.flatnonzero(legal[row]).tolist()
-        raise _refused("action", action[row].tolist(), limit, f"the action of step {row} is not legal", "Mend the mask")
+        raise _refused("action", action[row].tolist(), limit, f"the action of step {row} is not legal", "Fix the mask")
 
 
 def _plain(number: float) -> float | int:
@@ -213,3 +242,71 @@ def _plain(number: float) -> float | int:
 def _refused(field: str, value: Any, limit: Any, wrong: str, do: str) -> ChunkRefused:
     said = "" if value is None else f" ({value!r}, the limit is {limit!r})"
     return ChunkRefused(f"{wrong}{said}", where=f"chunk, {field}", do=do, field=field, value=value, limit=limit)
+
+
+class ChunkRules:
+    """The specs of the games that are served, and how long episodes are kept."""
+
+    def __init__(self, specs: Iterable[GameSpec], keep_days: float = 0.0) -> None:
+        """Episodes opened more than `keep_days` before they arrived are refused; 0 accepts all."""
+        self._keep_days = keep_days
+        self._specs = {(spec.id, spec.version): spec for spec in specs}
+
+    def spec(self, head: Header) -> GameSpec:
+        """The spec that a chunk with this header must follow; ChunkRefused where it is not served here."""
+        spec = self._specs.get((head.game, head.version))
+        if spec is not None:
+            return spec
+        versions = [version for game, version in self._specs if game == head.game]
+        field, value = ("version", head.version[:40]) if versions else ("game", head.game[:80])
+        known = f"Send one of {', '.join(versions)}, or add" if versions else "Add"
+        wrong = f"{'version' if versions else 'the game'} {value!r} is not known here"
+        do = f"{known} its spec to `games` in spar.toml"
+        raise ChunkRefused(wrong, where=f"chunk, {field}", do=do, field=field, value=value, limit=versions or None)
+
+    def accepted(self, chunk: Chunk, *, player: PlayerId | None, uploader: str, received_at_ms: int) -> Chunk:
+        """The chunk as it is stored, with what the receiver sets in its header; ChunkRefused with the reason otherwise.
+
+        The same chunk, receiver and time always give the same answer.
+        """
+        header = self.accepted_header(
+            chunk.header, layout(chunk), player=player, uploader=uploader, received_at_ms=received_at_ms
+        )
+        return self.accepted_values(replace(chunk, header=header))
+
+    def accepted_header(
+        self,
+        head: Header,
+        columns: Sequence[Column],
+        *,
+        player: PlayerId | None,
+        uploader: str,
+        received_at_ms: int,
+        state_bytes: int | None = None,
+    ) -> Header:
+        """The header as it is stored, of a chunk that is not inflated yet; see `check_layout`."""
+        check_layout(head, columns, self.spec(head), state_bytes)
+        # An episode's time decides where it is stored and for how long, so it must be plausible.
+        if wrong := misdated(head.episode, received_at_ms, int(self._keep_days * 86_400_000)):
+            do = "Set the sender's clock (by `time_ms` of the gateway's answer), and open a new episode"
+            limit = f"a day ahead, or {self._keep_days:g} days old" if self._keep_days else "a day ahead"
+            raise ChunkRefused(wrong, where="chunk, episode", do=do, field="episode", value=head.episode, limit=limit)
+        return msgspec.structs.replace(head, player=player, uploader=uploader, received_at_ms=received_at_ms)
+
+    def accepted_values(self, chunk: Chunk) -> Chunk:
+        """The chunk as it is stored, if it can be read back; its header is an accepted one."""
+        check_values(chunk, self.spec(chunk.header))
+        return _readable(chunk)
+
+
+def _readable(chunk: Chunk) -> Chunk:
+    """The chunk, if it can be read back: one that came as JSON is not encoded yet, and the header has grown."""
+    if chunk.body and len(chunk.body) <= MAX_ENCODED_BYTES - MAX_HEADER_BYTES:
+        return chunk
+    encoded = encode(chunk)
+    if len(encoded) > MAX_ENCODED_BYTES:
+        wrong = f"it takes {len(encoded)} bytes, the limit is {MAX_ENCODED_BYTES}"
+        do = "Send shorter chunks"
+        limit = f"{MAX_ENCODED_BYTES} bytes"
+        raise ChunkRefused(wrong, where="chunk", do=do, field="steps", value=chunk.header.steps, limit=limit)
+    return chunk if chunk.body else decode(encoded)

@@ -13,8 +13,7 @@ from sparring.errors import ChunkRefused, SparringError
 from sparring.games.chunk_checks import check_chunk
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Game, View
 from sparring.games.resimulation import resimulate
-from sparring.games.scripted_play import play
-from sparring.games.scripts import Script, script_for
+from sparring.games.scripts import Script, play, script_for
 from sparring.games.spec import GameSpec, Leaf, checked
 from sparring.wire.chunk import Array, decode, encode
 

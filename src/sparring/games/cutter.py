@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from sparring.errors import ChunkRefused
-from sparring.games.step_buffer import Block, StepBuffer
-from sparring.games.step_layout import FINITE_AT_ONCE, refused
+from sparring.games.step_buffer import FINITE_AT_ONCE, Block, StepBuffer, refused
 from sparring.wire.chunk import MAX_ENCODED_BYTES, Array, Chunk, encode
 
 HELD_BACK = 2

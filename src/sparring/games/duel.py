@@ -7,10 +7,9 @@ downwards, both from the middle of the field; seat 0 plays on the left.
 
 import numpy as np
 
-from sparring.games.game_state import BaseGame
+from sparring.games.game_state import BaseGame, draw
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
-from sparring.games.splitmix import draw
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 

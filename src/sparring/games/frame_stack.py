@@ -1,7 +1,7 @@
 """The last frames of each stream in a row, for games whose spec says frame_stack.
 
 Single frames travel and are stored; a player sees stacks, oldest frame first. At the start of an episode its first
-frame is repeated. Replay makes the same stacks of what it stored (replay/sequences.py), the gateway of what it is sent.
+frame is repeated. Replay makes the same stacks of what it stored (replay/gather.py), the gateway of what it is sent.
 """
 
 import numpy as np

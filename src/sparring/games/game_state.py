@@ -1,15 +1,32 @@
-"""What the games here share: checked actions, state as bytes, and the bookkeeping of games with one seat."""
+"""What the games here share: checked actions, state as bytes, the bookkeeping of one seat, and chance from a seed."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import importlib
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from sparring.errors import Missing, Refused, WireError
+from sparring.errors import ConfigError, Missing, Refused, WireError
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, View
 from sparring.games.spec import GameSpec
 from sparring.wire.chunk import Array
+
+REWARD_BOUND = 1e6  # where a library does not say what a step may earn
+SEEDS = 1 << 31  # some environments keep a seed in 32 bits, with a sign
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+
+
+class _State(msgspec.Struct, forbid_unknown_fields=True):
+    game: str
+    spec: str
+    arrays: dict[str, bytes]
 
 
 class BaseGame:
@@ -25,12 +42,25 @@ class BaseGame:
     def save(self) -> bytes:
         """All n games, exactly; Refused where `spec.resimulates` is false."""
         self._require_resimulation()
-        return state_bytes(self.spec, self._arrays())
+        arrays = {name: array.tobytes() for name, array in self._arrays().items()}
+        return msgspec.msgpack.encode(_State(self.spec.id, self.spec.hash, arrays))
 
     def restore(self, state: bytes) -> None:
         """Back to what `save` gave; Refused where `spec.resimulates` is false."""
         self._require_resimulation()
-        read_state(self.spec, state, self._arrays())
+        do = "Restore what save() of the same game with the same n gave"
+        arrays = self._arrays()
+        try:
+            found = msgspec.msgpack.decode(state, type=_State)
+        except msgspec.DecodeError as error:
+            raise WireError(f"the bytes do not read: {error}", where=f"state of {self.spec.id}", do=do) from None
+        sizes = {name: len(raw) for name, raw in found.arrays.items()}
+        if found.spec != self.spec.hash or sizes != {name: array.nbytes for name, array in arrays.items()}:
+            raise WireError(
+                f"it is one of {found.game}, or of another number of games", where=f"state of {self.spec.id}", do=do
+            )
+        for name, array in arrays.items():
+            array[...] = np.frombuffer(found.arrays[name], array.dtype).reshape(array.shape)
 
     def _arrays(self) -> dict[str, Array]:
         """Everything that the next step depends on."""
@@ -101,44 +131,56 @@ class OneSeatGame(BaseGame):
         )
 
 
-class _State(msgspec.Struct, forbid_unknown_fields=True):
-    game: str
-    spec: str
-    arrays: dict[str, bytes]
-
-
-def state_bytes(spec: GameSpec, arrays: Mapping[str, Array]) -> bytes:
-    """The arrays of one game's state, without a pickle."""
-    raw = {name: np.ascontiguousarray(array).tobytes() for name, array in arrays.items()}
-    return msgspec.msgpack.encode(_State(spec.id, spec.hash, raw))
-
-
-def read_state(spec: GameSpec, state: bytes, arrays: Mapping[str, Array]) -> None:
-    """Write what `state_bytes` gave into `arrays`, which must be the same in name, shape and dtype."""
-
-    def refused(wrong: str) -> WireError:
-        return WireError(
-            wrong, where=f"state of {spec.id}", do="Restore what save() of the same game with the same n gave"
-        )
-
+def library(module: str, package: str, where: str) -> Any:
+    """The module of a library of games; Missing where it is not installed."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its greeting would end up in --json
     try:
-        found = msgspec.msgpack.decode(state, type=_State)
-    except msgspec.DecodeError as error:
-        raise refused(f"the bytes do not read: {error}") from None
-    if (found.game, found.spec) != (spec.id, spec.hash):
-        raise refused(f"the state is one of {found.game} with spec {found.spec[:12]}")
-    if {name: len(raw) for name, raw in found.arrays.items()} != {name: a.nbytes for name, a in arrays.items()}:
-        raise refused("the state is one of another number of games")
-    for name, array in arrays.items():
-        array[...] = np.frombuffer(found.arrays[name], array.dtype).reshape(array.shape)
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        do = 'Install it with: pip install "sparring[games]"'
+        raise Missing(f"{package} is not installed", where=where, do=do) from None
 
 
-def not_installed(package: str, where: str) -> Missing:
-    """The library behind an adapter is not there."""
-    return Missing(f"{package} is not installed", where=where, do='Install it with: pip install "sparring[games]"')
+def name_and_options(text: str, where: str) -> tuple[str, dict[str, Any]]:
+    """The two parts of NAME(key=value,…). Values are true, false, whole numbers, numbers, or else text."""
+    found = re.fullmatch(r"([^()]+)(?:\(([^()]*)\))?", text)
+    options: dict[str, Any] = {}
+    for part in (found[2] or "").split(",") if found and found[2] else ():
+        key, sign, value = part.strip().partition("=")
+        if not sign or not key.isidentifier():
+            raise ConfigError(f"option {part!r}", where=where, do="Write NAME(key=value,key=value)")
+        try:
+            options[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[key] = value
+    return (found[1] if found else text), options
+
+
+def id_with_options(name: str, options: dict[str, Any]) -> str:
+    """The id in one form, options in the order of their names: what `name_and_options` reads."""
+    texts = (f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in sorted(options.items()))
+    return f"{name}({','.join(texts)})" if options else name
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
     """What to do about a name that is not among the `known` ones."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {prefix + near[0]!r}" if near else otherwise
+
+
+def draw(seeds: Array, k: Array | int) -> Array:
+    """uint64 [n]: the k-th number of each seed (uint64 [n]); k counts from 0, one for all or one for each.
+
+    SplitMix64 (Steele et al. 2014), by counter: draw k of a seed depends on (seed, k) alone, so a game is the same
+    whatever other games are played beside it, and JavaScript repeats it with BigInt. See docs/rules.md.
+    """
+    count = np.atleast_1d(np.asarray(k, np.uint64)) + np.uint64(1)  # an array: a scalar would warn where it wraps
+    z = seeds + count * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * _FIRST
+    z = (z ^ (z >> np.uint64(27))) * _SECOND
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def uniform(seeds: Array, k: Array | int) -> Array:
+    """float64 [n] in [0, 1): the upper 53 bits of `draw`."""
+    return np.asarray((draw(seeds, k) >> np.uint64(11)).astype(np.float64) * 2.0**-53)

@@ -1,57 +1,122 @@
-"""`gym:<id>`: any environment of Gymnasium as a game of one seat, n at once.
+"""`gym:<id>`: any environment of Gymnasium as a game of one seat, n at once: gym:Taxi-v3, gym:module:Mine-v0, and
+with arguments of the environment gym:FrozenLake-v1(map_name=8x8).
 
+Its spaces become flat named leaves, and its values their arrays; PettingZoo uses the same spaces. Images larger than
+84 x 84 are scaled down by areas; `gym:<id>(images=full)` leaves them as they are.
 Where Gymnasium has a vector environment whose state can be set from outside it is used (`NativeVector`); any other
 environment is stepped one by one, without the wrappers that only guard against wrong callers
 (docs/decisions/0150-native-vectors.md).
 """
 
+import copy
 import importlib.util
-import os
+import inspect
+import math
+import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from sparring.errors import Missing
-from sparring.games import gym_spaces
-from sparring.games.game_state import OneSeatGame, not_installed
+from sparring.errors import ConfigError, Missing
+from sparring.games.catalogue import register_game
+from sparring.games.game_state import REWARD_BOUND, SEEDS, OneSeatGame, id_with_options, library, name_and_options
 from sparring.games.protocol import RUNNING, Actions, Columns, Game, View
-from sparring.games.spec import GameSpec, SeatSpec, checked
-from sparring.user_code import import_from_current_folder
-from sparring.wire.chunk import Array
+from sparring.games.spec import GameSpec, Leaf, SeatSpec, checked, discrete
+from sparring.user_code import import_from_current_folder, note_code
+from sparring.wire.chunk import DTYPES, Array
 from sparring.wire.ids import GameId
 
 MOST_TICKS = 1_000_000  # where an environment sets no limit of its own
-REWARD_BOUND = 1e6  # Gymnasium does not say what a step may earn
+_UNBOUNDED = 1e30  # some libraries write "no bound" as the largest float
+_MOST_CHANNELS = 4
+SIDE = 84  # pixels: as large as Atari's
+IMAGES, FULL_IMAGES = "images", "images=full"  # the option of ours in an id
 NATIVE_FROM = 4  # games from which on one call for all is faster than a call for each
-SEEDS = 1 << 31  # some environments keep a seed in 32 bits, with a sign
 
 
-def open_game(env_id: str, n: int) -> Game:
-    """n environments of that id, or Missing."""
-    library = _library()
-    native = _native_vector(library, env_id, n)
-    envs, limit = _envs(library, env_id, n if native is None else 1)
-    where = f"game 'gym:{env_id}'"
-    reader = gym_spaces.observation(envs[0].observation_space, where)
-    action, to_env = gym_spaces.action(envs[0].action_space, where)
+def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
+    """n environments of that id, or Missing; `rendered`: they draw pictures (`Environments.render`)."""
+    gym = library("gymnasium", "gymnasium", "games gym:…")
+    env_id, options = name_and_options(text, f"game 'gym:{text}'")
+    given = {key: value for key, value in options.items() if key != IMAGES}
+    native = None if given or rendered else _native_vector(gym, env_id, n)
+    mode = {"render_mode": "rgb_array"} if rendered else {}
+    envs, limit = _envs(gym, env_id, given, n if native is None else 1, mode)
+    game = _from_envs(envs, limit, f"gym:{id_with_options(env_id, options)}")
+    return game if native is None else NativeVector(game.spec, gym, *native)
+
+
+def from_factory(make: Callable[[], Any], game_id: str, n: int) -> Game:
+    """n environments that a user's function makes, as a game of that id."""
+    gym = library("gymnasium", "gymnasium", f"game {game_id!r}")
+    envs = [make() for _ in range(n)]
+    for env in envs:
+        if not isinstance(env, gym.Env):
+            do = "Return a gymnasium.Env"
+            raise ConfigError(f"the function made a {type(env).__name__}", where=f"game {game_id!r}", do=do)
+    _check(envs[0], f"game {game_id!r}")
+    return _from_envs(envs, getattr(envs[0].spec, "max_episode_steps", None), game_id)
+
+
+def _check(env: Any, where: str) -> None:
+    """ConfigError where a user's environment does not answer as its spaces and Gymnasium's reset and step say."""
+    if missing := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
+        raise ConfigError(f"it has no {' and no '.join(missing)}", where=where, do="Set it in __init__ or in the class")
+    if "seed" not in (known := inspect.signature(env.reset).parameters) and "kwargs" not in known:
+        do = "Define reset(self, *, seed=None, options=None)"
+        raise ConfigError("its reset takes no seed", where=where, do=do)
+    begun, space = env.reset(seed=0), env.observation_space
+    if not isinstance(begun, tuple) or len(begun) != 2:
+        raise ConfigError("its reset gives no pair", where=where, do="Return observation, info")
+    if np.shape(begun[0]) != space.shape and space.shape is not None:
+        do = f"Return {space.shape}, or declare another observation_space"
+        raise ConfigError(f"its reset gives an observation of shape {np.shape(begun[0])}", where=where, do=do)
+    stepped = env.step(env.action_space.sample())
+    if not isinstance(stepped, tuple) or len(stepped) != 5:
+        do = "Return observation, reward, terminated, truncated, info"
+        raise ConfigError("its step gives no five values", where=where, do=do)
+
+
+def register(given: Any) -> str:
+    """The id under which a Gymnasium environment, or a function that makes one, is played in this process."""
+    gym = library("gymnasium", "gymnasium", "sparring.train(game)")
+    if isinstance(given, gym.Env):
+        name, spec = type(given.unwrapped).__name__, given.spec
+        if spec is not None and not spec.kwargs and not spec.additional_wrappers and spec.id in gym.registry:
+            return f"gym:{spec.id}"
+        # Several are played at once: others of the same kind are made, and the given one is left as it is.
+        make: Callable[[], Any] = (lambda: gym.make(spec)) if spec is not None else lambda: copy.deepcopy(given)
+    elif callable(given):
+        name, make = getattr(given, "__name__", type(given).__name__), given
+    else:
+        do = "Give an id, a Gymnasium environment, or a function that makes one"
+        raise ConfigError(f"it is a {type(given).__name__}", where="sparring.train(game)", do=do)
+    game_id = f"gym:python/{'-'.join(re.findall('[A-Za-z0-9_]+', name))}"
+    register_game(game_id, lambda n: from_factory(make, game_id, n))
+    return game_id
+
+
+def _from_envs(envs: list[Any], limit: int | None, game_id: str) -> "Environments":
+    where, kind = f"game {game_id!r}", type(envs[0].unwrapped)
+    if not kind.__module__.startswith("gymnasium."):
+        note_code(getattr(sys.modules.get(kind.__module__), "__file__", None), "environment")
+    reader = observation_reader(envs[0].observation_space, where, full_images=FULL_IMAGES in game_id)
+    action, to_env = action_leaf(envs[0].action_space, where)
     bounds = (-REWARD_BOUND, REWARD_BOUND)
     seat = SeatSpec(name="player", observation=reader.leaves, action=action, reward_bounds=bounds)
-    spec = GameSpec(id=GameId(f"gym:{env_id}"), turns="simultaneous", seats=(seat,), max_ticks=limit or MOST_TICKS)
-    spec = checked(spec, where)
-    if native is not None:
-        return NativeVector(spec, library, *native)
-    return Environments(spec, envs, reader, to_env)
+    spec = GameSpec(id=GameId(game_id), turns="simultaneous", seats=(seat,), max_ticks=limit or MOST_TICKS)
+    return Environments(checked(spec, where), envs, reader, to_env)
 
 
 class Environments(OneSeatGame):
     """n environments, stepped one by one."""
 
-    def __init__(
-        self, spec: GameSpec, envs: list[Any], reader: gym_spaces.Reader, to_env: Callable[[Array], Any]
-    ) -> None:
+    def __init__(self, spec: GameSpec, envs: list[Any], reader: "Reader", to_env: Callable[[Array], Any]) -> None:
         super().__init__(len(envs))
         self.spec, self._envs, self._reader, self._to_env = spec, envs, reader, to_env
         self._steps = [env.step for env in envs]
@@ -81,6 +146,10 @@ class Environments(OneSeatGame):
         self._show(rows, observations, infos)
         return self._copied_view(earned)
 
+    def render(self) -> tuple[Any, float]:
+        """A picture of the first game, as its environment draws it, and how many it shows in a second."""
+        return self._envs[0].render(), float(self._envs[0].metadata.get("render_fps") or 0)
+
     def _show(self, rows: Array, observations: Any, infos: Any) -> None:
         if self._reader.plain and len(rows):
             ((_, column),) = self._observation.items()
@@ -105,8 +174,8 @@ class Environments(OneSeatGame):
 Start = Callable[[Any, int], Array]  # the library and a seed → the state [numbers] of a game that begins
 
 
-def _cartpole_start(library: Any, seed: int) -> Array:
-    generator, _ = library.utils.seeding.np_random(seed)
+def _cartpole_start(gym: Any, seed: int) -> Array:
+    generator, _ = gym.utils.seeding.np_random(seed)
     return np.asarray(generator.uniform(low=-0.05, high=0.05, size=(4,)))
 
 
@@ -121,16 +190,16 @@ class NativeVector(OneSeatGame):
     plays exactly what n single environments play. That needs to know how an environment starts: STARTS lists them.
     """
 
-    def __init__(self, spec: GameSpec, library: Any, env: Any, start: Start) -> None:
+    def __init__(self, spec: GameSpec, gym: Any, env: Any, start: Start) -> None:
         super().__init__(env.num_envs)
-        self.spec, self._library, self._env, self._start_state = spec, library, env.unwrapped, start
+        self.spec, self._gym, self._env, self._start_state = spec, gym, env.unwrapped, start
         observation, _ = self._env.reset(seed=0)
         self._shown = np.zeros_like(observation)
 
     def reset(self, seeds: Array, which: Array) -> View:
         """Start the games of `which`, each from its own seed."""
         for i in np.flatnonzero(which).tolist():
-            state = self._start_state(self._library, int(seeds[i]) % SEEDS)
+            state = self._start_state(self._gym, int(seeds[i]) % SEEDS)
             self._env.state[:, i], self._shown[i] = state, state
         self._start(which)
         return self._view(self._observation())
@@ -154,25 +223,16 @@ class NativeVector(OneSeatGame):
         return {self.spec.seats[0].observation[0].name: self._shown.copy()}
 
 
-def _native_vector(library: Any, env_id: str, n: int) -> tuple[Any, Start] | None:
+def _native_vector(gym: Any, env_id: str, n: int) -> tuple[Any, Start] | None:
     """A vector environment of n games and how one starts; None where single environments are used."""
-    known = library.registry.get(env_id)
+    known = gym.registry.get(env_id)
     entry = str(known.vector_entry_point) if known else ""
     if n < NATIVE_FROM or entry not in STARTS:
         return None
-    return library.make_vec(env_id, num_envs=n, vectorization_mode="vector_entry_point"), STARTS[entry]
+    return gym.make_vec(env_id, num_envs=n, vectorization_mode="vector_entry_point"), STARTS[entry]
 
 
-def _library() -> Any:
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its greeting would end up in --json
-    try:
-        import gymnasium
-    except ModuleNotFoundError:
-        raise not_installed("gymnasium", "games gym:…") from None
-    return gymnasium
-
-
-def _envs(library: Any, env_id: str, n: int) -> tuple[list[Any], int | None]:
+def _envs(gym: Any, env_id: str, options: dict[str, Any], n: int, mode: dict[str, str]) -> tuple[list[Any], int | None]:
     """n environments, and after how many steps Gymnasium cuts an episode short.
 
     Made without the wrappers that check a caller's order and count steps: `Environments` does both itself.
@@ -180,17 +240,168 @@ def _envs(library: Any, env_id: str, n: int) -> tuple[list[Any], int | None]:
     if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py"):
         import ale_py
 
-        library.register_envs(ale_py)
+        gym.register_envs(ale_py)
     if ":" in env_id:  # module:id of the user's own, which registers itself when it is imported
         import_from_current_folder()
     try:
         with warnings.catch_warnings():  # what a library thinks of its parts, which Box2D's import dies of as errors
             warnings.simplefilter("ignore", DeprecationWarning)
-            first = library.make(env_id, disable_env_checker=True)
+            first = gym.make(env_id, disable_env_checker=True, **options, **mode)
             limit = first.spec.max_episode_steps
             bare = replace(first.spec, max_episode_steps=None, order_enforce=False)
-            return [library.make(bare, disable_env_checker=True) for _ in range(n)], limit
-    except (library.error.Error, ModuleNotFoundError) as error:
+            return [gym.make(bare, disable_env_checker=True) for _ in range(n)], limit
+    except (gym.error.Error, ModuleNotFoundError) as error:
         do = "`python -c 'import gymnasium; gymnasium.pprint_registry()'` lists what there is"
         wrong = str(error).rstrip(".?").replace("\n", " ")
         raise Missing(wrong, where=f"game 'gym:{env_id}'", do=do) from None
+    except Exception as error:  # an environment may refuse its arguments in any way
+        if not options:
+            raise
+        raise wrong_options(error, f"game 'gym:{id_with_options(env_id, options)}'") from None
+
+
+def wrong_options(error: Exception, where: str) -> ConfigError:
+    """What an environment says about the arguments in its id."""
+    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+    return ConfigError(f"it does not take these options: {said}", where=where, do="Correct what is in parentheses")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a value of one space becomes arrays."""
+
+    leaves: tuple[Leaf, ...]
+    read: Callable[[Any], Columns]
+    plain: bool = False  # its one leaf holds a value's numbers as they come, so many values can be read at once
+
+
+def observation_reader(space: Any, where: str, *, full_images: bool = False) -> Reader:
+    """The leaves of an observation space: one for each space that is not a Dict or Tuple, named by its path."""
+    reader = _reader(space, "", where)
+    return reader if full_images else _with_small_images(reader)
+
+
+def _with_small_images(reader: Reader) -> Reader:
+    """The same with each side of an image at most SIDE pixels long."""
+    large = {leaf.name: leaf.shape for leaf in reader.leaves if leaf.kind == "image" and max(leaf.shape[1:]) > SIDE}
+    if not large:
+        return reader
+    areas = {name: (_areas(high), _areas(wide)) for name, (_, high, wide) in large.items()}
+
+    def small(name: str, image: Array) -> Array:
+        if name not in areas:
+            return image
+        rows, columns = areas[name]
+        return np.asarray(np.rint(rows @ image.astype(np.float32) @ columns.T), np.uint8)
+
+    leaves = (
+        msgspec.structs.replace(leaf, shape=(leaf.shape[0], *(min(side, SIDE) for side in leaf.shape[1:])))
+        if leaf.name in large
+        else leaf
+        for leaf in reader.leaves
+    )
+    return Reader(tuple(leaves), lambda value: {name: small(name, image) for name, image in reader.read(value).items()})
+
+
+def _areas(side: int) -> Array:
+    """float32 [at most SIDE, side]: the share that each pixel of a line has in each pixel of the scaled line."""
+    count = min(side, SIDE)
+    edges = np.linspace(0, side, count + 1)[:, None]
+    pixels = np.arange(side)
+    overlap = np.minimum(edges[1:], pixels + 1) - np.maximum(edges[:-1], pixels)
+    return np.asarray(np.maximum(overlap, 0) * (count / side), np.float32)
+
+
+def action_leaf(space: Any, where: str) -> tuple[Leaf, Callable[[Array], Any]]:
+    """The action leaf, and how one action becomes what the environment takes."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        start = int(space.start)
+        return discrete(int(space.n)), lambda chosen: int(chosen) + start
+    if kind in ("MultiDiscrete", "MultiBinary"):
+        leaf = _multi_discrete("action", space)
+        return leaf, lambda chosen: chosen.reshape(space.shape).astype(space.dtype)
+    if kind == "Box":
+        low, high = _bounds(space)
+        shape = tuple(space.shape) or (1,)
+        leaf = Leaf(name="action", kind="box", shape=shape, dtype="float32", low=low, high=high)
+        # A leaf has one bound for all entries, the space one for each.
+        return leaf, lambda chosen: np.clip(chosen.reshape(space.shape), space.low, space.high).astype(space.dtype)
+    raise _unsupported(space, "action", where)
+
+
+def _reader(space: Any, path: str, where: str) -> Reader:
+    kind = type(space).__name__
+    if kind == "Dict":
+        return _joined({str(key): (key, inner) for key, inner in space.spaces.items()}, path, where)
+    if kind == "Tuple":
+        return _joined({str(i): (i, inner) for i, inner in enumerate(space.spaces)}, path, where)
+    name = f"observation{path or ('/image' if _is_image(space) else '/state')}"
+    if kind == "Discrete":
+        start, leaf = int(space.start), discrete(int(space.n), name)
+        return Reader((leaf,), lambda value: {name: np.asarray(int(value) - start, np.int32)})
+    if kind in ("MultiDiscrete", "MultiBinary"):
+        leaf = _multi_discrete(name, space)
+        return Reader((leaf,), lambda value: {name: np.asarray(value, np.int32).reshape(-1)})
+    if kind == "Box":
+        return _image(name, space) if _is_image(space) else _numbers(name, space)
+    raise _unsupported(space, name, where)
+
+
+def _joined(inner: dict[str, tuple[Any, Any]], path: str, where: str) -> Reader:
+    parts = [(key, _reader(space, f"{path}/{name}", where)) for name, (key, space) in inner.items()]
+    leaves = tuple(leaf for _, part in parts for leaf in part.leaves)
+    return Reader(leaves, lambda value: {k: a for key, part in parts for k, a in part.read(value[key]).items()})
+
+
+def _numbers(name: str, space: Any) -> Reader:
+    dtype = _dtype(space.dtype)
+    shape = tuple(space.shape) or (1,)
+    low, high = _bounds(space)
+    kind: Any = "vector" if len(shape) == 1 else "box"
+    leaf = Leaf(name=name, kind=kind, shape=shape, dtype=dtype, low=low, high=high)
+    return Reader((leaf,), lambda value: {name: np.asarray(value, dtype).reshape(shape)}, plain=True)
+
+
+def _image(name: str, space: Any) -> Reader:
+    """Images travel as [channels, height, width]; Gymnasium's have their channels last, or none."""
+    shape = tuple(space.shape)
+    chw = (1, *shape) if len(shape) == 2 else (shape[2], shape[0], shape[1])
+    leaf = Leaf(name=name, kind="image", shape=chw, dtype="uint8", low=0.0, high=255.0)
+    if len(shape) == 2:
+        return Reader((leaf,), lambda value: {name: np.asarray(value)[None]})
+    return Reader((leaf,), lambda value: {name: np.asarray(value).transpose(2, 0, 1)})
+
+
+def _is_image(space: Any) -> bool:
+    if type(space).__name__ != "Box" or space.dtype != np.uint8:
+        return False
+    return len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] <= _MOST_CHANNELS)
+
+
+def _multi_discrete(name: str, space: Any) -> Leaf:
+    size = math.prod(space.shape)
+    choices = (2,) * size if type(space).__name__ == "MultiBinary" else tuple(int(n) for n in np.ravel(space.nvec))
+    return Leaf(name=name, kind="multi-discrete", shape=(size,), dtype="int32", choices=choices)
+
+
+def _dtype(dtype: Any) -> str:
+    """float64 becomes float32, which is what networks see; what the wire lacks becomes the next wider integer."""
+    name = np.dtype(dtype).name
+    if np.dtype(dtype).kind == "f":
+        return "float32"
+    wider = {"bool": "uint8", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+    return name if name in DTYPES else wider[name]
+
+
+def _bounds(space: Any) -> tuple[float | None, float | None]:
+    low, high = float(np.min(space.low)), float(np.max(space.high))
+    return (low if low > -_UNBOUNDED else None), (high if high < _UNBOUNDED else None)
+
+
+def _unsupported(space: Any, name: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is a {type(space).__name__} space",
+        where=where,
+        do="Use Discrete, MultiDiscrete, MultiBinary, Box, or for observations Dict and Tuple of them",
+    )

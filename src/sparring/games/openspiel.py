@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games.game_state import did_you_mean, not_installed
+from sparring.games.game_state import did_you_mean, library, uniform
 from sparring.games.protocol import RUNNING, TERMINATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked, discrete, vector
-from sparring.games.splitmix import uniform
 from sparring.games.vectorize import SingleGame, SingleView, VectorGame
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
@@ -24,18 +23,18 @@ _LEAF = "observation/state"
 
 def open_game(name: str, n: int) -> Game:
     """n games of that name, or Missing."""
-    library, game = _load(name)
-    spec = _spec(library, game, name)
-    return VectorGame(lambda: _OpenSpielGame(library, game, spec), n)
+    pyspiel, game = _load(name)
+    spec = _spec(pyspiel, game, name)
+    return VectorGame(lambda: _OpenSpielGame(pyspiel, game, spec), n)
 
 
 class _OpenSpielGame(SingleGame):
     """One game."""
 
-    def __init__(self, library: Any, game: Any, spec: GameSpec) -> None:
+    def __init__(self, pyspiel: Any, game: Any, spec: GameSpec) -> None:
         self.spec = spec
         self._game = game
-        self._information = _sees_information(library, game)
+        self._information = _sees_information(pyspiel, game)
         self._state = game.new_initial_state()
         self._seed = np.zeros(1, np.uint64)
         self._draws = 0
@@ -95,31 +94,31 @@ class _OpenSpielGame(SingleGame):
         return int(outcomes[min(place, len(outcomes) - 1)])
 
 
-def _spec(library: Any, game: Any, name: str) -> GameSpec:
+def _spec(pyspiel: Any, game: Any, name: str) -> GameSpec:
     kind = game.get_type()
     where = f"game 'spiel:{name}'"
-    if kind.dynamics not in (library.GameType.Dynamics.SEQUENTIAL, library.GameType.Dynamics.SIMULTANEOUS):
+    if kind.dynamics not in (pyspiel.GameType.Dynamics.SEQUENTIAL, pyspiel.GameType.Dynamics.SIMULTANEOUS):
         raise ConfigError(
             f"its dynamics are {kind.dynamics.name}", where=where, do="Use a game of finitely many players"
         )
     if not (kind.provides_information_state_tensor or kind.provides_observation_tensor):
         raise ConfigError("it shows no tensor", where=where, do="Use a game that a network can see")
-    information = _sees_information(library, game)
+    information = _sees_information(pyspiel, game)
     shape = game.information_state_tensor_shape() if information else game.observation_tensor_shape()
     low, high = game.min_utility(), game.max_utility()
-    if kind.reward_model != library.GameType.RewardModel.TERMINAL:
+    if kind.reward_model != pyspiel.GameType.RewardModel.TERMINAL:
         low, high = low - high, high - low  # the bounds are of the sum; one step may undo others
     seats = tuple(
         SeatSpec(
             name=f"player {p}",
-            team=p,
+            team=0 if kind.utility == pyspiel.GameType.Utility.IDENTICAL else p,
             observation=(vector(_LEAF, int(np.prod(shape))),),
             action=discrete(game.num_distinct_actions()),
             reward_bounds=(low, high),
         )
         for p in range(game.num_players())
     )
-    alternating = kind.dynamics == library.GameType.Dynamics.SEQUENTIAL
+    alternating = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
     return checked(
         GameSpec(
             id=GameId(f"spiel:{name}"),
@@ -127,24 +126,21 @@ def _spec(library: Any, game: Any, name: str) -> GameSpec:
             seats=seats,
             max_ticks=game.max_game_length(),
             # A game that draws its own chance does not take our seed.
-            resimulates=kind.chance_mode != library.GameType.ChanceMode.SAMPLED_STOCHASTIC,
+            resimulates=kind.chance_mode != pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC,
         ),
         where,
     )
 
 
-def _sees_information(library: Any, game: Any) -> bool:
+def _sees_information(pyspiel: Any, game: Any) -> bool:
     kind = game.get_type()
-    perfect = kind.information == library.GameType.Information.PERFECT_INFORMATION
+    perfect = kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
     return bool(kind.provides_information_state_tensor and not (perfect and kind.provides_observation_tensor))
 
 
 def _load(name: str) -> tuple[Any, Any]:
     where = f"game 'spiel:{name}'"
-    try:
-        import pyspiel
-    except ModuleNotFoundError:
-        raise not_installed("open_spiel", where) from None
+    pyspiel = library("pyspiel", "open_spiel", where)
     known = pyspiel.registered_names()
     short = name.partition("(")[0]
     if short not in known:  # asked first, since OpenSpiel prints the whole list as it fails
@@ -154,4 +150,4 @@ def _load(name: str) -> tuple[Any, Any]:
         return pyspiel, pyspiel.load_game(name)
     except pyspiel.SpielError as error:
         first = str(error).partition("\n")[0]
-        raise Missing(f"OpenSpiel does not load it: {first}", where=where, do="Mend its parameters") from None
+        raise Missing(f"OpenSpiel does not load it: {first}", where=where, do="Correct its parameters") from None

@@ -1,18 +1,18 @@
-"""`pz:<name>`: a game of PettingZoo, such as pz:connect_four_v3 or pz:cooperative_pong_v6, one seat per agent.
+"""`pz:<name>`: a game of PettingZoo, such as pz:connect_four_v3 or pz:multiwalker_v9(n_walkers=2), one seat per agent.
 
 Where there is a parallel version (all agents at once) it is played, else the one in which agents take turns.
-An "action_mask", in the observation or beside it, becomes the legal mask.
+An "action_mask", in the observation or beside it, becomes the legal mask. Images are scaled down as those of
+Gymnasium; `pz:<name>(images=full)` leaves them as they are.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sparring.errors import Missing
-from sparring.games import gym_spaces
-from sparring.games.game_state import did_you_mean, not_installed
+from sparring.games.game_state import REWARD_BOUND, SEEDS, did_you_mean, id_with_options, library, name_and_options
+from sparring.games.gymnasium import FULL_IMAGES, IMAGES, action_leaf, observation_reader, wrong_options
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked
 from sparring.games.vectorize import SingleGame, SingleView, VectorGame
@@ -20,15 +20,20 @@ from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
 MOST_TICKS = 1_000_000  # PettingZoo does not say when a game ends at the latest
-REWARD_BOUND = 1e6  # nor what a step may earn
-_SEEDS = 1 << 31  # some environments keep a seed in 32 bits, with a sign
 
 
-def open_game(name: str, n: int) -> Game:
-    """n games of that name, or Missing."""
-    library, env_id = _found(name)
-    parallel = env_id in library.parallel_registry
-    return VectorGame(lambda: _PettingZooGame(_make(library, env_id, parallel, name), parallel, name), n)
+def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
+    """n games of that name, or Missing; `rendered`: they draw pictures (`_PettingZooGame.render`)."""
+    name, options = name_and_options(text, f"game 'pz:{text}'")
+    given = {key: value for key, value in options.items() if key != IMAGES}
+    pettingzoo, env_id = _found(name)
+    parallel, mode = env_id in pettingzoo.parallel_registry, {"render_mode": "rgb_array"} if rendered else {}
+    name = id_with_options(name, options)
+
+    def make() -> _PettingZooGame:
+        return _PettingZooGame(_make(pettingzoo, env_id, parallel, name, given | mode), parallel, name)
+
+    return VectorGame(make, n)
 
 
 class _Seat:
@@ -39,8 +44,9 @@ class _Seat:
         inner = getattr(space, "spaces", None)
         self.masked = isinstance(inner, dict) and "action_mask" in inner
         # By PettingZoo's custom a masked observation is {"observation": …, "action_mask": …}.
-        self.reader = gym_spaces.observation(inner["observation"] if self.masked and inner else space, where)
-        self.leaf, self.act = gym_spaces.action(env.action_space(agent), where)
+        seen = inner["observation"] if self.masked and inner else space
+        self.reader = observation_reader(seen, where, full_images=FULL_IMAGES in where)
+        self.leaf, self.act = action_leaf(env.action_space(agent), where)
         self.seen: Columns = {leaf.name: np.zeros(leaf.shape, leaf.dtype) for leaf in self.reader.leaves}
         self.legal: Array | None = None
 
@@ -77,7 +83,7 @@ class _PettingZooGame(SingleGame):
     def reset(self, seed: int) -> SingleView:
         self._ending = dict.fromkeys(self._agents, RUNNING)
         self._score = dict.fromkeys(self._agents, 0.0)
-        started = self._env.reset(seed=seed % _SEEDS)
+        started = self._env.reset(seed=seed % SEEDS)
         if self._parallel:
             self._look(*started)
         else:
@@ -104,6 +110,10 @@ class _PettingZooGame(SingleGame):
         if not self._parallel:
             self._step_ended_agents()
         return self._show(rewards)
+
+    def render(self) -> tuple[Any, float]:
+        """A picture of the game, as PettingZoo draws it, and how many it shows in a second."""
+        return self._env.render(), float(self._env.metadata.get("render_fps") or 0)
 
     def _look(self, observations: dict[Any, Any], infos: dict[Any, Any]) -> None:
         for agent, observation in observations.items():
@@ -133,12 +143,8 @@ class _PettingZooGame(SingleGame):
 
 
 def _found(name: str) -> tuple[Any, str]:
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its greeting would end up in --json
     where = f"game 'pz:{name}'"
-    try:
-        import pettingzoo
-    except ModuleNotFoundError:
-        raise not_installed("pettingzoo", where) from None
+    pettingzoo = library("pettingzoo", "pettingzoo", where)
     known = {f"{spec.name}_v{spec.version}": env_id for env_id, spec in pettingzoo.aec_registry.items()}
     if name not in known:
         do = did_you_mean(name, known, "pettingzoo.pprint_registry() lists them", "pz:")
@@ -146,12 +152,16 @@ def _found(name: str) -> tuple[Any, str]:
     return pettingzoo, known[name]
 
 
-def _make(library: Any, env_id: str, parallel: bool, name: str) -> Any:
+def _make(pettingzoo: Any, env_id: str, parallel: bool, name: str, options: dict[str, Any]) -> Any:
     from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
     try:
-        return library.make("parallel" if parallel else "aec", env_id)
+        return pettingzoo.make("parallel" if parallel else "aec", env_id, **options)
     except (PettingZooRegistryError, ImportError) as error:
         cause = error.__cause__ or error
         do = f'Install what it needs: pip install "pettingzoo[{env_id.partition("/")[0]}]"'
         raise Missing(f"it does not load: {cause}", where=f"game 'pz:{name}'", do=do) from None
+    except Exception as error:  # an environment may refuse its arguments in any way
+        if not options:
+            raise
+        raise wrong_options(error, f"game 'pz:{name}'") from None

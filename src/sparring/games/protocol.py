@@ -42,16 +42,12 @@ class Game(Protocol):
 
     def reset(self, seeds: Array, which: Array) -> View:
         """Start the games where `which` (bool [n]) is true, from `seeds` (uint64 [n])."""
-        ...
 
     def step(self, actions: Actions) -> View:
         """Every running game goes on by one decision; a finished one stands still, with reward 0."""
-        ...
 
     def save(self) -> bytes:
         """All n games, exactly (where `spec.resimulates`)."""
-        ...
 
     def restore(self, state: bytes) -> None:
         """Back to what `save` gave; the next step gives the same View bit for bit."""
-        ...

@@ -67,6 +67,7 @@ class SeatSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     observation: tuple[Leaf, ...]
     action: Leaf
     reward_bounds: tuple[float, float]  # of one step
+    sees_others: bool = True  # False: its records show nothing of what other seats do, and outlive their erasure
 
     def leaf(self, name: str) -> Leaf:
         """The observation leaf of that full name."""
@@ -86,9 +87,13 @@ class GameSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def hash(self) -> str:
-        """Of all that gives the numbers their meaning; the version is not in it, so a patch that keeps
-        the spaces keeps its models."""
-        return hashlib.sha256(canonical(msgspec.structs.replace(self, version=""))).hexdigest()
+        """Of all that gives the numbers their meaning; neither the version nor sees_others is in it, so a patch that
+        keeps the spaces keeps its models."""
+        seats = tuple(msgspec.structs.replace(seat, sees_others=True) for seat in self.seats)
+        return hashlib.sha256(canonical(msgspec.structs.replace(self, version="", seats=seats))).hexdigest()
+
+
+msgspec.json.Decoder(GameSpec)  # makes the type ready before threads use it; see docs/decisions/0330
 
 
 def discrete(n: int, name: str = "action") -> Leaf:

@@ -5,13 +5,13 @@ The adapters of PettingZoo and OpenSpiel are written so, and your own game may b
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from sparring.errors import WireError
-from sparring.games.game_state import BaseGame, read_state, state_bytes
+from sparring.games.game_state import BaseGame
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Actions, Columns, View
 from sparring.games.spec import GameSpec
 from sparring.wire.chunk import Array
@@ -36,11 +36,9 @@ class SingleGame(Protocol):
 
     def reset(self, seed: int) -> SingleView:
         """Start a new game."""
-        ...
 
     def step(self, actions: Sequence[Array]) -> SingleView:
         """Go on by one decision; one action per seat, those of seats that do not act mean nothing."""
-        ...
 
     def save(self) -> bytes:
         """The game exactly, where `spec.resimulates`; never called otherwise."""
@@ -89,11 +87,15 @@ class VectorGame(BaseGame):
             reward[i] = seen.reward
         return self._view(reward)
 
+    def render(self) -> tuple[Any, float]:
+        """A picture of the first game and how many make a second, as it draws them; (None, 0) where it draws none."""
+        render = getattr(self._games[0], "render", None)
+        return (None, 0.0) if render is None else render()
+
     def save(self) -> bytes:
         """All n games exactly; Refused where the game cannot."""
-        self._require_resimulation()
-        games = [game.save() for game in self._games]
-        return msgspec.msgpack.encode((games, state_bytes(self.spec, self._arrays())))
+        arrays = super().save()
+        return msgspec.msgpack.encode(([game.save() for game in self._games], arrays))
 
     def restore(self, state: bytes) -> None:
         """Back to what `save` gave; Refused where the game cannot."""
@@ -102,7 +104,7 @@ class VectorGame(BaseGame):
             games, arrays = msgspec.msgpack.decode(state, type=tuple[list[bytes], bytes])
         except msgspec.DecodeError as error:
             raise WireError(str(error), where=f"state of {self.spec.id}", do="Restore what save() gave") from None
-        read_state(self.spec, arrays, self._arrays())
+        super().restore(arrays)
         for game, saved in zip(self._games, games, strict=True):
             game.restore(saved)
 

@@ -103,6 +103,7 @@ class Commits:
                 group[0].answer.get_loop().call_soon_threadsafe(_tell, group, kept)
             except RuntimeError:  # the loop is closed: nobody is left to be told
                 log.warning("%d uploads were kept after their callers had gone", len(group))
+            del group, chunks  # or they would take memory until the next ones come
 
     def _next(self) -> list[_Waiting]:
         """Everything that waits, up to the group's size; empty when closed and done."""

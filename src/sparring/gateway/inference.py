@@ -5,8 +5,10 @@ under load batches grow up to MAX_BATCH. A new champion is noticed within LOOK_E
 """
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,9 +17,10 @@ from sparring.errors import ChunkRefused, Refused, SparringError
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.gateway.http_errors import ServerBusy
 from sparring.nets.chooser import ActRequest, Chooser, Decision, uniform
+from sparring.nets.shapes import state_width
 from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
-from sparring.wire.chunk import Array
+from sparring.wire.chunk import Array, Column
 from sparring.wire.ids import GameId, ModelId
 
 MAX_BATCH = 64
@@ -85,6 +88,29 @@ class InferenceServer:
         return self._models[model]
 
 
+class StateSizes:
+    """How many bytes of recurrent state a chunk may have. Called from any thread, and asks the registry."""
+
+    def __init__(self, registry: Registry, unknown_bytes: int) -> None:
+        """`unknown_bytes`: where no model acted, or one that the registry does not have."""
+        self._registry, self._unknown_bytes = registry, unknown_bytes
+        self._known: dict[str, int] = {}  # by model; an id never means another card
+        self._asking = threading.Lock()  # callers that name models which there are not take one thread at most
+
+    def limit(self, actor: str, columns: Sequence[Column]) -> int:
+        """The most for a chunk of that actor with those columns."""
+        kind, _, model = actor.partition(":")
+        if kind != "model" or not any(column.name.startswith("state/") for column in columns):
+            return self._unknown_bytes
+        if model not in self._known:
+            with self._asking:
+                try:
+                    self._known[model] = 4 * state_width(self._registry.card(ModelId(model)).network)  # float32
+                except SparringError:
+                    return self._unknown_bytes
+        return self._known[model]
+
+
 class _Batcher:
     """Callers of one model, in batches."""
 
@@ -113,7 +139,12 @@ class _Batcher:
                 try:
                     decisions = await loop.run_in_executor(self._threads, self.chooser.decide_batch, rows, self._rng)
                 except Exception as error:  # noqa: BLE001  (the runtime's own, or a shutdown: each caller gets it)
-                    _fail(batch, error, self.chooser.id)
+                    if not isinstance(error, SparringError):
+                        wrong, where = f"the model did not run: {type(error).__name__}", f"model {self.chooser.id[:12]}"
+                        error = Refused(wrong, where=where, do="Send its spec's views")
+                    for _, _, answer in batch:
+                        if not answer.done():
+                            answer.set_exception(error)
                     continue
                 for (_, _, answer), decision in zip(batch, decisions, strict=True):
                     if not answer.done():
@@ -127,14 +158,3 @@ def _check_state(state: Array | None, numbers: int) -> None:
         wrong = "the state is not this model's"
         do = "Send what its last answer gave, with that answer's model; leave both out where an episode begins"
         raise ChunkRefused(wrong, where="act", do=do, field="state", value=list(state.shape), limit=[numbers])
-
-
-def _fail(
-    batch: list[tuple[SeatSpec, ActRequest, "asyncio.Future[Decision]"]], error: Exception, model: ModelId
-) -> None:
-    if not isinstance(error, SparringError):
-        wrong = f"the model did not run: {type(error).__name__}"
-        error = Refused(wrong, where=f"model {model[:12]}", do="Send its spec's views")
-    for _, _, answer in batch:
-        if not answer.done():
-            answer.set_exception(error)

@@ -1,25 +1,24 @@
 """`WS …/play`: hello, start, observe → action, end; many episodes on one socket. Messages: wire/messages.py."""
 
+import asyncio
 import logging
 import time
+from collections import Counter
 from typing import assert_never
 
 import numpy as np
-from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sparring.errors import ChunkRefused, NotYours, SparringError, WireError
 from sparring.games.cutter import cut
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.spec import GameSpec
-from sparring.games.step_buffer import Behaviour, StepBuffer
-from sparring.games.step_layout import layout_of
-from sparring.gateway.http_errors import ServerBusy, TooMany, answer, described
+from sparring.games.step_buffer import Behaviour, MemoryBudget, StepBuffer, layout_of
+from sparring.gateway.http_errors import ServerBusy, answer, described, printable
 from sparring.gateway.identity import Caller
-from sparring.gateway.middleware import admitted_caller
-from sparring.gateway.request_arrays import legal_of, observation_of, seat_of
-from sparring.gateway.state import GatewayState, request_id
+from sparring.gateway.request_body import legal_of, observation_of, seat_of
+from sparring.gateway.state import GatewayState
 from sparring.gateway.uploads import accepted, commit
 from sparring.nets.chooser import ActRequest, Decision
 from sparring.wire import messages
@@ -30,9 +29,11 @@ from sparring.wire.messages import PROTOCOL, Action, End, Ended, FromGateway, He
 log = logging.getLogger(__name__)
 
 MAX_SOCKETS = 1_024
+MAX_TICK = (1 << 63) - 1
 MAX_OPEN = 128  # seats open on one socket
 SUBPROTOCOL = "spar.1"
-PROTOCOL_ERROR = 1002  # WebSocket close code
+PROTOCOL_ERROR, POLICY_VIOLATION = 1002, 1008  # WebSocket close codes
+CHECK_S = 1.0  # how often a quiet socket's key or token is checked; that of another one with every message
 
 
 class Play:
@@ -42,45 +43,60 @@ class Play:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        socket = WebSocket(scope, receive, send)
+        socket, state = WebSocket(scope, receive, send), self._state
         try:
-            caller = admitted_caller(scope, self._state, "act")
-            spec = self._state.spec(scope["path_params"]["game"])
-            if self._state.metrics.sockets >= MAX_SOCKETS:
-                wrong = f"{MAX_SOCKETS} sockets are open"
-                raise ServerBusy(wrong, where="play", do="Try again later", limit=MAX_SOCKETS)
+            caller = state.admitted_caller(scope, "act")
+            spec = state.spec(scope["path_params"]["game"])
+            self._check_room(caller)
         except SparringError as error:
-            await socket.send_denial_response(answer(error, request_id(HTTPConnection(scope))))
+            await socket.send_denial_response(answer(error, scope["request_id"]))
             return
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", []) else None)
-        self._state.metrics.sockets += 1
-        conversation = Conversation(self._state, caller, spec)
+        state.sockets[caller.id] += 1
+        conversation, broken = Conversation(state, caller, spec), False
+        greet_by_s = time.monotonic() + state.config.gateway.body_deadline_s
+        receiving = asyncio.ensure_future(socket.receive())
         try:
-            await _converse(socket, conversation)
+            while not broken:
+                await asyncio.wait({receiving}, timeout=CHECK_S)
+                if not state.identity.holds(caller):
+                    await socket.close(POLICY_VIOLATION, "the key or token holds no more")
+                    return
+                if not conversation.greeted and time.monotonic() > greet_by_s:
+                    await socket.close(POLICY_VIOLATION, "no hello came")
+                    return
+                if not receiving.done():
+                    continue
+                if (message := receiving.result())["type"] == "websocket.disconnect":
+                    return
+                text = message.get("text")
+                reply, broken = await conversation.handle(text if text is not None else message.get("bytes") or b"")
+                if reply is not None:
+                    framed = messages.encode(reply, text=text is not None)
+                    await (socket.send_text(framed) if isinstance(framed, str) else socket.send_bytes(framed))
+                receiving = asyncio.ensure_future(socket.receive())
+            await socket.close(PROTOCOL_ERROR)
         except WebSocketDisconnect:
             pass  # the usual end
         finally:
-            self._state.metrics.sockets -= 1
+            receiving.cancel()
+            state.sockets[caller.id] -= 1
+            state.sockets += Counter()  # drops callers with none
             await conversation.leave()
 
-
-async def _converse(socket: WebSocket, conversation: "Conversation") -> None:
-    while True:
-        message = await socket.receive()
-        if message["type"] == "websocket.disconnect":
-            return
-        text = message.get("text")
-        frame: str | bytes = text if text is not None else message.get("bytes") or b""
-        reply, broken = await conversation.handle(frame)
-        if reply is None:
-            continue
-        framed = messages.encode(reply, text=text is not None)
-        if socket.application_state is not WebSocketState.CONNECTED:
-            return
-        await (socket.send_text(framed) if isinstance(framed, str) else socket.send_bytes(framed))
-        if broken:
-            await socket.close(PROTOCOL_ERROR)
-            return
+    def _check_room(self, caller: Caller) -> None:
+        """ServerBusy where this caller, or all callers together, have as many sockets as they may. A key may have half
+        of all, so that no caller can take them."""
+        open_now, per_player = self._state.sockets, self._state.config.gateway.sockets_per_player
+        mine = per_player if caller.player else MAX_SOCKETS // 2 if caller.key else MAX_SOCKETS
+        for limit, used, most in (
+            ("sockets_per_player" if caller.player else "sockets_per_key", open_now[caller.id], mine),
+            ("sockets", open_now.total(), MAX_SOCKETS),
+        ):
+            if used >= most:
+                wrong = f"{most} play sockets are open"
+                self._state.connections.say(limit, wrong)
+                raise ServerBusy(wrong, where=limit, do="Try again later", limit=most)
 
 
 class OpenSeat:
@@ -89,7 +105,9 @@ class OpenSeat:
     A step's reward comes with the next observation.
     """
 
-    def __init__(self, spec: GameSpec, start: Start, sample_rate: float, *, recorded: bool) -> None:
+    def __init__(
+        self, spec: GameSpec, start: Start, sample_rate: float, *, recorded: bool, budget: MemoryBudget | None = None
+    ) -> None:
         layout = layout_of(spec, start.seat)
         self.strength, self._tick = start.strength, -1
         self.failed: SparringError | None = None  # why nothing more of it is recorded
@@ -99,7 +117,7 @@ class OpenSeat:
         if recorded:
             player = None if start.player is None else PlayerId(start.player)
             header = layout.header(start.episode, "play", player=player, sample_rate=sample_rate, seed=start.seed)
-            self._buffer = StepBuffer(header, layout)
+            self._buffer = StepBuffer(header, layout, budget)
 
     def stacked(self, observation: dict[str, Array]) -> dict[str, Array]:
         """The last frames, as the model sees them."""
@@ -108,8 +126,9 @@ class OpenSeat:
 
     def advance(self, reward: float, tick: int) -> None:
         """The next observation came, with what the last decision earned; ChunkRefused where either cannot be."""
-        if tick <= self._tick:
-            raise _wrong("tick", f"the game's clock did not rise: {tick} after {self._tick}")
+        if not self._tick < tick <= MAX_TICK:
+            wrong = f"the game's clock did not rise: {tick} after {self._tick}"
+            raise _wrong("tick", wrong if tick <= MAX_TICK else f"it is above {MAX_TICK}")
         self._earn(reward)
         self._tick = tick
 
@@ -119,7 +138,11 @@ class OpenSeat:
             return []
         by = Behaviour(decision.actor, decision.logp, decision.state_before)
         self._buffer.write(observation, decision.action, 0.0, tick=self._tick, legal=legal, by=by)
-        return cut(self._buffer, due=False)
+        chunks = cut(self._buffer, due=False)
+        if self._buffer.lost:
+            wrong = "the open seats of this player take all the memory that they may"
+            self.stop_recording(ServerBusy(wrong, where="play", do="End some, then open others"))
+        return chunks
 
     def end(self, final: dict[str, Array], message: End) -> list[Chunk]:
         """The last chunks."""
@@ -139,6 +162,8 @@ class OpenSeat:
 
     def stop_recording(self, error: SparringError) -> None:
         """The game goes on without being recorded; the answer to its end says why."""
+        if self._buffer is not None:
+            self._buffer.release(len(self._buffer.blocks))
         self.failed, self._buffer = error, None
 
     def _earn(self, reward: float) -> None:
@@ -155,19 +180,19 @@ class Conversation:
 
     def __init__(self, state: GatewayState, caller: Caller, spec: GameSpec) -> None:
         self._state, self._caller, self._spec = state, caller, spec
-        self._greeted = False
+        self.greeted = False
         self._open: dict[tuple[EpisodeId, int], OpenSeat] = {}
+        self._memory = state.play_memory(caller)
 
     async def handle(self, frame: str | bytes) -> tuple[FromGateway | None, bool]:
         """The answer to a frame, if it has one, and whether the conversation is over with it."""
         episode: EpisodeId | None = None
         try:
-            if (wait_s := self._state.rates.take(self._caller.id, time.monotonic())) > 0.0:
-                raise TooMany("too many messages", where="rate", limit=self._state.rates.per_s, retry_s=wait_s)
+            self._state.take_rate(self._caller.id)
             message = messages.decode(frame)
             episode = None if isinstance(message, Hello) else message.episode
-            if not self._greeted and not isinstance(message, Hello):
-                return Problem("protocol", "the first message is hello", "type", episode), True
+            if not self.greeted and not isinstance(message, Hello):
+                return Problem("protocol", "the first message is hello", "type", printable(episode)), True
             match message:
                 case Hello():
                     return self._greet(message)
@@ -183,8 +208,8 @@ class Conversation:
         except WireError as error:
             return Problem("wire", error.wrong[:300]), True
         except SparringError as error:
-            _, body = described(error)
-            return Problem(body["code"], f"{body['message']}. {body['do']}.", body["field"], episode), False
+            _, said = described(error)
+            return Problem(said.code, f"{said.message}. {said.do}.", said.field, printable(episode)), False
 
     async def leave(self) -> None:
         """Truncate every seat that was left open, and keep its steps."""
@@ -200,7 +225,7 @@ class Conversation:
             return Problem("protocol", f"protocol {hello.protocol}, this is {PROTOCOL}", "protocol"), True
         if hello.version:
             self._spec = self._state.spec(self._spec.id, hello.version)
-        self._greeted = True
+        self.greeted = True
         return Hello(PROTOCOL, self._spec.version), False
 
     def _start(self, start: Start) -> None:
@@ -219,7 +244,9 @@ class Conversation:
             raise NotYours("the token is another player's", where="play", do="Leave it out", field="player")
         rate = self._state.sample_rate()
         recorded = start.record and self._caller.may("record") and asked_for(start.episode, rate)
-        self._open[start.episode, start.seat] = OpenSeat(self._spec, start, rate, recorded=recorded)
+        self._open[start.episode, start.seat] = OpenSeat(
+            self._spec, start, rate, recorded=recorded, budget=self._memory
+        )
 
     async def _observe(self, message: Observe) -> FromGateway:
         seat = self._seat(message.episode, message.seat)
@@ -256,10 +283,10 @@ class Conversation:
     async def _commit(self, chunks: list[Chunk]) -> str:
         """Through the same checks and the same commit as an upload; the last verdict."""
         ready = [accepted(chunk, self._spec.id, self._caller, self._state) for chunk in chunks]
-        results, first = await commit(list(ready), self._state)
+        results, first = await commit(list(ready), self._caller, self._state)
         if first is not None:
             raise first
-        return str(results[-1]["verdict"]) if results else ""
+        return results[-1].verdict if results else ""
 
 
 def _wrong(field: str, sentence: str) -> ChunkRefused:

@@ -1,4 +1,4 @@
-"""How often and how much: requests per caller, steps per player and day, and the share of episodes asked for.
+"""How often and how much: requests per caller, steps and bytes per account and day, the share of episodes asked for.
 
 No I/O; the clock is an argument.
 """
@@ -6,16 +6,10 @@ No I/O; the clock is an argument.
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 DAY_S = 86_400.0
-LOWEST_RATE = 1e-4  # a sender cannot claim a lower rate for its steps: it could starve the others
-
-
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    at_s: float
+LOWEST_RATE = 1e-4
+GIVEN_S = 1_800.0  # a rate that was given may be claimed for so long after, and at most twice as long
 
 
 class Rates:
@@ -24,61 +18,47 @@ class Rates:
     def __init__(self, per_s: float, burst: float, callers: int = 65_536) -> None:
         """At most `callers` are remembered; the one that was quiet longest is forgotten first."""
         self.per_s, self.burst, self._most = per_s, burst, callers
-        self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
 
-    def take(self, caller: Hashable, now_s: float, tokens: float = 1.0) -> float:
+    def take(self, caller: Hashable, now_s: float) -> float:
         """0 when the caller may go on, else the seconds until it may."""
-        bucket = self._fill(caller, now_s)
-        if bucket.tokens >= tokens:
-            bucket.tokens -= tokens
-            return 0.0
-        return (tokens - bucket.tokens) / self.per_s
-
-    def wait_s(self, caller: Hashable, now_s: float) -> float:
-        """What `take` would say, without taking anything."""
-        bucket = self._buckets.get(caller)
-        if bucket is None:
-            return 0.0
-        held = min(self.burst, bucket.tokens + (now_s - bucket.at_s) * self.per_s)
-        return max(0.0, (1.0 - held) / self.per_s)
-
-    def _fill(self, caller: Hashable, now_s: float) -> _Bucket:
-        bucket = self._buckets.get(caller)
-        if bucket is None:
-            if len(self._buckets) >= self._most:
-                self._buckets.popitem(last=False)
-            bucket = self._buckets[caller] = _Bucket(self.burst, now_s)
-            return bucket
+        tokens = self._tokens(caller, now_s)
+        self._buckets[caller] = (tokens - 1.0 if tokens >= 1.0 else tokens, now_s)
         self._buckets.move_to_end(caller)
-        bucket.tokens = min(self.burst, bucket.tokens + max(0.0, now_s - bucket.at_s) * self.per_s)
-        bucket.at_s = now_s
-        return bucket
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return max(0.0, (1.0 - tokens) / self.per_s)
+
+    def _tokens(self, caller: Hashable, now_s: float) -> float:
+        tokens, at_s = self._buckets.get(caller, (self.burst, now_s))
+        return min(self.burst, tokens + max(0.0, now_s - at_s) * self.per_s)
 
 
 class Quotas:
-    """Steps kept of each player since midnight UTC. Counted in memory: a restart begins at 0."""
+    """Steps and bytes kept of each account since midnight UTC. Counted in memory: a restart begins at 0."""
 
-    def __init__(self, steps_per_day: int, players: int = 1_000_000) -> None:
-        self.steps_per_day, self._most = steps_per_day, players
+    def __init__(self, steps_per_day: int, bytes_per_day: int, accounts: int = 1_000_000) -> None:
+        self.steps_per_day, self.bytes_per_day, self._most = steps_per_day, bytes_per_day, accounts
         self._day = 0
-        self._used: dict[Hashable, int] = {}
+        self._used: dict[Hashable, tuple[int, int]] = {}
 
-    def take(self, player: Hashable, steps: int, now_s: float) -> float:
-        """0 and the steps are counted, or the seconds until the day ends and nothing is."""
+    def take(self, account: Hashable, steps: int, size: int, now_s: float) -> float:
+        """0 and both are counted, or the seconds until the day ends and neither is."""
         day = int(now_s // DAY_S)
         if day != self._day or len(self._used) > self._most:
             self._day = day
             self._used.clear()
-        used = self._used.get(player, 0)
-        if used + steps > self.steps_per_day:
+        used_steps, used_bytes = self._used.get(account, (0, 0))
+        if used_steps + steps > self.steps_per_day or used_bytes + size > self.bytes_per_day:
             return (day + 1) * DAY_S - now_s
-        self._used[player] = used + steps
+        self._used[account] = used_steps + steps, used_bytes + size
         return 0.0
 
-    def give_back(self, player: Hashable, steps: int) -> None:
-        """Steps that were counted and then not kept."""
-        if player in self._used:
-            self._used[player] = max(0, self._used[player] - steps)
+    def give_back(self, account: Hashable, steps: int, size: int) -> None:
+        """What was counted and then not kept."""
+        used_steps, used_bytes = self._used.get(account, (0, 0))
+        if used_steps or used_bytes:
+            self._used[account] = max(0, used_steps - steps), max(0, used_bytes - size)
 
 
 class SampleRate:
@@ -86,7 +66,8 @@ class SampleRate:
 
     A step of an episode opened under rate r stands for 1/r steps that were played. Their sum over a sliding window is
     what is played in all, whatever rates were in force meanwhile; the budget's share of that is the rate for the next
-    episodes. So nothing oscillates while old episodes run out.
+    episodes. So nothing oscillates while old episodes run out. A sender that claims a lower rate than any that was
+    given to anyone lies, and its steps count as if under the lowest one given.
     """
 
     def __init__(self, budget_steps_per_s: float, window_s: float) -> None:
@@ -94,11 +75,12 @@ class SampleRate:
         self._sum = 0.0  # of steps / rate, each weighted by exp(-age / window)
         self._at_s: float | None = None
         self._begun_s = 0.0
+        self._period, self._lowest = 0, (1.0, 1.0)  # rates given: the lowest in the period before and in this one
 
     def kept(self, steps: int, sample_rate: float, now_s: float) -> None:
-        """That many steps, of an episode opened under that rate, were kept just now."""
+        """That many steps, of an episode whose sender says that it was opened under that rate, were kept just now."""
         self._age(now_s)
-        self._sum += steps / min(1.0, max(sample_rate, LOWEST_RATE))
+        self._sum += steps / min(1.0, max(sample_rate, min(self._lowest)))
 
     def played_steps_per_s(self, now_s: float) -> float:
         """What all players play, as far as what they were asked for shows it."""
@@ -112,7 +94,12 @@ class SampleRate:
     def rate(self, now_s: float) -> float:
         """The share to ask for from now on: 1 while the budget suffices, never 0."""
         played = self.played_steps_per_s(now_s)
-        return 1.0 if played <= self.budget_steps_per_s else max(LOWEST_RATE, self.budget_steps_per_s / played)
+        rate = 1.0 if played <= self.budget_steps_per_s else max(LOWEST_RATE, self.budget_steps_per_s / played)
+        period = int(now_s // GIVEN_S)
+        if period != self._period:
+            self._period, self._lowest = period, (self._lowest[1] if period == self._period + 1 else 1.0, 1.0)
+        self._lowest = self._lowest[0], min(self._lowest[1], rate)
+        return rate
 
     def _age(self, now_s: float) -> None:
         if self._at_s is None:

@@ -6,30 +6,40 @@
 import asyncio
 import datetime
 import fcntl
+import hashlib
+import ipaddress
 import logging
 import os
 import signal
 import socket
+import ssl
+import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
-from sparring.config import Config, open_data_folder
+from sparring.config import Config, GatewayConfig, open_data_folder
+from sparring.durable import replace_file
 from sparring.errors import ConfigError, SparringError
 from sparring.games.catalogue import Catalogue
-from sparring.gateway import tls
 from sparring.gateway.app import build
-from sparring.gateway.http_limits import LimitedHttp
+from sparring.gateway.connections import IDLE_S, LimitedHttp, LimitedSocket, Listener, raise_file_limit
+from sparring.gateway.credentials import ApiKeys, open_identity
 from sparring.gateway.identity import is_loopback
-from sparring.gateway.keys import ApiKeys
-from sparring.gateway.state import GatewayState, assemble
+from sparring.gateway.state import GatewayState
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.stream import open_stream
@@ -38,10 +48,10 @@ from sparring.wire.messages import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 STOP_WITHIN_S = 3.0
-MAX_CONNECTIONS = 4_096
-IDLE_S = 75  # a kept-alive connection may be quiet for so long
 MAINTENANCE_EVERY_S = 600.0  # retention, and champions signed again
 DAY_MS = 86_400_000
+SELF_SIGNED = "self-signed"
+LIFE_DAYS, MAX_NAMES = 365, 64  # of a certificate that is made here
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,80 +76,83 @@ def serve(config: Config, ready: Callable[[GatewayServer], None]) -> None:
     open_data_folder(data)
     config = _with_certificate(config, data)
     _check_exposure(config, data)
+    _tls_context(config.gateway)
+    room = raise_file_limit(config.gateway.connections)
+    config = replace(config, gateway=replace(config.gateway, connections=room))
     with ExitStack() as opened:
         opened.enter_context(_data_folder_lock(data))
         listener = opened.enter_context(bound(config.gateway.host, config.gateway.port))
         catalogue = Catalogue.from_config(config)
         stream = opened.enter_context(open_stream(config.stream.url)) if config.stream.url else None
         store = opened.enter_context(open_store(config.store_url))
-        settings = config.registry
-        registry = opened.enter_context(
-            open_registry(
-                config.registry_url, champion_days=settings.champion_days, rollout_share=settings.rollout_share
-            )
-        )
+        days, share = config.registry.champion_days, config.registry.rollout_share
+        registry = opened.enter_context(open_registry(config.registry_url, champion_days=days, rollout_share=share))
         local = is_loopback(config.gateway.host)
-        state = assemble(config, store, registry, catalogue, local=local, stream=stream)
+        state = GatewayState(config, store, registry, catalogue, local=local, stream=stream)
         opened.callback(state.inference.close)
-        opened.enter_context(_short_switch_interval())
+        # The event loop and the writer thread share one interpreter lock. Switching ten times as often as by default
+        # means that an answer does not wait 5 ms while the writer hashes.
+        sys.setswitchinterval(0.000_5)
         hurry = None if stream is None else stream.close  # one that is throttled may not hold up the end
         opened.callback(state.commits.close, STOP_WITHIN_S, hurry)  # first at the end: what was accepted is written
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(state, listener, ready))
 
 
-@contextmanager
-def _short_switch_interval() -> Iterator[None]:
-    """The event loop and the writer thread share one interpreter lock. Switching ten times as often as by default
-    means that an answer does not wait 5 ms while the writer hashes."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.000_5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
 async def _run(state: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]) -> None:
-    server = _Server(_settings(state))
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        server.should_exit = True
-
+    server = _Server(_uvicorn_config(state), state, lambda stop: ready(_described(state, listener, stop)))
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, stop)
+            asyncio.get_running_loop().add_signal_handler(signum, server.stop)
     maintenance = asyncio.create_task(_maintain(state))
-    announcement = asyncio.create_task(_announce(server, state, listener, ready))
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in (maintenance, announcement):
-            task.cancel()
-        await asyncio.gather(maintenance, announcement, return_exceptions=True)
-    if announcement.done() and not announcement.cancelled() and (error := announcement.exception()) is not None:
-        raise error
+        maintenance.cancel()
+        await asyncio.gather(maintenance, return_exceptions=True)
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: uvicorn's own way ends by raising them again, before anything could be closed."""
+    """Calls `ready` once connections are accepted. Signals are ours: uvicorn's own way ends by raising them again,
+    before anything could be closed."""
+
+    def __init__(
+        self, config: uvicorn.Config, state: GatewayState, ready: Callable[[Callable[[], None]], None]
+    ) -> None:
+        super().__init__(config)
+        self._state, self._ready = state, ready
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        gateway = self._state.config.gateway
+        about: dict[str, Any] = {"config": self.config, "server_state": self.server_state}
+        protocol, tls = partial(LimitedHttp, head_deadline_s=gateway.body_deadline_s, **about), _tls_context(gateway)
+        self._listeners = [Listener(one, tls, self._state.connections, protocol) for one in sockets or []]
+        self._ready(self.stop)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for one in self._listeners:
+            one.stop()
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # every second
+            self._state.connections.sweep(time.monotonic())
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _settings(state: GatewayState) -> uvicorn.Config:
-    gateway = state.config.gateway
-
-    class Http(LimitedHttp):
-        head_deadline_s = gateway.body_deadline_s
-
+def _uvicorn_config(state: GatewayState) -> uvicorn.Config:
     return uvicorn.Config(
         build(state),
-        http=Http,
-        ws="websockets-sansio",
+        http=LimitedHttp,
+        ws=LimitedSocket,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="off",
@@ -147,35 +160,31 @@ def _settings(state: GatewayState) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=int(STOP_WITHIN_S) - 1,
-        ssl_certfile=gateway.tls_cert or None,
-        ssl_keyfile=gateway.tls_key or None,
     )
 
 
-async def _announce(
-    server: uvicorn.Server, state: GatewayState, listener: socket.socket, ready: Callable[[GatewayServer], None]
-) -> None:
-    while not server.started:
-        await asyncio.sleep(0.005)
+def _tls_context(gateway: GatewayConfig) -> ssl.SSLContext | None:
+    if not gateway.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(gateway.tls_cert, gateway.tls_key)
+    except OSError as error:
+        do = "Give a certificate and its own key, both as PEM"
+        raise ConfigError(f"they do not fit: {error}", where="[gateway] tls_cert", do=do) from None
+    return context
 
-    def stop() -> None:
-        server.should_exit = True
 
+def _described(state: GatewayState, listener: socket.socket, stop: Callable[[], None]) -> GatewayServer:
     gateway = state.config.gateway
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    scheme = "https" if gateway.tls_cert else "http"
-    mark = tls.fingerprint(Path(gateway.tls_cert)) if gateway.tls_cert else None
-    url = f"{scheme}://{shown}:{port}"
-    try:
-        into = state.config.stream.url.partition("?")[0]
-        ready(GatewayServer(url, state.registry.trust, state.identity.mode(), mark, into, stop))
-    except BaseException:
-        server.should_exit = True
-        raise
+    mark = _fingerprint(Path(gateway.tls_cert)) if gateway.tls_cert else None
+    url = f"{'https' if gateway.tls_cert else 'http'}://{shown}:{port}"
+    into = state.config.stream.url.partition("?")[0]
+    return GatewayServer(url, state.registry.trust, state.identity.mode(), mark, into, stop)
 
 
 async def _maintain(state: GatewayState) -> None:
@@ -201,8 +210,8 @@ def _apply_retention(state: GatewayState) -> None:
 
 def _with_certificate(config: Config, data: Path) -> Config:
     gateway = config.gateway
-    if gateway.tls_cert == tls.SELF_SIGNED:
-        certificate, key = tls.self_signed(data, gateway.host, datetime.datetime.now(datetime.UTC))
+    if gateway.tls_cert == SELF_SIGNED:
+        certificate, key = _self_signed(data, gateway.host, datetime.datetime.now(datetime.UTC))
         return replace(config, gateway=replace(gateway, tls_cert=str(certificate), tls_key=str(key)))
     if bool(gateway.tls_cert) != bool(gateway.tls_key):
         raise ConfigError("a certificate and its key come together", where="[gateway] tls_cert", do="Give both")
@@ -210,6 +219,76 @@ def _with_certificate(config: Config, data: Path) -> Config:
         if not Path(path).is_file():
             raise ConfigError("there is no such file", where=path, do="Give the PEM file's path")
     return config
+
+
+def _self_signed(data: Path, host: str, now: datetime.datetime) -> tuple[Path, Path]:
+    """Certificate and key in the data folder. They are made again when the certificate expires within a month, does not
+    name `host`, or names none of this machine's addresses where others may call; it keeps the names that it had."""
+    certificate, key = data / "tls-cert.pem", data / "tls-key.pem"
+    needed, addresses, had, days_left = *_certificate_names(host), set[x509.GeneralName](), 0
+    if certificate.exists() and key.exists():
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        had = set(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        days_left = (found.not_valid_after_utc - now).days
+    if days_left < 30 or not needed <= had or (addresses and not addresses & had):
+        if had:
+            log.warning("%s was made again: clients that were given the one before need this one", certificate)
+        _make_certificate(certificate, key, [*needed, *addresses, *had - needed - addresses][:MAX_NAMES], now)
+    return certificate, key
+
+
+def _fingerprint(certificate: Path) -> str:
+    """SHA-256 of the certificate, as browsers and openssl show it."""
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    digest = hashlib.sha256(found.public_bytes(serialization.Encoding.DER)).hexdigest().upper()
+    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
+
+
+def _make_certificate(certificate: Path, key: Path, names: list[x509.GeneralName], now: datetime.datetime) -> None:
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sparring")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=LIFE_DAYS))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(private, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    replace_file(key, pem, 0o600)
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+def _certificate_names(host: str) -> tuple[set[x509.GeneralName], set[x509.GeneralName]]:
+    """This machine's names and `host`; and, beyond loopback, its addresses on the networks that it is in."""
+    names: set[x509.GeneralName] = {x509.DNSName("localhost"), x509.DNSName(socket.gethostname())}
+    names |= {x509.IPAddress(ipaddress.ip_address(one)) for one in ("127.0.0.1", "::1")}
+    try:
+        named = ipaddress.ip_address(host.strip("[]"))
+        names |= set() if named.is_unspecified else {x509.IPAddress(named)}
+    except ValueError:
+        names.add(x509.DNSName(host))
+    own = [] if is_loopback(host) else map(ipaddress.ip_address, _own_addresses())
+    return names, {x509.IPAddress(one) for one in own if not one.is_loopback}
+
+
+def _own_addresses() -> Iterator[str]:
+    """The IPv4 address of each network interface (Linux), and those from which this machine calls others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, interface in socket.if_nameindex():
+            with suppress(OSError):  # it has none
+                asked = fcntl.ioctl(probe, 0x8915, struct.pack("256s", interface.encode()))  # SIOCGIFADDR
+                yield socket.inet_ntoa(asked[20:24])
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))  # chooses a route, and sends nothing
+            yield probe.getsockname()[0].partition("%")[0]
 
 
 def _check_exposure(config: Config, data: Path) -> None:
@@ -220,7 +299,7 @@ def _check_exposure(config: Config, data: Path) -> None:
     if not config.gateway.tls_cert:
         wrong = "it would be reachable from elsewhere without TLS"
         raise ConfigError(wrong, where=f"--host {host}", do="Add --tls self-signed")
-    if not any(key.revoked_at_ms is None for key in ApiKeys(data).all()):
+    if not any(key.revoked_at_ms is None for key in ApiKeys(open_identity(config)).all()):
         wrong = "it would be reachable from elsewhere and there is no key"
         raise ConfigError(wrong, where=f"--host {host}", do="Run `spar keys create NAME` first")
 

@@ -1,30 +1,38 @@
-"""`POST …/chunks`: unpack, decode, replace the player's name, check, commit; then say what became of each."""
+"""`POST …/chunks`: read and check each chunk's header, reserve the memory that its body takes, inflate, check, commit;
+then say what became of each."""
 
 import asyncio
 import time
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import ChunkRefused, Conflict, Gone, NotYours, Refused, SparringError
-from sparring.gateway.http_errors import BadRequest, TooLarge, TooMany, answer, described, json_response
-from sparring.gateway.http_limits import read_body, read_json, shaped
+from sparring.gateway.http_errors import BadRequest, Result, TooLarge, TooMany, Verdict, answer, described
 from sparring.gateway.identity import Caller
-from sparring.gateway.request_arrays import columns
-from sparring.gateway.secrets import MAX_NAME_CHARACTERS
-from sparring.gateway.state import GatewayState, caller_of, request_id
+from sparring.gateway.rate_limits import Quotas
+from sparring.gateway.request_body import JsonArray, columns, read_body, read_json
+from sparring.gateway.state import GatewayState
 from sparring.store.protocol import AppendResult
-from sparring.wire.chunk import Chunk, Header, decode, unpack
+from sparring.wire.chunk import Chunk, Column, Encoded, Header, encoded_bytes, inflate, layout, read_header, unpack
 from sparring.wire.ids import PlayerId
 
 BINARY, JSON = "application/x-spar-chunks", "application/json"
 MAX_CHUNKS = 256  # in one upload
-ON_LOOP_BYTES = 64 << 10  # a larger upload is decoded on a thread, so that others do not wait for it
+STORED = ("new", "taken")  # verdicts; whether a stream had a chunk before is for the sink to find
+ON_LOOP_BYTES, ON_LOOP_INFLATED_BYTES = 64 << 10, 256 << 10  # more is done on a thread: others must not wait for it
+GROUP_BYTES = 16 << 20  # of chunks that are inflated at once and committed together
+JSON_EXPANDS = 32  # bytes of memory for each byte of JSON, at most: a small object in few letters
 
 _REFUSALS: dict[str, type[Refused]] = {"conflict": Conflict, "forbidden": NotYours, "gone": Gone}
 
+T = TypeVar("T")
+Received = Encoded | Chunk | SparringError  # a binary chunk, one that came as JSON, or what is wrong with it
 Checked = Chunk | SparringError
 
 
@@ -32,7 +40,7 @@ class JsonChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A chunk as people write it by hand."""
 
     header: Header
-    columns: dict[str, Any]
+    columns: dict[str, JsonArray]
 
 
 class JsonUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,30 +49,39 @@ class JsonUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunks: list[JsonChunk]
 
 
-async def post_chunks(request: Request, state: GatewayState) -> Response:
+class Uploaded(msgspec.Struct, frozen=True):
+    """A result for each chunk, in order; the share of new episodes to record; the gateway's clock."""
+
+    results: list[Result]
+    sample_rate: float
+    time_ms: int
+
+
+async def post_chunks(request: Request, state: GatewayState) -> Uploaded | Response:
     """Every chunk is checked on its own; the status is that of the first refusal, and the others are still kept."""
-    caller, game = caller_of(request), request.path_params["game"]
+    caller, game = request.scope["caller"], request.path_params["game"]
     state.spec(game)  # Missing before a body is read
     limits = state.config.gateway
-    body = await read_body(request, limits.max_upload_bytes, limits.body_deadline_s)
+    body = await read_body(request, limits.max_upload_bytes, limits.body_deadline_s, state.bodies)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if len(body) > ON_LOOP_BYTES:
-        checked = await asyncio.to_thread(check_all, body, kind, game, caller, state)
-    else:
-        checked = check_all(body, kind, game, caller, state)
-    results, first = await commit(checked, state)
+    # What becomes of JSON is not known before it is read. A recurrent state may have to ask the registry for its model.
+    on_loop = kind != JSON and len(body) <= ON_LOOP_BYTES and b"state/" not in body
+    async with state.decoding.reserved(caller.id, JSON_EXPANDS * len(body) if kind == JSON else 0):
+        received = await _run(on_loop, read_chunks, body, kind, game, caller, state)
+        results, first = await _keep(received, caller, state)
     if first is not None:
-        return answer(first, request_id(request), results, state.now_ms())
-    return json_response({"results": results, "sample_rate": state.sample_rate(), "time_ms": state.now_ms()})
+        return answer(first, request.scope["request_id"], results, state.now_ms())
+    return Uploaded(results, state.sample_rate(), state.now_ms())
 
 
-def check_all(body: bytes, kind: str, game: str, caller: Caller, state: GatewayState) -> list[Checked]:
-    """Each chunk of an upload as it may be stored, or what is wrong with it. Raises for the upload as a whole."""
+def read_chunks(body: bytes, kind: str, game: str, caller: Caller, state: GatewayState) -> list[Received]:
+    """Each chunk of an upload with the header that is stored, or what is wrong with it. Of a binary one nothing is
+    inflated yet; one that came as JSON is whole. Raises for the upload as a whole."""
     received: list[Any]
     if kind == BINARY:
-        received = list(unpack(body))
+        received = unpack(body, 4 * MAX_CHUNKS)  # or four million that are empty
     elif kind == JSON:
-        received = shaped(read_json(body), JsonUpload).chunks
+        received = read_json(body, JsonUpload).chunks
     else:
         wrong = f"content type {kind[:80]!r}"
         raise BadRequest(wrong, where="upload", do=f"Send {BINARY} or {JSON}", field="Content-Type")
@@ -72,43 +89,101 @@ def check_all(body: bytes, kind: str, game: str, caller: Caller, state: GatewayS
         wrong = f"{len(received)} chunks, an upload has 1 to {MAX_CHUNKS}"
         refusal = TooLarge if received else BadRequest
         raise refusal(wrong, where="upload", do="Send fewer at once", field="chunks", limit=MAX_CHUNKS)
-    return [_checked(one, game, caller, state) for one in received]
+    return [_read_chunk(one, game, caller, state) for one in received]
 
 
-def _checked(received: memoryview | JsonChunk, game: str, caller: Caller, state: GatewayState) -> Checked:
+def _read_chunk(received: memoryview | JsonChunk, game: str, caller: Caller, state: GatewayState) -> Received:
     try:
-        chunk = _from_json(received, game, state) if isinstance(received, JsonChunk) else decode(received)
-        return accepted(chunk, game, caller, state)
+        if isinstance(received, JsonChunk):
+            chunk = _from_json(received, game, state)
+            header = _accepted_header(chunk.header, layout(chunk), game, caller, state)
+            return state.rules.accepted_values(replace(chunk, header=header))
+        encoded = read_header(received)
+        head = encoded.header
+        return replace(encoded, header=_accepted_header(head, head.columns, game, caller, state))
     except SparringError as error:
         return error
 
 
+def _accepted_header(head: Header, columns: Sequence[Column], game: str, caller: Caller, state: GatewayState) -> Header:
+    player = checked_player(head, game, caller, state)
+    return state.rules.accepted_header(
+        head,
+        columns,
+        player=player,
+        uploader=caller.id,
+        received_at_ms=state.now_ms(),
+        state_bytes=state.states.limit(head.actor, columns),
+    )
+
+
+async def _keep(
+    received: list[Received], caller: Caller, state: GatewayState
+) -> tuple[list[Result], SparringError | None]:
+    """Inflate, check and commit group by group: each has its memory reserved first, and frees it before the next."""
+    results: list[Result] = []
+    first: SparringError | None = None
+    for group in _groups(received, min(GROUP_BYTES, state.decoding.caller_bytes)):
+        size = sum(map(_inflated_bytes, group))
+        on_loop = size <= ON_LOOP_INFLATED_BYTES
+        async with state.decoding.reserved(caller.id, size):
+            some, refusal = await commit(await _run(on_loop, _inflated, group, state), caller, state)
+        results += some
+        first = first or refusal
+    return results, first
+
+
+def _groups(received: list[Received], limit_bytes: int) -> Iterator[list[Received]]:
+    """Neighbours that take up to `limit_bytes` together, or a single chunk that takes more."""
+    group: list[Received] = []
+    size = 0
+    for one in received:
+        size += _inflated_bytes(one)
+        if group and size > limit_bytes:
+            yield group
+            group, size = [], _inflated_bytes(one)
+        group.append(one)
+    yield group
+
+
+def _inflated_bytes(one: Received) -> int:
+    return one.inflated_bytes + len(one.body) if isinstance(one, Encoded) else 0
+
+
+def _inflated(group: list[Received], state: GatewayState) -> list[Checked]:
+    return [_checked(one, state) if isinstance(one, Encoded) else one for one in group]
+
+
+def _checked(one: Encoded, state: GatewayState) -> Checked:
+    try:
+        return state.rules.accepted_values(inflate(one))
+    except SparringError as error:
+        return error
+
+
+async def _run(on_loop: bool, work: Callable[..., T], *args: Any) -> T:
+    return work(*args) if on_loop else await asyncio.to_thread(work, *args)
+
+
 def accepted(chunk: Chunk, game: str, caller: Caller, state: GatewayState) -> Chunk:
-    """The chunk as it is stored, with what the gateway sets; ChunkRefused or NotYours otherwise."""
-    head = chunk.header
+    """A chunk that the gateway recorded itself, as it is stored; ChunkRefused or NotYours otherwise."""
+    player = checked_player(chunk.header, game, caller, state)
+    return state.rules.accepted(chunk, player=player, uploader=caller.id, received_at_ms=state.now_ms())
+
+
+def checked_player(head: Header, game: str, caller: Caller, state: GatewayState) -> PlayerId | None:
+    """The pseudonym that is stored, of a chunk of that game. A player's token speaks for that player alone."""
     if head.game != game:
         wrong = f"it is of another game ({head.game[:80]!r}, the limit is {game!r})"
         do = "Send it to its own game"
         raise ChunkRefused(wrong, where="chunk, game", do=do, field="game", value=head.game[:80], limit=game)
     state.rules.spec(head)
-    player = _player(head, game, caller, state)
-    return state.rules.accepted(chunk, player=player, uploader=caller.id, received_at_ms=state.now_ms())
-
-
-def _player(head: Header, game: str, caller: Caller, state: GatewayState) -> PlayerId | None:
-    """The pseudonym that is stored. A player's token speaks for that player alone."""
-    name = head.player
-    if name is not None and not 1 <= len(name) <= MAX_NAME_CHARACTERS:
-        wrong = f"a name of {len(name)} characters"
-        do = "Leave it out, or send the game's own name for the person"
-        raise ChunkRefused(wrong, where="chunk, player", do=do, field="player", limit=MAX_NAME_CHARACTERS)
-    if caller.player is None:
-        return None if name is None else state.identity.secrets.pseudonym(game, name)
-    if name is None:  # a bot's seat belongs to no player; a person's seat is this player's
+    if head.player is None:  # of a token, a bot's seat belongs to no player and a person's seat is this player's
         return caller.player if head.actor == "person" else None
-    if state.identity.secrets.pseudonym(game, name) != caller.player:
+    named = state.identity.secrets.pseudonym(game, head.player)
+    if caller.player not in (None, named):
         raise NotYours("the token is another player's", where="chunk, player", do="Leave it out", field="player")
-    return caller.player
+    return named
 
 
 def _from_json(one: JsonChunk, game: str, state: GatewayState) -> Chunk:
@@ -122,45 +197,45 @@ def _from_json(one: JsonChunk, game: str, state: GatewayState) -> Chunk:
     return Chunk(head, columns(one.columns, spec.seats[head.seat]))
 
 
-async def commit(checked: list[Checked], state: GatewayState) -> tuple[list[dict[str, Any]], SparringError | None]:
+async def commit(
+    checked: list[Checked], caller: Caller, state: GatewayState
+) -> tuple[list[Result], SparringError | None]:
     """Commit what passed; a result for each, in order, and the first refusal."""
-    now_s = state.clock()
+    now_s = time.time()
     for at, one in enumerate(checked):
-        if isinstance(one, Chunk) and one.header.player is not None:
-            wait_s = state.quotas.take((one.header.game, one.header.player), one.header.steps, now_s)
-            if wait_s:
-                limit = state.quotas.steps_per_day
-                checked[at] = TooMany(
-                    "the player's steps for today are used up", where="quota", limit=limit, retry_s=wait_s
-                )
+        if isinstance(one, Chunk) and (over := _take_quota(one, caller, state, now_s)) is not None:
+            checked[at] = over
     passed = [one for one in checked if isinstance(one, Chunk)]
     try:
         verdicts = iter(await state.commits.submit(passed) if passed else ())
     except SparringError:
         for chunk in passed:
-            _give_back(chunk, state)
+            _give_back(chunk, caller, state)
         raise
-    results, first = [], None
+    results: list[Result] = []
+    first: SparringError | None = None
+    new_steps = 0
     for one in checked:
-        kept = next(verdicts) if isinstance(one, Chunk) else None
-        error = _verdict_error(one, kept, state) if isinstance(one, Chunk) and kept is not None else one
-        if isinstance(error, SparringError):
-            first = first or error
-            results.append(_refused(error, kept))
+        if isinstance(one, Chunk):
+            kept = next(verdicts)
+            error = _verdict_error(one, kept, caller, state)
+            new_steps += one.header.steps if kept.verdict in STORED else 0
+            results.append(Result(kept.verdict) if error is None else _refused(error, kept.verdict))
         else:
-            results.append({"verdict": kept.verdict if kept else ""})
-        state.metrics.count("spar_chunks_total", f'verdict="{results[-1]["verdict"]}"')
+            error = one
+            results.append(_refused(one, "quota" if isinstance(one, TooMany) else "refused"))
+        first = first or error
+    state.metrics.count_chunks(Counter(result.verdict for result in results), new_steps)
     return results, first
 
 
-def _verdict_error(chunk: Chunk, kept: AppendResult, state: GatewayState) -> SparringError | None:
+def _verdict_error(chunk: Chunk, kept: AppendResult, caller: Caller, state: GatewayState) -> SparringError | None:
     """Count what was kept; the refusal that the store's verdict amounts to, if it is one."""
     head = chunk.header
-    if kept.verdict in ("new", "taken"):  # whether a stream had it before is for the sink to find
+    if kept.verdict in STORED:
         state.sampling.kept(head.steps, head.sample_rate, time.monotonic())
-        state.metrics.count("spar_steps_total", by=head.steps)
         return None
-    _give_back(chunk, state)
+    _give_back(chunk, caller, state)
     if kept.verdict == "had":
         return None
     value = "" if kept.verdict == "gone" else kept.value  # nothing of an erased player is repeated
@@ -169,19 +244,35 @@ def _verdict_error(chunk: Chunk, kept: AppendResult, state: GatewayState) -> Spa
     )
 
 
-def _give_back(chunk: Chunk, state: GatewayState) -> None:
-    if chunk.header.player is not None:
-        state.quotas.give_back((chunk.header.game, chunk.header.player), chunk.header.steps)
+def _accounts(chunk: Chunk, caller: Caller, state: GatewayState) -> list[tuple[Quotas, Hashable]]:
+    """Whose quotas a chunk counts against: its sender's, whatever it says, and that of the player whom a key names."""
+    game, player = chunk.header.game, chunk.header.player
+    if caller.player is not None:
+        return [(state.player_quotas, (game, caller.player))]
+    named: list[tuple[Quotas, Hashable]] = [] if player is None else [(state.player_quotas, (game, player))]
+    return [*named, (state.key_quotas, caller.id)]
 
 
-def _refused(error: SparringError, kept: AppendResult | None) -> dict[str, Any]:
+def _take_quota(chunk: Chunk, caller: Caller, state: GatewayState, now_s: float) -> TooMany | None:
+    steps, size = chunk.header.steps, encoded_bytes(chunk)
+    taken: list[tuple[Quotas, Hashable]] = []
+    for quotas, account in _accounts(chunk, caller, state):
+        if wait_s := quotas.take(account, steps, size, now_s):
+            for others, other in taken:
+                others.give_back(other, steps, size)
+            whose = "player" if quotas is state.player_quotas else "key"
+            limit = f"{quotas.steps_per_day} steps, {quotas.bytes_per_day} bytes"
+            wrong = f"the {whose}'s steps or bytes for today are used up"
+            return TooMany(wrong, where="quota", limit=limit, retry_s=wait_s)
+        taken.append((quotas, account))
+    return None
+
+
+def _give_back(chunk: Chunk, caller: Caller, state: GatewayState) -> None:
+    for quotas, account in _accounts(chunk, caller, state):
+        quotas.give_back(account, chunk.header.steps, encoded_bytes(chunk))
+
+
+def _refused(error: SparringError, verdict: Verdict) -> Result:
     _, said = described(error)
-    refused = "quota" if isinstance(error, TooMany) else "refused"
-    verdict = refused if kept is None else kept.verdict
-    return {
-        "verdict": verdict,
-        "reason": said["message"],
-        "field": said["field"],
-        "value": said["value"],
-        "limit": said["limit"],
-    }
+    return Result(verdict, said.message, said.field, said.value, said.limit)

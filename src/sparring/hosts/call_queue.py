@@ -2,68 +2,51 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from threading import Condition, Lock
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import zmq
 
-from sparring.errors import SparringError, WireError
-from sparring.hosts.worker import Ready
+from sparring.errors import SparringError
 from sparring.services import frames
 from sparring.services.errors import Overloaded, ShuttingDown, error_of, gone, late, lost
-from sparring.services.fd_passing import Peer, introduce, socket_beside
-from sparring.services.frames import ERROR, Head, codec, messages_of
-from sparring.services.shared_memory import Arena
+from sparring.services.frames import CALL, ERROR, Head, codec
+from sparring.services.shared_memory import Arena, Mapped, introduce, socket_beside
 
+DEADLINE_S = 30.0  # of a caller that names none
 WORK_S = 3600.0  # an instance works on a call for so long; how long a caller waits for it is the caller's choice
 MAX_UNDER_WAY = 4096  # calls to one instance that are not answered yet
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05  # before a call that found the queue full is sent again
+PAUSE_S = 0.01  # before a call that found its verb's queue full is sent again
 
 
-class PendingCall:
-    """An answer under way: a Pending. It is settled once, by the host's thread, which wakes all that wait."""
+class PendingCall(Future[Any]):
+    """An answer under way: a Pending. The host's thread settles it."""
 
-    __slots__ = ("_deadline_s", "_news", "args", "error", "here", "kind", "named", "number", "over", "pauses", "value",
-                 "verb", "who")  # fmt: skip
-
-    def __init__(self, kind: int, who: str, verb: str, news: Condition, deadline_s: float) -> None:
-        self.kind, self.who, self.verb = kind, who, verb
-        self._news, self._deadline_s = news, deadline_s
-        self.args: list[Any] = []
-        self.named: dict[str, Any] = {}
-        self.number = self.pauses = 0
-        self.over, self.here = False, True
-        self.value: Any = None
-        self.error: SparringError | None = None
-
-    def done(self) -> bool:
-        return self.over
+    def __init__(self, who: str, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """What it is given is copied now, so that its caller may change it."""
+        super().__init__()
+        self.who, self.verb, self.number, self.here = who, verb, 0, True
+        self.args: list[Any] = snapshot(args)
+        self.named: dict[str, Any] = snapshot(named)
 
     def result(self, seconds: float | None = None) -> Any:
-        patience = self._deadline_s if seconds is None else seconds
-        if not self.over:
-            with self._news:
-                self._news.wait_for(lambda: self.over, patience)
-        if not self.over:
-            raise late(self.who, self.who, self.verb, patience)
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        return self.value
+        patience = DEADLINE_S if seconds is None else seconds
+        try:
+            return super().result(patience)
+        except TimeoutError:
+            raise late(self.who, self.who, self.verb, patience) from None
 
-    def waits_for(self) -> Iterator["PendingCall"]:
-        """The answers that it is given as arguments and that are not there yet."""
-        return (one for one in (*self.args, *self.named.values()) if isinstance(one, PendingCall) and not one.over)
+    def may_begin(self) -> bool:
+        """Whether all answers that it is given as arguments are there."""
+        return all(one.done() for one in (*self.args, *self.named.values()) if isinstance(one, PendingCall))
 
 
 def _value(argument: Any) -> Any:
-    if not isinstance(argument, PendingCall):
-        return argument
-    if argument.error is not None:
-        raise argument.error
-    return argument.value
+    """An answer in its place; the error of one that failed is that of the call."""
+    return argument.result() if isinstance(argument, PendingCall) else argument
 
 
 def snapshot(tree: Any) -> Any:
@@ -80,11 +63,20 @@ def snapshot(tree: Any) -> Any:
 class CallQueue:
     """`put` may be called by any thread; all else is the host's thread's."""
 
-    def __init__(self, who: str, arena: Arena, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        self.who, self._arena, self._context = who, arena, context
+    def __init__(
+        self,
+        who: str,
+        idempotent: frozenset[str],
+        arena: Arena,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        settle: Callable[[PendingCall, Any, SparringError | None], None],
+    ) -> None:
+        """Verbs that are `idempotent` may be called twice."""
+        self.who, self._idempotent, self._arena = who, idempotent, arena
+        self._context, self._settle = context, settle
         self.socket: zmq.Socket[bytes] | None = None
-        self._peer: Peer | None = None
-        self._idempotent: frozenset[str] = frozenset()  # verbs that may be called twice
+        self._peer: Mapped | None = None  # its arena
+        self._name = b""  # ours, among the callers of its process
         self._queue: deque[PendingCall] = deque()  # bounded by MAX_UNDER_WAY, as is what is out
         self._out: dict[int, PendingCall] = {}
         self._paused: list[tuple[float, PendingCall]] = []
@@ -92,44 +84,36 @@ class CallQueue:
         self._gone = ""
         self._lock = Lock()
 
-    @property
-    def under_way(self) -> int:
-        return len(self._queue) + len(self._out) + len(self._paused)
-
-    def put(self, call: PendingCall, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Queue a call. What it is given is taken now, so that its caller may change it."""
-        if self.under_way >= MAX_UNDER_WAY:
+    def put(self, call: PendingCall) -> None:
+        """Queue a call."""
+        if len(self._queue) + len(self._out) + len(self._paused) >= MAX_UNDER_WAY:
             raise Overloaded(f"{MAX_UNDER_WAY} calls are under way", where=self.who, do="Take their results first")
-        call.args, call.named = snapshot(args), snapshot(named)
         with self._lock:
             if self._gone:
-                call.error, call.over = gone(self.who, self._gone), True
+                call.set_exception(gone(self.who, self._gone))
                 return
             self._number += 1
             call.number = self._number
             self._queue.append(call)
 
-    def connect(self, ready: Ready) -> None:
+    def connect(self, address: str) -> None:
         """Its process can be called."""
-        name = b"\1" + np.random.default_rng().bytes(7)  # ZeroMQ keeps names that begin with 0 for itself
-        peer = introduce(socket_beside(ready.address), self._arena, name)
+        self._name = b"\1" + np.random.default_rng().bytes(7)  # ZeroMQ keeps names that begin with 0 for itself
+        peer = introduce(socket_beside(address), self._arena, self._name)
         connection = self._context.socket(zmq.DEALER)
         connection.setsockopt(zmq.LINGER, 0)
         connection.setsockopt(zmq.SNDHWM, 0)  # what is under way is bounded here
         connection.setsockopt(zmq.RCVHWM, 0)
-        connection.setsockopt(zmq.IDENTITY, name)
-        with self._lock:
-            self._peer = peer
-            self._idempotent = frozenset(ready.idempotent)
-        connection.connect(ready.address)
-        self.socket = connection
+        connection.setsockopt(zmq.IDENTITY, self._name)
+        connection.connect(address)
+        self.socket, self._peer = connection, peer
 
-    def disconnect(self, why: str, settle: Callable[[PendingCall], None]) -> None:
+    def disconnect(self, why: str) -> None:
         """Its process has ended: what is idempotent waits for the next one, the rest is lost."""
         with self._lock:
             if self.socket is not None and self._peer is not None:
                 self.socket.close()
-                self._arena.forget(self._peer.name)
+                self._arena.forget(self._name)
                 self._peer.close()
             self.socket = self._peer = None
             again = [one for one in self._out.values() if one.verb in self._idempotent]
@@ -137,23 +121,22 @@ class CallQueue:
             self._queue.extendleft(reversed(again))
             self._out = {}
         for one in dead:
-            one.error = lost(self.who, self.who, one.verb, why)
-            settle(one)
+            self._settle(one, None, lost(self.who, self.who, one.verb, why))
 
-    def end(self, why: str, settle: Callable[[PendingCall], None]) -> None:
+    def end(self, why: str) -> None:
         """There is no next process: no call that waits, or comes, is answered."""
         with self._lock:
             self._gone = why
-        self.disconnect(why, settle)
-        self.flush(math.inf, settle)  # those that paused, too
+        self.disconnect(why)
+        self.flush(math.inf)  # those that paused, too
 
-    def flush(self, now: float, settle: Callable[[PendingCall], None]) -> None:
+    def flush(self, now: float) -> None:
         """Send what can be sent, in its order."""
         if self._paused and now >= self._paused[0][0]:
             with self._lock:
                 self._queue.extendleft(one for due, one in reversed(self._paused) if due <= now)
                 self._paused = [(due, one) for due, one in self._paused if due > now]
-        while self._queue and (self._gone or (self.socket is not None and not any(self._queue[0].waits_for()))):
+        while self._queue and (self._gone or (self.socket is not None and self._queue[0].may_begin())):
             with self._lock:
                 call = self._queue.popleft()
             try:
@@ -161,51 +144,39 @@ class CallQueue:
                     raise gone(self.who, self._gone)
                 self._send(call)
             except SparringError as error:
-                call.error = error
-                settle(call)
+                self._settle(call, None, error)
 
     def due(self) -> float | None:
         """When a call that paused is sent again."""
         return self._paused[0][0] if self._paused else None
 
-    def receive(self, now: float, settle: Callable[[PendingCall], None]) -> None:
+    def receive(self, now: float) -> None:
         """Take in all answers that are there."""
         assert self.socket is not None
         assert self._peer is not None
-        mapped = {self._peer.arena: self._peer.mapped}
         while True:
             try:
                 said = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            for one in messages_of([frame.buffer for frame in said]):
-                with suppress(WireError):
-                    answer = codec().decode(one, mapped)
-                    call = self._out.pop(answer.id, None)
-                    if call is not None:
-                        self._answered(call, answer, now, settle)
+            for answer in codec().decode_each([frame.buffer for frame in said], self._peer):
+                if isinstance(answer, Head) and (call := self._out.pop(answer.id, None)) is not None:
+                    self._answered(call, answer, now)
 
-    def _answered(self, call: PendingCall, answer: Head, now: float, settle: Callable[[PendingCall], None]) -> None:
-        if answer.kind == ERROR:
-            call.error = error_of(answer.body)
-            if isinstance(call.error, ShuttingDown):  # of this instance there is no other one to ask
-                call.error = lost(self.who, self.who, call.verb, call.error.wrong)
-            if isinstance(call.error, Overloaded) and call.error.limit == "wait":
-                call.error = None
-                call.pauses += 1
-                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(call.pauses, 8))
-                self._paused = sorted([*self._paused, (now + pause, call)], key=lambda one: one[0])
-                return
-        else:
-            call.value = answer.body
-        settle(call)
+    def _answered(self, call: PendingCall, answer: Head, now: float) -> None:
+        error = error_of(answer.body) if answer.kind == ERROR else None
+        if isinstance(error, Overloaded) and error.limit == "wait":
+            self._paused.append((now + PAUSE_S, call))
+            return
+        if isinstance(error, ShuttingDown):  # of this instance there is no other one to ask
+            error = lost(self.who, self.who, call.verb, error.wrong)
+        self._settle(call, None if error else answer.body, error)
 
     def _send(self, call: PendingCall) -> None:
         assert self.socket is not None
-        assert self._peer is not None
-        args = [_value(one) for one in call.args]  # an answer in its place; the error of one that failed is this one's
+        args = [_value(one) for one in call.args]
         named = {name: _value(one) for name, one in call.named.items()}
-        head = Head(frames.VERSION, call.kind, call.number, call.verb, WORK_S, [args, named])
-        message = codec().encode(head, self._arena, self._peer.name)
+        head = Head(frames.VERSION, CALL, call.number, call.verb, WORK_S, [args, named])
+        message = codec().encode(head, self._arena, self._name)
         self._out[call.number] = call
         self.socket.send_multipart(message, copy=False)

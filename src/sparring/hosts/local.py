@@ -6,65 +6,71 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent import futures
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
-from sparring.errors import WireError
+from sparring.errors import SparringError, WireError
 from sparring.hosts.call_queue import CallQueue, PendingCall
-from sparring.hosts.control import HostControl, private_folder
-from sparring.hosts.protocol import Event, Kind, Pending
-from sparring.hosts.running_services import ServiceHost, Started
-from sparring.hosts.service_class import path_of
-from sparring.hosts.worker import Ready, WorkerSpec
-from sparring.processes.restart_policy import RestartPolicy
-from sparring.processes.supervisor import ONE_THREAD, Launch, ProcessLog, SupervisedProcess, exit_reason
+from sparring.hosts.control import HostFolder
+from sparring.hosts.protocol import Event, Host, Kind, Pending, Started
+from sparring.hosts.worker import WorkerSpec
+from sparring.processes.supervisor import ONE_THREAD, Launch, ProcessLog, RestartPolicy, SupervisedProcess, exit_reason
 from sparring.services import frames
-from sparring.services.frames import ANSWER, CALL, TASK, Codec, Head
+from sparring.services.frames import ANSWER, Codec, Head
 from sparring.services.shared_memory import Arena
-from sparring.services.shared_value import SharedValue, SharedValues
+from sparring.services.shared_value import SharedValue, ValueServer
 
-DEADLINE_S = 30.0
 LOOK_S = 0.5  # how often the thread looks at what wakes it by nothing
 STOP_S = 2.8  # an instance that was asked to end and has not is killed
-MAX_EVENTS = 1000
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One instance through its restarts."""
+    """One instance through its restarts: the Handle of this host."""
 
     spec: WorkerSpec
     queue: CallQueue
     child: SupervisedProcess
-    ready_fd: int = -1  # where its process says that it is ready
-    ready: Ready | None = None  # what it said, until it is connected to
+    thread: "HostThread"
+    ready_fd: int = -1  # where its process says its address
+    address: str = ""  # what it said, until it is connected to
     kill_at_s: float | None = None  # it was asked to end, and is killed then
-    over: bool = False  # it is not started again
+    over: threading.Event = field(default_factory=threading.Event)  # it has ended, and is not started again
+
+    @property
+    def index(self) -> int:
+        return self.spec.index
 
     @property
     def generation(self) -> int:
         return max(0, self.child.generation - 1)
 
+    def ask(self, verb: str, *args: Any, **named: Any) -> PendingCall:
+        call = PendingCall(self.queue.who, verb, args, named)
+        self.queue.put(call)
+        self.thread.wake()
+        return call
+
 
 class HostThread:
-    """Lives until `close`; `news` is notified of answers, `events` tells what happened."""
+    """Lives until `close`; `events` tells what happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: deque[Event]) -> None:
+        self._events = events
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.news = threading.Condition()
-        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._members: list[Member] = []
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._todo: deque[Callable[[], object]] = deque()  # by other threads
-        self._settled = 0  # calls and events since the last news
+        self._settled = 0  # calls
         self._next_trim_s = 0.0
         self._stopping = False
         self._poller = zmq.Poller()
@@ -88,12 +94,12 @@ class HostThread:
     def stop(self, members: list[Member], deadline_s: float = STOP_S) -> None:
         """Ask instances to end; returns when they have. Those that have not by the deadline are killed."""
         self.wake(lambda: self._stop(members, deadline_s))
-        with self.news:
-            self.news.wait_for(lambda: all(member.over for member in members), STOP_S + 2)
+        until = time.monotonic() + STOP_S + 2
+        for member in members:
+            member.over.wait(until - time.monotonic())
 
     def close(self) -> None:
-        """End all instances, then the thread."""
-        self.stop(list(self._members))
+        """After all instances have ended."""
         self._stopping = True
         self.wake()
         self._thread.join()
@@ -123,10 +129,6 @@ class HostThread:
                 self._next_trim_s = now + LOOK_S
                 for member in self._members:
                     member.child.log.trim()
-            if self._settled:
-                self._settled = 0
-                with self.news:
-                    self.news.notify_all()
 
     def _patience_ms(self) -> int:
         now = time.monotonic()
@@ -140,20 +142,19 @@ class HostThread:
     def _tend(self, member: Member, ready: dict[Any, int], now: float) -> None:
         queue, process = member.queue, member.child.process
         if queue.socket is not None and queue.socket in ready:
-            queue.receive(now, self._settle)
+            queue.receive(now)
         if process is None:
             return
         process.send()
         if member.ready_fd in ready:
-            said = os.read(member.ready_fd, 65536)
+            member.address = os.read(member.ready_fd, 65536).decode()
             self._close_ready(member)
-            member.ready = msgspec.json.decode(said, type=Ready) if said else None
-        if member.ready is not None:
-            self._connect(member, member.ready)
+        if member.address:
+            self._connect(member)
+        if member.kill_at_s is not None and now >= member.kill_at_s:
+            process.kill()
         if process.exit_fd is None or process.exit_fd in ready:
             self._look(member, process.exit_fd, now)
-        elif member.kill_at_s is not None and now >= member.kill_at_s:
-            process.kill()
 
     def _flush(self, now: float) -> None:
         """Send what can be sent; also what waited for an answer that has just come."""
@@ -161,34 +162,29 @@ class HostThread:
         while self._settled != settled:
             settled = self._settled
             for member in list(self._members):
-                member.queue.flush(now, self._settle)
+                member.queue.flush(now)
 
     def _start(self, member: Member) -> None:
         member.ready_fd, theirs = os.pipe()
-        spec = msgspec.structs.replace(
-            member.spec,
-            generation=member.child.generation,
-            id=f"{member.spec.index}-{os.urandom(3).hex()}",
-            ready=theirs,
-        )
+        id = f"{member.index}-{os.urandom(3).hex()}"
+        spec = msgspec.structs.replace(member.spec, generation=member.child.generation, id=id, ready=theirs)
         threads = {name: one for name, one in ONE_THREAD.items() if name not in os.environ}
         environment = {**threads, "SPARRING_DISCOVERY": spec.discovery}
+        message = msgspec.json.encode(spec) + b"\n"
         try:
-            process = member.child.start(
-                Launch(["sparring.hosts.worker"], msgspec.json.encode(spec) + b"\n", (theirs,), environment)
-            )
+            process = member.child.start(Launch(["sparring.hosts.worker"], message, (theirs,), environment))
         finally:
             os.close(theirs)
         self._poller.register(member.ready_fd, zmq.POLLIN)
         if process.exit_fd is not None:
             self._poller.register(process.exit_fd, zmq.POLLIN)
 
-    def _connect(self, member: Member, ready: Ready) -> None:
+    def _connect(self, member: Member) -> None:
         try:
-            member.queue.connect(ready)
+            member.queue.connect(member.address)
         except (OSError, WireError):  # it is slow to answer, and tried again; or it has ended, which is noticed
             return
-        member.ready, member.child.up_s = None, time.monotonic()
+        member.address, member.child.up_s = "", time.monotonic()
         self._poller.register(member.queue.socket, zmq.POLLIN)
         self._happened(member, "restarted" if member.generation else "started")
 
@@ -201,14 +197,14 @@ class HostThread:
         if member.queue.socket is not None:
             self._poller.unregister(member.queue.socket)
         self._close_ready(member)
-        member.ready = None
+        member.address = ""
         reason = exit_reason(code)
         if member.kill_at_s is not None:
             self._end(member, "stopped", "it was stopped")
             return
         why = f"{reason}: {member.child.log.last_lines()}"
         self._happened(member, "died", why)
-        member.queue.disconnect(reason, self._settle)
+        member.queue.disconnect(reason)
         if member.child.gave_up:
             self._end(member, "gave up", f"it ended {member.child.policy.deaths} times, the last with {why}")
 
@@ -219,110 +215,76 @@ class HostThread:
             member.ready_fd = -1
 
     def _end(self, member: Member, kind: Kind, why: str) -> None:
-        member.queue.end(why, self._settle)
+        member.queue.end(why)
         member.child.close()
         self._members.remove(member)
         self._happened(member, kind, why)
-        member.over = True
+        member.over.set()
 
     def _stop(self, members: list[Member], deadline_s: float) -> None:
         for member in members:
-            if not member.over and member.child.process is None:
-                self._end(member, "stopped", "it was stopped")
-            elif not member.over and member.child.process is not None:
+            if member.child.process is not None:
                 member.child.process.stop()
                 member.kill_at_s = time.monotonic() + deadline_s
+            elif not member.over.is_set():
+                self._end(member, "stopped", "it was stopped")
 
     def _happened(self, member: Member, kind: Kind, why: str = "") -> None:
-        name, index = member.spec.name, member.spec.index
-        self.events.append(Event(kind=kind, service=name, index=index, why=why, at_s=time.time()))
-        self._settled += 1
+        self._events.append(Event(kind=kind, service=member.spec.name, index=member.index, why=why))
 
-    def _settle(self, call: PendingCall) -> None:
+    def settle(self, call: PendingCall, value: Any, error: SparringError | None) -> None:
+        """A call is over."""
         call.args, call.named = [], {}
-        call.over = True
+        if error is None:
+            call.set_result(value)
+        else:
+            call.set_exception(error)
         self._settled += 1
 
 
-class LocalHandle:
-    """One instance on this machine."""
-
-    def __init__(self, member: Member, thread: HostThread) -> None:
-        self.member, self._thread = member, thread
-
-    @property
-    def index(self) -> int:
-        return self.member.spec.index
-
-    @property
-    def generation(self) -> int:
-        return self.member.generation
-
-    def ask(self, verb: str, *args: Any, **named: Any) -> PendingCall:
-        return self._call(CALL, verb, args, named)
-
-    def tell(self, verb: str, *args: Any, **named: Any) -> None:
-        self._call(TASK, verb, args, named).result()
-
-    def _call(self, kind: int, verb: str, args: tuple[Any, ...], named: dict[str, Any]) -> PendingCall:
-        call = PendingCall(kind, self.member.queue.who, verb, self._thread.news, DEADLINE_S)
-        self.member.queue.put(call, args, named)
-        self._thread.wake()
-        return call
-
-
-class LocalHost(ServiceHost[LocalHandle]):
-    """A context manager. Threads may share one. Its services find each other alone, or with `discovery` all that
-    are found there, on other machines too (consul://…). The host is found where `seen` says, by default there too."""
+class LocalHost(Host):
+    """Its services find each other alone, or with `discovery` all that are found there, on other machines too
+    (consul://…). The host is found where `seen` says, by default there too."""
 
     def __init__(self, url: str = "local://", logs: Path | None = None, seen: str = "", *, discovery: str = "") -> None:
-        super().__init__()
-        self.url, seen = url, seen or discovery
-        self._folder = private_folder(seen)
+        self._folder = HostFolder(seen or discovery)
+        super().__init__(url, discovery or f"local://{self._folder.path}")
         self._logs = logs or self._folder.path / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self.discovery = discovery or f"local://{self._folder.path}"
-        self._shared = SharedValues(self._folder.path / "shared")
+        self._shared = ValueServer(self._folder.path / "shared")
         self._arena = Arena()
-        self._thread = HostThread()
-        self._control = HostControl(self, self._folder.path, seen)
+        self._thread = HostThread(self._events)
+        self._folder.serve(self.runs, self.scale)
 
     def share(self, value: Any) -> SharedValue:
         return self._shared.share(value)
 
     def wait(self, pending: Sequence[Pending], seconds: float) -> list[Pending]:
-        with self._thread.news:
-            self._thread.news.wait_for(lambda: not pending or any(one.done() for one in pending), seconds)
+        futures.wait([one for one in pending if isinstance(one, PendingCall)], seconds, futures.FIRST_COMPLETED)
         return [one for one in pending if one.done()]
 
-    def watch(self) -> Iterator[Event]:
-        while self._thread.events:
-            yield self._thread.events.popleft()
-
     def _close(self) -> None:
-        for one in (self._control, self._thread, self._shared, self._arena, self._folder):
+        for one in (self._thread, self._shared, self._arena, self._folder):
             one.close()
 
-    def _stop(self, handles: list[LocalHandle], by_force: bool) -> None:
-        self._thread.stop([handle.member for handle in handles], 0.0 if by_force else STOP_S)
+    def _stop(self, handles: list[Member], by_force: bool) -> None:
+        self._thread.stop(handles, 0.0 if by_force else STOP_S)
 
-    def _add(self, started: Started[LocalHandle], first: int, given: Sequence[dict[str, Any]]) -> list[LocalHandle]:
+    def _add(self, started: Started, first: int, given: Sequence[dict[str, Any]]) -> list[Member]:
         return [self._add_one(started, index, one) for index, one in enumerate(given, first)]
 
-    def _add_one(self, started: Started[LocalHandle], index: int, given: dict[str, Any]) -> LocalHandle:
+    def _add_one(self, started: Started, index: int, given: dict[str, Any]) -> Member:
         spec = WorkerSpec(
-            service=path_of(started.service),
+            service=started.path,
             name=started.name,
-            id="",
             index=index,
-            generation=0,
             discovery=self.discovery,
             arguments=[bytes(part) for part in Codec().encode(Head(frames.VERSION, ANSWER, 0, "", 0.0, given))],
-            ready=-1,
         )
-        who = f"{started.name}/{index}"
+        who, thread = f"{started.name}/{index}", self._thread
         log = ProcessLog(self._logs / f"{started.name}.{index}.log")
         child = SupervisedProcess(who, log, RestartPolicy(started.needs.restarts))
-        member = Member(spec, CallQueue(who, self._arena, self._thread.context), child)
-        self._thread.add(member)
-        return LocalHandle(member, self._thread)
+        queue = CallQueue(who, started.idempotent, self._arena, thread.context, thread.settle)
+        member = Member(spec, queue, child, thread)
+        thread.add(member)
+        return member

@@ -1,28 +1,33 @@
 """A plan: everything that decides what a run learns. It is written into run.json, and --resume reads it back."""
 
-import difflib
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from sparring.config import Config, ReplayConfig, read
+from sparring.config import DEFAULT, Config, ReplayConfig, read
 from sparring.errors import ConfigError, Missing
-from sparring.games.catalogue import Catalogue, spec_of
+from sparring.games.catalogue import Catalogue, is_registered, spec_of
+from sparring.games.game_state import did_you_mean
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms import ALIASES, open_algorithm, settings_of
 from sparring.learn.presets import Preset, preset_for
 from sparring.learn.protocol import Algorithm, policy_for
 from sparring.nets.user_code import open_policy
 from sparring.replay.feeder import check_share
+from sparring.user_code import is_given
 
 Source = Literal["sim", "store", "mix"]
+
+DEFAULT_STEPS = 1_000_000
+PRESET, COMMAND_LINE = "preset", "command line"  # origins of a setting, beside those of config.py
 
 # The default topology by --algo; every other algorithm plays in the learner's process, or, on a cluster, by its feed.
 DEFAULT_TOPOLOGY = {"impala": "async", "a3c": "hogwild", "apex": "apex"}
 CLUSTER_TOPOLOGY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}
 ON_HOSTS = ("sync", "allreduce", "async", "apex", "central", "offline", "rllib")  # can have parts on other machines
+LEARN_ELSEWHERE = ("hogwild", "allreduce", "rllib")  # other processes need the code of the network
 FEEDS_OF = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
@@ -34,6 +39,15 @@ FEEDS_OF = {  # what each topology can feed an algorithm with
     "offline": ("transitions", "sequences", "records"),
     "rllib": ("rllib",),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One effective setting, and who decided it: "default", "preset", the config file's name, "command line" …"""
+
+    key: str
+    value: Any
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,7 @@ class Plan:
     learners: int = 1  # that average their gradients, in "allreduce"
     delta_conv: bool = True  # convolutions skip windows that did not change
     discovery: str = ""  # where other processes find the actors, to scale them; not recorded
+    explained: tuple[SettingRow, ...] = ()  # every setting with its origin; not recorded: settings.json has it
 
     def record(self) -> dict[str, Any]:
         """As plain data, from which `from_record` makes the same plan."""
@@ -69,9 +84,8 @@ class Plan:
         return found | {"settings": asdict(self.settings), "replay": asdict(self.replay)}
 
 
-RECORDED = [
-    item.name for item in fields(Plan) if item.name not in ("game", "spec", "algorithm", "seed", "discovery")
-]  # fmt: skip
+_NOT_RECORDED = ("game", "spec", "algorithm", "seed", "discovery", "explained")
+RECORDED = [item.name for item in fields(Plan) if item.name not in _NOT_RECORDED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +109,33 @@ def plan(request: TrainRequest, config: Config) -> Plan:
     """The plan for a request: what the user says, then the preset, then the defaults."""
     algorithm = open_algorithm(request.algo)
     source = _source(request.source)
-    preset = preset_for(request.game, request.algo if request.algo in ALIASES else algorithm.name)
     spec = _spec(request.game, source, config)
-    settings = settings_of(algorithm, dict(preset.settings), assignments(request.settings))
+    preset = preset_for(request.game, request.algo if request.algo in ALIASES else algorithm.name, spec)
+    said = assignments(request.settings)
+    settings = settings_of(algorithm, dict(preset.settings), said)
+    steps = request.steps or preset.steps or DEFAULT_STEPS
+    if getattr(settings, "schedule_steps", None) == 0:  # the learning rate falls over the whole run
+        settings = replace(settings, schedule_steps=steps)
     _check_source(algorithm, settings, source, request.game)
-    on = request.on or config.train.on
-    learners = config.train.learners if request.learners is None else request.learners
-    envs = preset.envs if config.train.envs == type(config.train)().envs else config.train.envs
-    envs = envs if request.envs is None else request.envs
-    _check_counts(request, envs, learners)
-    topology = _topology(request, algorithm, source, on, learners)
+    envs = config.train.envs if request.envs is None else request.envs
+    _check_counts(request, envs, config.train.learners if request.learners is None else request.learners)
+    wanted = algorithm.replay(settings) if hasattr(algorithm, "replay") else {}
+    config = _with_request(_with_preset(config, preset, wanted), request)
+    train, replay = config.train, config.replay
+    in_process = is_registered(request.game) or is_given(getattr(settings, "network", ""))
+    topology = _topology(request, algorithm, source, train.on, train.learners, in_process)
+    if topology == "rllib":
+        config = config.layered({"train.actors": 1}, "topology rllib")
     if source == "mix":
-        check_share(config.replay.store_share)
+        check_share(replay.store_share)
+    rows = [
+        SettingRow("topology", topology, COMMAND_LINE if request.topology else f"algorithm {request.algo}"),
+        SettingRow("steps", steps, COMMAND_LINE if request.steps else PRESET if preset.steps else DEFAULT),
+        SettingRow("seed", request.seed, COMMAND_LINE if request.seed else DEFAULT),
+        *_rows(algorithm.name, asdict(settings), lambda key: _origin(key, said, preset.settings)),
+        *_rows("train", asdict(config.train), lambda key: config.origin(f"train.{key}")),
+        *_rows("replay", asdict(replay), lambda key: config.origin(f"replay.{key}")),
+    ]
     return Plan(
         game=request.game,
         spec=spec,
@@ -116,21 +145,45 @@ def plan(request: TrainRequest, config: Config) -> Plan:
         source=source,
         topology=topology,
         seed=request.seed,
-        steps=request.steps or preset.steps,
-        envs=envs,
-        actors=request.actors or (1 if topology == "rllib" else config.train.actors),
-        reward_clip=config.train.reward_clip or preset.reward_clip,
-        policy=_policy(config.train.policy, algorithm, spec),
-        opponents=config.train.opponents,
-        opponent_share=config.train.opponent_share,
-        script_share=config.train.script_share,
-        replay=_replay(config.replay, preset),
-        on=on,
-        cpus_per_actor=config.train.cpus_per_actor,
-        learners=learners,
-        delta_conv=config.train.delta_conv,
+        steps=steps,
+        envs=train.envs,
+        actors=config.train.actors,
+        reward_clip=train.reward_clip,
+        policy=_policy(train.policy, algorithm, spec),
+        opponents=train.opponents,
+        opponent_share=train.opponent_share,
+        script_share=train.script_share,
+        replay=replay,
+        on=train.on,
+        cpus_per_actor=train.cpus_per_actor,
+        learners=train.learners,
+        delta_conv=train.delta_conv,
         discovery=config.discovery_url,
+        explained=tuple(rows),
     )
+
+
+def _with_preset(config: Config, preset: Preset, replay: Mapping[str, Any]) -> Config:
+    """The preset's values, and what replay the algorithm wants, under all that the user set, even where that is the
+    default."""
+    values: dict[str, Any] = {"train.envs": preset.envs, "train.reward_clip": preset.reward_clip}
+    values |= {f"replay.{key}": value for key, value in {**replay, **preset.replay}.items()}
+    return config.layered({key: value for key, value in values.items() if value is not None}, PRESET)
+
+
+def _with_request(config: Config, request: TrainRequest) -> Config:
+    names = ("envs", "actors", "learners", "on")
+    values = {f"train.{name}": value for name in names if (value := getattr(request, name)) is not None}
+    return config.layered(values, COMMAND_LINE, above=True)
+
+
+def _origin(key: str, said: Mapping[str, Any], preset: Mapping[str, Any]) -> str:
+    return COMMAND_LINE if key in said else PRESET if key in preset else DEFAULT
+
+
+def _rows(section: str, values: Mapping[str, Any], origin: Callable[[str], str]) -> Iterator[SettingRow]:
+    for key, value in values.items():
+        yield SettingRow(f"{section}.{key}", list(value) if isinstance(value, tuple) else value, origin(key))
 
 
 def from_record(game: str, seed: int, record: dict[str, Any], config: Config) -> Plan:
@@ -172,31 +225,21 @@ def _check_counts(request: TrainRequest, envs: int, learners: int) -> None:
         raise refused(f"--seed {request.seed}", "Count seeds from 0")
 
 
-def _replay(config: ReplayConfig, preset: Preset) -> ReplayConfig:
-    """The preset's values where spar.toml leaves the default."""
-    default = ReplayConfig()
-    return replace(config, **{k: v for k, v in preset.replay.items() if getattr(config, k) == getattr(default, k)})
-
-
 def _source(text: str) -> Source:
-    for source in get_args(Source):
-        if text == source:
-            return source  # type: ignore[no-any-return]
-    raise ConfigError(
-        f"there is no source {text!r}", where="--from", do=_nearest(text, get_args(Source), "Use sim, store or mix")
-    )
+    if text not in get_args(Source):
+        do = did_you_mean(text, get_args(Source), "Use sim, store or mix")
+        raise ConfigError(f"there is no source {text!r}", where="--from", do=do)
+    return cast(Source, text)
 
 
-def _nearest(name: str, names: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"Did you mean {near[0]!r}" if near else otherwise
-
-
-def _topology(request: TrainRequest, algorithm: Algorithm, source: Source, on: str, learners: int) -> str:
+def _topology(
+    request: TrainRequest, algorithm: Algorithm, source: Source, on: str, learners: int, in_process: bool
+) -> str:
+    """`in_process`: no other process could open the game, or load the network's code."""
     from sparring.learn.topologies import TOPOLOGIES
 
     remote = not on.startswith("local:")
-    default = _default_topology(request.algo, algorithm, source, remote)
+    default = _default_topology(in_process, request.algo, algorithm, source, remote)
     name = request.topology or default
     if learners > 1 and name != "allreduce":  # several synchronous learners average their gradients by ring all-reduce
         if request.topology not in (None, "sync"):
@@ -204,13 +247,18 @@ def _topology(request: TrainRequest, algorithm: Algorithm, source: Source, on: s
             raise ConfigError(wrong, where="--learners", do=do)
         name = "allreduce"
     if name not in TOPOLOGIES:
-        do = _nearest(name, TOPOLOGIES, f"Choose one of {', '.join(TOPOLOGIES)}")
+        do = did_you_mean(name, TOPOLOGIES, f"Choose one of {', '.join(TOPOLOGIES)}")
         raise Missing(f"there is no topology {name!r}", where="--topology", do=do)
     wrong, do = "", f"Leave it out: {default} suits"
     if name != "rllib" and (name == "offline") != (source == "store"):
         wrong = f"--topology {name} does not go with --from {source}"
     elif remote and name not in ON_HOSTS:
         wrong, do = f"{name} runs on one machine, and --on is {on}", f"Use one of {', '.join(ON_HOSTS)}, or no --on"
+    elif is_registered(request.game) and name != "single":
+        wrong = f"{request.game} was made in this process, and {name} plays in others"
+        do = "Leave out --topology, or give the environment as gym:module:ID, which any process can open"
+    elif in_process and name in LEARN_ELSEWHERE:
+        wrong, do = f"the network was given in this process, and {name} learns in others", "Put it into a module"
     elif algorithm.feeds not in FEEDS_OF.get(name, (algorithm.feeds,)):
         wrong = f"{name} carries {' and '.join(FEEDS_OF[name])}, and {algorithm.name} is fed with {algorithm.feeds}"
     if wrong:
@@ -218,12 +266,14 @@ def _topology(request: TrainRequest, algorithm: Algorithm, source: Source, on: s
     return name
 
 
-def _default_topology(algo: str, algorithm: Algorithm, source: Source, remote: bool) -> str:
+def _default_topology(in_process: bool, algo: str, algorithm: Algorithm, source: Source, remote: bool) -> str:
     """By the name that was asked for, then by the algorithm's; actors in processes of their own need POSIX."""
     if algorithm.feeds == "rllib":
         return "rllib"
     if source == "store":
         return "offline"
+    if in_process:
+        return "single"
     by_algo = DEFAULT_TOPOLOGY.get(algo, DEFAULT_TOPOLOGY.get(algorithm.name, "single"))
     name = by_algo if os.name == "posix" else "single"
     return CLUSTER_TOPOLOGY.get(algorithm.feeds, name) if remote and name not in ON_HOSTS else name

@@ -26,18 +26,16 @@ class Learner(Protocol):
 
     network: NetworkSpec
     updates: int
+    steps: int  # of the run, as its plan counts them: the topology sets them before each update, for schedules
 
     def weights(self) -> Weights:
         """A copy of the acting network's parameters, by the names of `wire/network.py`."""
-        ...
 
     def save(self) -> bytes:
         """Everything needed to go on as if nothing had happened, without a pickle."""
-        ...
 
     def load(self, state: bytes) -> None:
         """Back to what `save` gave."""
-        ...
 
 
 class Algorithm(Protocol):
@@ -50,15 +48,12 @@ class Algorithm(Protocol):
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         """A fresh learner for a seat of `game`; ConfigError where its spaces do not suit the algorithm."""
-        ...
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """Learn from the batch, which is never changed."""
-        ...
 
     def exploration(self, learner: Learner, env_steps: int) -> float:
         """ε of a greedy policy once that many steps were played; 0 where the policy samples."""
-        ...
 
 
 def policy_for(algorithm: Algorithm, action: Leaf) -> str:
@@ -98,20 +93,15 @@ class Topology(Protocol):
 
     def iterate(self) -> Iteration:
         """Play and learn a little: at most one update."""
-        ...
 
     def sources(self) -> Sources:
         """What was learned from so far."""
-        ...
 
     def close(self) -> None:
         """Stop all processes and threads that it started; it is not used afterwards."""
-        ...
 
     def save(self) -> Tree:
         """Everything needed to go on as if nothing had happened."""
-        ...
 
     def load(self, state: Tree) -> None:
         """Back to what `save` gave."""
-        ...

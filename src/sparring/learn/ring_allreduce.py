@@ -25,7 +25,7 @@ from torch.distributed import is_nccl_available
 
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.spec import GameSpec
-from sparring.learn.optim import Adam
+from sparring.learn.optim import Optimiser
 from sparring.learn.protocol import Algorithm, Batch, Learner, Update
 
 DEADLINE_S = 30.0  # that the slowest may play longer than the fastest, and that a frozen one is waited for
@@ -72,49 +72,41 @@ class RingAllReduce:
         table.set_timeout(timedelta(seconds=deadline_s))
         self._group: Any = _whole(lambda: _group(table, host, seat, deadline_s))
 
-    def average(self, gradient: Tensor) -> None:
-        """Make the gradient that of all who have one."""
-        self._fit(gradient)
+    def average(self, gradient: Tensor, parts: int = 1) -> bool:
+        """Replace the gradient by the mean over the learners that have one (others give parts=0); False: none has."""
+        if self._buffer.numel() != gradient.numel() + 1:
+            self._buffer = torch.empty(gradient.numel() + 1, device=gradient.device)
         self._buffer[:-1].copy_(gradient)
-        self._buffer[-1] = 1
+        self._buffer[-1] = parts
         self._sum(self._buffer)
+        if not self._buffer[-1]:
+            return False
         torch.div(self._buffer[:-1], self._buffer[-1], out=gradient)
+        return True
 
-    def settle(self, optimiser: Adam, max_norm: float) -> None:
+    def settle(self, optimiser: Optimiser, max_norm: float) -> None:
         """Take the steps of those that still learn, until none does."""
-        gradient = optimiser.gradient
-        self._fit(gradient)
-        while True:
-            self._buffer.zero_()
-            self._sum(self._buffer)
-            if not self._buffer[-1]:
-                return
-            torch.div(self._buffer[:-1], self._buffer[-1], out=gradient)
+        while self.average(optimiser.gradient.zero_(), parts=0):
             optimiser.step(max_norm)
 
-    def agree(self, optimiser: Adam, number: int) -> int:
-        """The sum of everybody's number. Having it, one knows that all have settled, with the same weights.
+    def agree(self, optimiser: Optimiser) -> None:
+        """Return when all have settled, with the same weights.
 
         Sums may round otherwise on another kind of processor or with other threads; the weights of rank 0 then hold.
         """
         everything = optimiser.everything()
-        seen = torch.zeros(1 + self.world, dtype=torch.int64, device=everything[0].device)
-        seen[0], seen[1 + self.rank] = number, sum(int(one.view(torch.int32).sum()) for one in everything)
+        seen = torch.zeros(self.world, dtype=torch.int64, device=everything[0].device)
+        seen[self.rank] = sum(int(one.view(torch.int32).sum()) for one in everything)
         self._sum(seen)
-        if len(set(seen[1:].tolist())) > 1:
+        if len(set(seen.tolist())) > 1:
             for one in everything:
                 if self.rank:
                     one.zero_()
                 self._sum(one)
-        return int(seen[0])
 
     def close(self) -> None:
         """Leave. Learners that wait for this one get an error, and leave, too."""
         self._group = None
-
-    def _fit(self, gradient: Tensor) -> None:
-        if self._buffer.numel() != gradient.numel() + 1:
-            self._buffer = torch.empty(gradient.numel() + 1, device=gradient.device)
 
     def _sum(self, values: Tensor) -> None:
         if self._group is None:
@@ -177,7 +169,7 @@ class RingAlgorithm:
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         learner = self._own.begin(game, config, seed)
-        if not isinstance(getattr(learner, "optimiser", None), Adam) or self.feeds != "trajectories":
+        if not isinstance(getattr(learner, "optimiser", None), Optimiser) or self.feeds != "trajectories":
             do = "Use ppo or impala, or leave --learners out"
             raise ConfigError(f"{self.name} does not learn by several learners", where="--learners", do=do)
         return learner
@@ -206,12 +198,11 @@ class RingAlgorithm:
         self.ring = None
 
     def _together(self, ring: RingAllReduce, learner: Any, batch: Batch) -> Update:
-        steps: int = learner.steps  # by which rates are annealed: those of all, or the weights would differ
         learner.optimiser.average = ring.average
         try:
             update = self._own.update(learner, batch)
             ring.settle(learner.optimiser, learner.config.max_gradient_norm)
-            learner.steps = steps + ring.agree(learner.optimiser, learner.steps - steps)
+            ring.agree(learner.optimiser)
         finally:
             learner.optimiser.average = None
             learner.optimiser.gradient.zero_()  # a broken step leaves its own

@@ -51,18 +51,23 @@ class Decision:
         return None if self.actor == RANDOM_ACTOR else ModelId(self.actor.removeprefix("model:"))
 
 
+def open_session(graph: bytes) -> Any:
+    """ONNX Runtime with that graph, on one thread: few rows, and the game needs its cores."""
+    import onnxruntime  # here: a game that only records never loads it
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors; they are raised, too
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
 class Chooser:
     """One model. Safe to call from several threads, each with its own generator."""
 
     def __init__(self, model: Model) -> None:
-        import onnxruntime  # here: a game that only records never loads it
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # few rows; the game needs its cores
-        options.log_severity_level = 3
         self.id, self.spec_hash, self.actor = model.id, model.card.spec, f"model:{model.id}"
         try:
-            self._session = onnxruntime.InferenceSession(model.files[ONNX], options, providers=["CPUExecutionProvider"])
+            self._session = open_session(model.files[ONNX])
         except Exception as error:  # noqa: BLE001  ONNX Runtime's errors share no base class but this
             wrong = f"ONNX Runtime does not load it: {error}"
             raise ModelDamaged(wrong, where=f"model {model.id[:12]}", do="Publish it again") from None

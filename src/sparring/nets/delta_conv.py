@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from sparring.jit import released
 from sparring.nets.shapes import after
-from sparring.nets.torch_layers import activate_in_place
+from sparring.nets.torch_state import activate_in_place
 from sparring.wire.chunk import Array
 from sparring.wire.network import Conv, Input, Layer
 

@@ -8,8 +8,8 @@ where the game sets bounds.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,96 +19,60 @@ from sparring.nets.policies import LOG_STD, bounds_of
 
 ILLEGAL = -1e9
 EDGE = 1e-6  # how near to a bound an action may lie, as a share of the way: its raw number stays finite
+# Places and weights for the mean of a function of a standard normal number.
+_NODES, _SHARES = (torch.from_numpy(x.astype(np.float32)) for x in np.polynomial.hermite_e.hermegauss(9))
+_SHARES = _SHARES / _SHARES.sum()
 Outputs = Mapping[str, Tensor]  # of a network: heads by name, [n, units]
-
-
-class Distribution(Protocol):
-    """Of one action leaf. Leading axes are free: [n] or [time, n]."""
-
-    def logp(self, out: Outputs, action: Tensor, legal: Tensor | None) -> Tensor:
-        """log-probability, or log-density, of each action, [n]."""
-        ...
-
-    def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
-        """[n]; of a squashed Gaussian that of the Gaussian before it is squashed."""
-        ...
-
-    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        """log-probability and entropy at once, which costs less."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """Heads: "logits"."""
+    """Heads: "logits", those of the entries side by side. Actions are [n, *shape], each entry drawn for itself.
+    Leading axes are free: [n] or [time, n]."""
 
-    def logps(self, out: Outputs, legal: Tensor | None) -> Tensor:
-        """log π(a|s) for every a, [n, choices]; impossible where a is not legal."""
-        logits = out["logits"]
-        return torch.log_softmax(logits if legal is None else logits.masked_fill(~legal, ILLEGAL), -1)
-
-    def logp(self, out: Outputs, action: Tensor, legal: Tensor | None) -> Tensor:
-        return self.logps(out, legal).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
-        logps = self.logps(out, legal)
-        return -(logps.exp() * logps).sum(-1)
-
-    def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        logps = self.logps(out, legal)
-        return logps.gather(-1, action.long().unsqueeze(-1)).squeeze(-1), -(logps.exp() * logps).sum(-1)
-
-    def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
-        """The likeliest action of each row, [n]."""
-        return self.logps(out, legal).argmax(-1)
-
-    def mean_logp(self, out: Outputs, legal: Tensor | None) -> Tensor:
-        """The mean of log π(a|s) over the legal a, [n]."""
-        logps = self.logps(out, legal)
-        allowed = torch.ones_like(logps) if legal is None else legal.float()
-        return (logps * allowed).sum(-1) / allowed.sum(-1)
-
-
-@dataclass(frozen=True, slots=True)
-class MultiCategorical:
-    """Heads: "logits", the entries side by side. Actions are [n, *shape], each entry drawn for itself."""
-
-    choices: tuple[int, ...]  # of each entry
+    choices: tuple[int, ...]  # of each entry; a discrete action is one
     shape: tuple[int, ...]
 
+    def logps(self, out: Outputs, legal: Tensor | None) -> list[Tensor]:
+        """log π(a|s) for every a of each entry, [n, choices]; impossible where a is not legal."""
+        logits = out["logits"] if legal is None else out["logits"].masked_fill(~legal, ILLEGAL)
+        return [torch.log_softmax(entry, -1) for entry in torch.split(logits, list(self.choices), -1)]
+
     def logp(self, out: Outputs, action: Tensor, legal: Tensor | None) -> Tensor:
-        return self.evaluate(out, action, legal)[0]
+        """log-probability of each action, [n]."""
+        return self._of(self.logps(out, legal), action)
 
     def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
-        return torch.stack([_ENTRY.entropy(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
+        """[n]"""
+        return _sum([-(logps.exp() * logps).sum(-1) for logps in self.logps(out, legal)])
 
     def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
-        chosen = action.flatten(-len(self.shape)).unbind(-1)
-        entries = zip(self._entries(out, legal), chosen, strict=True)
-        each = [_ENTRY.evaluate(part, entry, mask) for (part, mask), entry in entries]
-        return torch.stack([logp for logp, _ in each]).sum(0), torch.stack([entropy for _, entropy in each]).sum(0)
+        """log-probability and entropy at once, which costs less."""
+        entries = self.logps(out, legal)
+        return self._of(entries, action), _sum([-(logps.exp() * logps).sum(-1) for logps in entries])
 
     def best(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The likeliest action of each row, [n, *shape]."""
-        found = torch.stack([_ENTRY.best(part, mask) for part, mask in self._entries(out, legal)], -1)
+        found = torch.stack([logps.argmax(-1) for logps in self.logps(out, legal)], -1)
         return found.reshape(*found.shape[:-1], *self.shape)
 
     def mean_logp(self, out: Outputs, legal: Tensor | None) -> Tensor:
         """The mean of log π(a|s) over the legal a, [n]: that of each entry, added up."""
-        return torch.stack([_ENTRY.mean_logp(part, mask) for part, mask in self._entries(out, legal)]).sum(0)
+        entries = self.logps(out, legal)
+        allowed = torch.ones_like(out["logits"]) if legal is None else legal.float()
+        masks = torch.split(allowed, list(self.choices), -1)
+        return _sum([(logps * mask).sum(-1) / mask.sum(-1) for logps, mask in zip(entries, masks, strict=True)])
 
-    def _entries(self, out: Outputs, legal: Tensor | None) -> list[tuple[Outputs, Tensor | None]]:
-        logits = torch.split(out["logits"], list(self.choices), -1)
-        masks = [None] * len(logits) if legal is None else torch.split(legal, list(self.choices), -1)
-        return [({"logits": part}, mask) for part, mask in zip(logits, masks, strict=True)]
-
-
-_ENTRY = Categorical()
+    def _of(self, entries: list[Tensor], action: Tensor) -> Tensor:
+        chosen = action.flatten(-len(self.shape)) if self.shape else action.unsqueeze(-1)
+        places = torch.split(chosen.long(), 1, -1)
+        return _sum([logps.gather(-1, at).squeeze(-1) for logps, at in zip(entries, places, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class Gaussian:
-    """Heads: "mean", "log_std". Actions are float32 [n, *shape]."""
+    """Heads: "mean", "log_std". Actions are float32 [n, *shape]. Its entropy is that of the action, at most the log of
+    the bounds' distance for each number."""
 
     bounds: tuple[float, float] | None
     shape: tuple[int, ...]
@@ -117,7 +81,13 @@ class Gaussian:
         return self._density(self.raw(action), out)
 
     def entropy(self, out: Outputs, legal: Tensor | None) -> Tensor:
-        return (out["log_std"].clamp(*LOG_STD) + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        spread = out["log_std"].clamp(*LOG_STD)
+        each = spread + 0.5 * math.log(2 * math.pi * math.e)
+        if self.bounds is not None:  # H(a) = H(u) + E[log da/du], by Gauss-Hermite quadrature
+            raw = out["mean"].unsqueeze(-1) + spread.exp().unsqueeze(-1) * _NODES
+            slope = 2 * (math.log(2.0) - raw - functional.softplus(-2 * raw))
+            each = each + math.log(0.5 * (self.bounds[1] - self.bounds[0])) + (slope * _SHARES).sum(-1)
+        return each.sum(-1)
 
     def evaluate(self, out: Outputs, action: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.logp(out, action, legal), self.entropy(out, legal)
@@ -152,8 +122,15 @@ class Gaussian:
         return each.sum(-1)
 
 
-def distribution(action: Leaf) -> Categorical | MultiCategorical | Gaussian:
+Distribution = Categorical | Gaussian
+
+
+def distribution(action: Leaf) -> Distribution:
     """The one that suits a seat's actions."""
-    if action.kind == "multi-discrete":
-        return MultiCategorical(action.choices, action.shape)
-    return Categorical() if action.choices else Gaussian(bounds_of(action), action.shape)
+    if action.choices:
+        return Categorical(action.choices, action.shape)
+    return Gaussian(bounds_of(action), action.shape)
+
+
+def _sum(entries: list[Tensor]) -> Tensor:
+    return entries[0] if len(entries) == 1 else torch.stack(entries).sum(0)

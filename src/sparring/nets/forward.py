@@ -2,7 +2,8 @@
 answer the same up to the last digits.
 
 NumPy is fastest where no layer is a convolution: a call costs torch some tens of microseconds more, and new weights
-cost ONNX Runtime 20 ms. A row of images costs half as much in either of them (docs/performance.md).
+cost ONNX Runtime 20 ms. A row of images costs half as much in either of them (docs/performance.md). A user's torch
+module (NetworkSpec.module) runs in ONNX Runtime.
 """
 
 from collections.abc import Mapping
@@ -24,18 +25,18 @@ class Forward(Protocol):
 
         With a memory also "state" [n, state_width], which the next step takes; without a state an episode begins.
         """
-        ...
-
-    def initial_state(self, n: int) -> Array:
-        """The memory of n episodes that begin: zeros [n, state_width]."""
-        ...
 
 
 def forward_without_torch(spec: NetworkSpec, weights: Mapping[str, Array]) -> Forward:
     """The fastest with these weights (copied) for actor processes, which do not load torch.
 
     The graph gives means in the game's units (docs/models.md) and actors need them raw, so boxes stay with NumPy.
+    A module network always runs in ONNX Runtime, and gives raw means.
     """
+    if spec.module is not None:
+        from sparring.nets.onnx_graph import ModuleForward
+
+        return ModuleForward(spec, weights)
     if not spec.image or any(head.name == "mean" for head in spec.heads):
         return NumpyForward(spec, weights)
     from sparring.nets.onnx_graph import OnnxForward, to_onnx
@@ -45,8 +46,10 @@ def forward_without_torch(spec: NetworkSpec, weights: Mapping[str, Array]) -> Fo
 
 def forward_with_torch(spec: NetworkSpec, weights: Mapping[str, Array]) -> Forward:
     """The fastest with these weights (copied) where torch is loaded."""
+    if spec.module is not None:  # a call of torch modules costs several times as much as one of ONNX Runtime
+        return forward_without_torch(spec, weights)
     if not spec.image:
         return NumpyForward(spec, weights)
-    from sparring.nets.torch_network import TorchForward
+    from sparring.nets.torch_network import Network, TorchForward
 
-    return TorchForward(spec, weights)
+    return TorchForward(Network.with_weights(spec, weights))

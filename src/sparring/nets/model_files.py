@@ -16,9 +16,11 @@ from msgspec.structs import replace
 
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.games.spec import GameSpec, Leaf, SeatSpec
+from sparring.nets.forward import Forward, forward_without_torch
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.policies import bounds_of, squashed
-from sparring.nets.shapes import STATE, fit, parameters
+from sparring.nets.shapes import STATE, fit, initial_state, parameters
+from sparring.nets.user_code import MODULES
 from sparring.wire.chunk import Array
 from sparring.wire.model import ONNX, WEIGHTS, Card, Lineage, Model
 from sparring.wire.network import Head, Input, NetworkSpec, Weights
@@ -26,7 +28,8 @@ from sparring.wire.network import Head, Input, NetworkSpec, Weights
 MAX_HEADER_BYTES = 256 << 10
 MAX_TENSORS = 1_024
 TOLERANCE = 1e-5  # of the largest output, or of 1
-_ROWS, _STEPS = 16, 4  # on which a graph is compared with NumPy
+MODULE_TOLERANCE = 1e-4  # of a user's module: torch and ONNX Runtime sum in different orders, over any depth
+_STEPS = 4  # over which a memory is compared
 _LENGTH = struct.Struct("<Q")
 
 
@@ -101,28 +104,44 @@ def parse_weights(network: NetworkSpec, content: bytes) -> Weights:
 
 
 def check_agreement(network: NetworkSpec, weights: Weights, onnx: bytes) -> float:
-    """The largest difference between ONNX Runtime and NumPy on 16 random rows, with a memory over several steps in
-    which each carries its own state; ModelDamaged above TOLERANCE."""
+    """The largest difference between ONNX Runtime and NumPy (or a module's own torch) on random rows; ModelDamaged
+    above TOLERANCE."""
     from sparring.nets.onnx_graph import OnnxForward
 
-    rng = np.random.default_rng(0)
-    forward = NumpyForward(network, weights)
-    mine = theirs = forward.initial_state(_ROWS) if network.memory is not None else None
-    worst = 0.0
+    forward = _reference(network, weights)
     try:
-        runtime = OnnxForward(network, onnx)
-        for _ in range(1 if mine is None else _STEPS):
-            rows = {leaf.name: _random_rows(leaf, _ROWS, rng) for leaf in network.inputs}
-            raw, other = forward(rows, mine), runtime(rows, theirs)
-            ours = raw | {head.name: squashed(raw[head.name], head.bounds) for head in network.heads}
-            differences = [_difference(ours[name], other[name], _size(raw[name])) for name in ours]
-            worst = max(worst, *(math.inf if math.isnan(one) else one for one in differences))
-            mine, theirs = ours.get(STATE), other.get(STATE)
+        worst = disagreement(network, forward, OnnxForward(network, onnx))
     except Exception as error:  # noqa: BLE001  (the runtime's errors share no base class but this)
         raise ModelDamaged(f"ONNX Runtime refuses it: {error}", where=ONNX, do="Do not use it") from None
-    if worst > TOLERANCE:
+    if worst > (TOLERANCE if network.module is None else MODULE_TOLERANCE):
         raise ModelDamaged(f"it differs from the weights by {worst:.2g}", where=ONNX, do="Do not use it")
     return worst
+
+
+def disagreement(network: NetworkSpec, forward: Forward, runtime: Forward, rows: int = 16) -> float:
+    """The largest difference between a network's raw outputs, squashed here where a head has bounds, and those of its
+    graph on random rows; with a memory over several steps in which each carries its own state."""
+    rng, worst = np.random.default_rng(0), 0.0
+    mine = theirs = initial_state(network, rows) if network.memory is not None else None
+    for _ in range(1 if mine is None else _STEPS):
+        seen = {leaf.name: random_rows(leaf, rows, rng) for leaf in network.inputs}
+        raw, other = forward(seen, mine), runtime(seen, theirs)
+        ours = raw | {head.name: squashed(raw[head.name], head.bounds) for head in network.heads}
+        differences = [_difference(ours[name], other[name], _size(raw[name])) for name in ours]
+        worst = max(worst, *(math.inf if math.isnan(one) else one for one in differences))
+        mine, theirs = ours.get(STATE), other.get(STATE)
+    return worst
+
+
+def _reference(network: NetworkSpec, weights: Weights) -> Forward:
+    """What a graph is compared with: NumPy; of a module torch where its code is known, else the card's own graph."""
+    if network.module is None:
+        return NumpyForward(network, weights)
+    if network.module in MODULES:
+        from sparring.nets.module_network import torch_forward
+
+        return torch_forward(network, weights)
+    return forward_without_torch(network, weights)
 
 
 def _header(content: bytes) -> tuple[Mapping[str, _Tensor], int]:
@@ -153,7 +172,8 @@ def _bounded(head: Head, action: Leaf) -> Head:
     return replace(head, bounds=bounds_of(action)) if head.name == "mean" else head
 
 
-def _random_rows(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
+def random_rows(leaf: Input, rows: int, rng: np.random.Generator) -> Array:
+    """Rows of a leaf as a game might give them, in its own dtype."""
     shape = (rows, *leaf.shape)
     if leaf.one_hot:
         return rng.integers(0, min(leaf.one_hot, 127), shape).astype(leaf.dtype)

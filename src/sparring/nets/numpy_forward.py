@@ -16,7 +16,19 @@ from sparring.games.protocol import Columns
 from sparring.nets import shapes
 from sparring.nets.shapes import STATE, Shape, after
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation, Conv, Dense, Entities, Gru, Input, Layer, NetworkSpec, Pool, Residual
+from sparring.wire.network import (
+    NORMALISED_LIMIT,
+    Activation,
+    Conv,
+    Dense,
+    Entities,
+    Gru,
+    Input,
+    Layer,
+    NetworkSpec,
+    Pool,
+    Residual,
+)
 
 ABSENT = np.float32(-1e9)  # the attention score of an entity that is not there
 _BLOCK_ROWS = 32  # of images: keeps the gathered windows near the cache
@@ -36,7 +48,7 @@ class NumpyForward:
     def __init__(self, spec: NetworkSpec, weights: Mapping[str, Array]) -> None:
         shapes.fit(spec, weights)
         self.spec = spec
-        self._flats = [(leaf.name, _reader(leaf)) for leaf in shapes.flats(spec)]
+        self._flats = [(leaf.name, _flat_reader(spec, leaf, weights)) for leaf in shapes.flats(spec)]
         self._images = [(leaf.name, _channels_last(leaf)) for leaf in shapes.images(spec)]
         self._image_steps: list[Step] = []
         if (shape := shapes.image_shape(spec)) is not None:
@@ -104,9 +116,7 @@ class _Branch:
     @classmethod
     def of(cls, spec: NetworkSpec, weights: Mapping[str, Array], index: int, place: str) -> "_Branch":
         mine = [head for head in spec.heads if shapes.trunk_of(spec, head) == place]
-        if not mine and spec.memory is None:
-            return cls([], None, slice(0), None, [])
-        steps = _steps(spec.trunk, place, weights, (0,))
+        steps = _steps(spec.trunk, place, weights, (0,)) if mine or spec.memory is not None else []
         memory = None if spec.memory is None else memory_step(spec, shapes.memory_of(place), weights)
         size = shapes.memory_width(spec.memory)
         matrix, first = None, 0
@@ -144,6 +154,22 @@ def _reader(leaf: Input) -> Step:
     if leaf.shift == 0.0 and leaf.scale == 1.0:
         return lambda raw: np.asarray(raw, np.float32).reshape(len(raw), size)
     return lambda raw: ((raw.astype(np.float32) - shift) * scale).reshape(len(raw), size)
+
+
+def _flat_reader(spec: NetworkSpec, leaf: Input, weights: Mapping[str, Array]) -> Step:
+    """Raw rows to float32 [n, width], normalised where the input is."""
+    read = _reader(leaf)
+    if not leaf.normalise:
+        return read
+    mean, deviation = (weights[name].ravel().copy() for name in shapes.statistics_of(spec, leaf))
+    low, high = np.float32(-NORMALISED_LIMIT), np.float32(NORMALISED_LIMIT)
+
+    def normalised(raw: Array) -> Array:
+        x: Array = read(raw) - mean
+        x /= deviation
+        return np.clip(x, low, high, out=x)
+
+    return normalised
 
 
 def _channels_last(leaf: Input) -> Step:

@@ -21,7 +21,7 @@ from sparring.errors import ConfigError
 from sparring.games.spec import Leaf
 from sparring.wire.chunk import Array
 
-LOG_STD = (-5.0, 2.0)  # of a Gaussian, whatever a network says
+LOG_STD = (-5.0, 2.0)  # of a Gaussian, whatever a network says: neither certain nor lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class Policy(Protocol):
     def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
         """One action [n, *shape] for each row of the network's outputs, legal where `legal` says which are, with
         the log-probability (or density) with which it was drawn. ε is a number, or one for each row."""
-        ...
 
 
 class CategoricalPolicy:
@@ -78,7 +77,11 @@ class GaussianPolicy:
         self.bounds, self._shape, self._dtype = bounds_of(action), action.shape, action.dtype
 
     def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
-        choice = draw(out["mean"], out["log_std"], self.bounds, rng)
+        return self.with_noise(out, rng.standard_normal(out["mean"].shape, np.float32))
+
+    def with_noise(self, out: Mapping[str, Array], noise: Array) -> Choice:
+        """The actions that standard normal numbers [n, numbers] lead to."""
+        choice = draw(out["mean"], out["log_std"], self.bounds, noise)
         action = choice.action.reshape(len(choice.action), *self._shape)
         return Choice(action.astype(self._dtype, copy=False), choice.logp)
 
@@ -147,10 +150,9 @@ def of_entries(
     return Choice(chosen.reshape(len(chosen), *action.shape), logp)
 
 
-def draw(mean: Array, log_std: Array, bounds: tuple[float, float] | None, rng: Generator) -> Choice:
-    """One action [n, numbers] from each Gaussian, squashed into the bounds where there are any."""
-    noise = rng.standard_normal(mean.shape, np.float32)
-    raw = mean + np.exp(clamped(log_std)) * noise
+def draw(mean: Array, log_std: Array, bounds: tuple[float, float] | None, noise: Array) -> Choice:
+    """One action [n, numbers] of each Gaussian by standard normal noise, squashed into bounds where there are any."""
+    raw = mean + np.exp(np.clip(log_std, *LOG_STD)) * noise
     return Choice(squashed(raw, bounds), log_density(raw, mean, log_std, bounds))
 
 
@@ -164,17 +166,12 @@ def squashed(raw: Array, bounds: tuple[float, float] | None) -> Array:
 
 def log_density(raw: Array, mean: Array, log_std: Array, bounds: tuple[float, float] | None) -> Array:
     """float32 [n]: log density of the action that `raw` becomes. log(1 − tanh²u) is 2(log 2 − u − softplus(−2u))."""
-    spread = clamped(log_std)
+    spread = np.clip(log_std, *LOG_STD)
     each = -0.5 * ((raw - mean) * np.exp(-spread)) ** 2 - spread - 0.5 * np.log(2 * np.pi)
     if bounds is not None:
         low, high = bounds
         each = each - np.log(0.5 * (high - low)) - 2 * (np.log(2.0) - raw - np.logaddexp(0.0, -2 * raw))
     return np.asarray(each.sum(axis=-1), np.float32)
-
-
-def clamped(log_std: Array) -> Array:
-    """Between two limits that any policy keeps: neither certain nor lost."""
-    return np.clip(log_std, *LOG_STD)
 
 
 def bounds_of(action: Leaf) -> tuple[float, float] | None:

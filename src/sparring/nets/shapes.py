@@ -10,7 +10,21 @@ import numpy as np
 
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.wire.chunk import DTYPES, Array
-from sparring.wire.network import Conv, Dense, Entities, Gru, Head, Input, Layer, Memory, NetworkSpec, Pool, Residual
+from sparring.wire.network import (
+    Carried,
+    Conv,
+    Dense,
+    Entities,
+    Gru,
+    Head,
+    Input,
+    Layer,
+    Lstm,
+    Memory,
+    NetworkSpec,
+    Pool,
+    Residual,
+)
 
 MAX_LAYERS = 256  # of one stack; a spec may come from any card
 MAX_PARAMETERS = 1 << 28  # numbers in all: 1 GiB
@@ -44,6 +58,12 @@ def set_shape(leaf: Input) -> tuple[int, int, int]:
     return frames, leaf.shape[-2], leaf.shape[-1] * (leaf.one_hot or 1)
 
 
+def statistics_of(spec: NetworkSpec, leaf: Input) -> tuple[str, str]:
+    """The names of an input's mean and deviation."""
+    place = f"inputs/{spec.inputs.index(leaf)}"
+    return f"{place}/mean", f"{place}/deviation"
+
+
 def trunks(spec: NetworkSpec) -> tuple[str, ...]:
     """The places of the stacks that run side by side."""
     return ("trunk", "value_trunk") if spec.separate_value else ("trunk",)
@@ -58,7 +78,7 @@ def memory_width(memory: Memory | None) -> int:
     """How many numbers one memory carries to the next step."""
     if memory is None:
         return 0
-    return memory.units if isinstance(memory, Gru) else 2 * memory.units
+    return 2 * memory.units if isinstance(memory, Lstm) else memory.units
 
 
 def state_width(spec: NetworkSpec) -> int:
@@ -103,7 +123,12 @@ def after(layer: Layer, shape: Shape) -> Shape:
 def parameters(spec: NetworkSpec) -> dict[str, Shape]:
     """Every parameter's shape by its name, in the order of the data; ConfigError where the spec cannot be."""
     _check_numbers(spec)
+    if spec.module is not None:
+        return _within_limit(dict(spec.module.tensors))
     shapes: dict[str, Shape] = {}
+    for leaf in flats(spec):
+        if leaf.normalise:
+            shapes |= dict.fromkeys(statistics_of(spec, leaf), leaf.shape)
     joined = sum(width(leaf) for leaf in flats(spec))
     if (picture := image_shape(spec)) is not None:
         joined += math.prod(_stack(shapes, "image", spec.image, picture))
@@ -118,9 +143,30 @@ def parameters(spec: NetworkSpec) -> dict[str, Shape]:
         _dense(shapes, head.name, head.units, behind)
         if head.dueling:
             _dense(shapes, f"{head.name}/value", 1, behind)
+    return _within_limit(shapes)
+
+
+def _within_limit(shapes: dict[str, Shape]) -> dict[str, Shape]:
     if (total := sum(math.prod(shape) for shape in shapes.values())) > MAX_PARAMETERS:
         raise _wrong(f"{total} parameters, the limit is {MAX_PARAMETERS}", "Make it smaller")
     return shapes
+
+
+def multiplications(spec: NetworkSpec) -> int:
+    """Of one row on its way through the images' layers, and through every other parameter once."""
+    total = sum(
+        math.prod(s) for name, s in parameters(spec).items() if name.endswith("weight") and "image/" not in name
+    )
+    shape = image_shape(spec)
+    for layer in spec.image if shape is not None else ():
+        assert shape is not None
+        before, shape = shape, after(layer, shape)
+        if isinstance(layer, Dense):
+            total += math.prod(before) * layer.units
+        elif not isinstance(layer, Pool):
+            kernels = 2 * (layer.units or before[0]) if isinstance(layer, Residual) else layer.channels
+            total += math.prod(shape[1:]) * kernels * before[0] * layer.kernel**2
+    return total
 
 
 def trunk_of(spec: NetworkSpec, head: Head) -> str:
@@ -140,6 +186,8 @@ def fit(spec: NetworkSpec, weights: Mapping[str, Array], where: str = "weights")
             raise ModelDamaged(wrong, where=where, do="Use its own weights")
         if not np.isfinite(array).all():
             raise ModelDamaged(f"{name} holds NaN or infinity", where=where, do="Go back to an earlier model")
+        if name.endswith("/deviation") and not (array > 0).all():
+            raise ModelDamaged(f"{name} is not above 0", where=where, do="Go back to an earlier model")
 
 
 def head_layer(head: Head, weights: Mapping[str, Array]) -> tuple[Array, Array]:
@@ -217,6 +265,8 @@ def _check_numbers(spec: NetworkSpec) -> None:
             raise _wrong(f"head {head.name!r} between {head.bounds}", do)
     if spec.memory is not None and spec.memory.units < 1:
         raise _wrong(f"a memory of {spec.memory.units} units", "Give it at least one")
+    if isinstance(spec.memory, Carried) != (spec.module is not None and spec.memory is not None):
+        raise _wrong(f"a memory of {spec.memory}", "A module carries its own state; layers have a Gru or an Lstm")
     _check_entities(spec)
 
 

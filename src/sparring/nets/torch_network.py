@@ -1,7 +1,10 @@
-"""Networks that learn: a NetworkSpec as a torch module, and the spec that suits a seat by default."""
+"""Networks that learn: a NetworkSpec as a torch module, each kind of layer, and the spec that suits a seat by default.
+
+nets/numpy_forward.py and nets/onnx_graph.py have the same layers.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -15,14 +18,29 @@ from sparring.nets import shapes
 from sparring.nets.delta_conv import channels_last, first_layers
 from sparring.nets.row_threads import run_parts, split_rows
 from sparring.nets.shapes import STATE
-from sparring.nets.torch_layers import apply_layer, apply_memory, encode_entities
-from sparring.nets.torch_state import take_rows, tensor, tensors
+from sparring.nets.torch_state import activate, activate_in_place, take_rows, tensor, tensors
 from sparring.wire.chunk import Array
-from sparring.wire.network import Activation, Conv, Dense, Entities, Head, Input, Layer, Lstm, Memory, NetworkSpec
+from sparring.wire.network import (
+    NORMALISED_LIMIT,
+    Activation,
+    Conv,
+    Dense,
+    Entities,
+    Gru,
+    Head,
+    Input,
+    Layer,
+    Lstm,
+    Memory,
+    NetworkSpec,
+    Pool,
+)
 
 _POLICY_HEADS = ("logits", "mean", "log_std")
 _ORDER_ONE = 10.0  # floats bounded by this are left as they are
+ABSENT = -1e9  # the attention score of an entity that is not there
 
+Params = Callable[[str], tuple[Tensor, Tensor]]  # the weight and the bias at a place in the network
 Leaves = Mapping[str, Tensor]  # of an observation: leaf name → [n, *shape] of any dtype
 Heads = dict[str, Tensor]  # head name → [n, units], and "value" as [n]; with a memory also "state"
 
@@ -36,6 +54,9 @@ class Network(nn.Module):
         rng = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
         for name, shape in shapes.parameters(spec).items():
             value = torch.zeros(shape)
+            if name.startswith("inputs/"):
+                self.register_buffer(name, value + name.endswith("/deviation"))
+                continue
             if name.endswith("/weight"):
                 nn.init.orthogonal_(value, _gain(name, spec), generator=rng)
             elif name.endswith("memory/hidden/bias") and isinstance(spec.memory, Lstm):
@@ -50,13 +71,16 @@ class Network(nn.Module):
         nn.Module.__init__(net)
         net.spec = spec
         for name, value in weights.items():
+            if name.startswith("inputs/"):
+                net.register_buffer(name, torch.tensor(value))
+                continue
             net.register_parameter(name, nn.Parameter(_channels_last(torch.tensor(value)), requires_grad=False))
         return net
 
     def forward(self, observation: Leaves, state: Tensor | None = None) -> Heads:
         """Heads by name. With a memory also "state" [n, state_width], which the next step takes; without a state an
         episode begins."""
-        if not self.spec.image or self.spec.memory is not None:
+        if not self._split or self.spec.memory is not None:
             return self._forward(observation, state)
         parts = split_rows(len(next(iter(observation.values()))))
         calls = [partial(self._forward, {name: leaf[part] for name, leaf in observation.items()}) for part in parts]
@@ -64,7 +88,7 @@ class Network(nn.Module):
 
     def at(self, observation: Leaves, rows: Tensor) -> Heads:
         """Heads of those rows of each leaf, in that order, by a network without a memory."""
-        parts = split_rows(len(rows)) if self.spec.image else [slice(None)]
+        parts = split_rows(len(rows)) if self._split else [slice(None)]
         return run_parts([partial(self._forward_rows, observation, rows[part]) for part in parts], self)
 
     def unroll(self, observation: Leaves, state: Tensor | None = None, starts: Tensor | None = None) -> Heads:
@@ -89,16 +113,21 @@ class Network(nn.Module):
         return next(self.parameters()).new_zeros((n, shapes.state_width(self.spec)))
 
     def weights(self) -> dict[str, Array]:
-        """A copy of every parameter, float32."""
-        arrays = {name: value.detach().cpu().numpy() for name, value in self.named_parameters()}
-        return {name: np.array(value, np.float32, order="C") for name, value in arrays.items()}
+        """A copy of every parameter, float32, in the order of the spec."""
+        found = {**dict(self.named_buffers()), **dict(self.named_parameters())}  # statistics of inputs come first
+        return {name: np.array(value.detach().cpu().numpy(), np.float32, order="C") for name, value in found.items()}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Take over `weights` (copied); ModelDamaged where they are not this network's."""
         shapes.fit(self.spec, weights)
         with torch.no_grad():
-            for name, value in self.named_parameters():
+            for name, value in self.state_dict().items():
                 value.copy_(torch.tensor(weights[name]))
+
+    @property
+    def _split(self) -> bool:
+        """Whether threads share the rows of a batch."""
+        return bool(self.spec.image)
 
     def _forward_rows(self, observation: Leaves, rows: Tensor) -> Heads:
         return self._forward({name: take_rows(leaf, rows) for name, leaf in observation.items()})
@@ -131,12 +160,16 @@ class Network(nn.Module):
             parts.append(self._image(images, observation).flatten(1))
         for i, (encoder, leaf, count) in enumerate(shapes.entity_sets(self.spec)):
             frames, most, features = shapes.set_shape(leaf)
-            each = _scaled(leaf, observation[leaf.name]).reshape(-1, most, features)
+            each = scaled(leaf, observation[leaf.name]).reshape(-1, most, features)
             there = observation[count.name].reshape(-1)
             pooled = encode_entities(encoder, f"entities/{i}", self._params, each, there)
             parts.append(pooled.reshape(-1, frames * encoder.units))
         for leaf in shapes.flats(self.spec):
-            parts.append(_scaled(leaf, observation[leaf.name]).reshape(-1, shapes.width(leaf)))
+            x = scaled(leaf, observation[leaf.name])
+            if leaf.normalise:
+                mean, deviation = (getattr(self, name) for name in shapes.statistics_of(self.spec, leaf))
+                x = ((x - mean) / deviation).clamp(-NORMALISED_LIMIT, NORMALISED_LIMIT)
+            parts.append(x.reshape(-1, shapes.width(leaf)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _image(self, images: tuple[Input, ...], observation: Leaves) -> Tensor:
@@ -146,7 +179,7 @@ class Network(nn.Module):
             x, done = first_layers(self.spec.image, images[0], raw, self._params)
             if done:
                 return self._stack("image", self.spec.image, x, done)
-        frames = [_scaled(leaf, observation[leaf.name]) for leaf in images]
+        frames = [scaled(leaf, observation[leaf.name]) for leaf in images]
         frames = [frame if frame.dim() == 4 else frame.unsqueeze(1) for frame in frames]
         x = frames[0] if len(frames) == 1 else torch.cat(frames, 1)
         return self._stack("image", self.spec.image, x.contiguous(memory_format=torch.channels_last))
@@ -168,15 +201,72 @@ class Network(nn.Module):
         return found
 
 
+def apply_layer(layer: Layer, place: str, params: Params, x: Tensor) -> Tensor:
+    """One layer of a stack on x: [n, channels, height, width] or [n, numbers]."""
+    if isinstance(layer, Conv):
+        return activate_in_place(layer.activation, functional.conv2d(x, *params(place), layer.stride, layer.padding))
+    if isinstance(layer, Dense):
+        return activate_in_place(layer.activation, functional.linear(x.flatten(1), *params(place)))
+    if isinstance(layer, Pool):
+        return functional.max_pool2d(x, layer.kernel, layer.stride, layer.padding)
+    first, second = params(f"{place}/first"), params(f"{place}/second")
+    y = activate(layer.activation, x)
+    if x.dim() == 4:
+        y = activate_in_place(layer.activation, functional.conv2d(y, *first, padding=layer.kernel // 2))
+        y = functional.conv2d(y, *second, padding=layer.kernel // 2)
+    else:
+        y = functional.linear(activate_in_place(layer.activation, functional.linear(y, *first)), *second)
+    return activate(layer.out, x + y)
+
+
+def apply_memory(
+    memory: Memory, place: str, params: Params, x: Tensor, state: Tensor, starts: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The memory's output [time, n, units] for x [time, n, numbers], and its state after the last step."""
+    (weight, bias), (recurrent, recurrent_bias) = params(f"{place}/input"), params(f"{place}/hidden")
+    keep = None if starts is None else (~starts.bool()).to(x.dtype).unsqueeze(-1)
+    outputs = []
+    # One cell a step: as fast as the fused sequence here, and an episode may begin at any step.
+    for t, seen in enumerate(x):
+        if keep is not None:
+            state = state * keep[t]
+        if isinstance(memory, Gru):
+            state = hidden = torch.gru_cell(seen, state, weight, recurrent, bias, recurrent_bias)
+        else:
+            before = (state[:, : memory.units], state[:, memory.units :])
+            hidden, cell = torch.lstm_cell(seen, before, weight, recurrent, bias, recurrent_bias)
+            state = torch.cat((hidden, cell), 1)
+        outputs.append(hidden)
+    return torch.stack(outputs), state
+
+
+def encode_entities(encoder: Entities, place: str, params: Params, x: Tensor, count: Tensor) -> Tensor:
+    """Sets [n, most, features] of which the first `count` [n] are there, as [n, units]."""
+    n, most, _ = x.shape
+    there = torch.arange(most, dtype=torch.float32, device=x.device) < count.float().unsqueeze(1)
+    column = there.unsqueeze(2)
+    x = functional.relu(functional.linear(torch.where(column, x, 0.0), *params(f"{place}/embed")))
+    size = encoder.units // encoder.heads
+    for block in range(encoder.blocks):
+        at = f"{place}/{block}"
+        parts = functional.linear(x, *params(f"{at}/attend")).reshape(n, most, 3, encoder.heads, size)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each [n, heads, most, size]
+        scores = query @ key.transpose(2, 3) / math.sqrt(size)
+        attention = scores.masked_fill(~there[:, None, None, :], ABSENT).softmax(3)
+        mixed = (attention @ value).transpose(1, 2).reshape(n, most, encoder.units)
+        x = x + functional.linear(mixed, *params(f"{at}/join"))
+        hidden = functional.relu(functional.linear(x, *params(f"{at}/first")))
+        x = x + functional.linear(hidden, *params(f"{at}/second"))
+    if encoder.pool == "mean":
+        return torch.where(column, x, 0.0).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(there.any(1, keepdim=True), torch.where(column, x, -math.inf).amax(1), 0.0)
+
+
 class TorchForward:
     """A Forward (nets/forward.py) by torch, for actors in a process that has it anyway."""
 
-    def __init__(self, spec: NetworkSpec, weights: Mapping[str, Array]) -> None:
-        self.spec = spec
-        self._net = Network.with_weights(spec, weights)
-
-    def initial_state(self, n: int) -> Array:
-        return shapes.initial_state(self.spec, n)
+    def __init__(self, net: Network) -> None:
+        self.spec, self._net = net.spec, net
 
     def __call__(self, observation: Columns, state: Array | None = None) -> dict[str, Array]:
         with torch.inference_mode():
@@ -184,7 +274,7 @@ class TorchForward:
             return {name: y.numpy() for name, y in out.items()}
 
 
-def default_network(
+def default_network(  # noqa: PLR0913  (what a network may have, by name)
     seat: SeatSpec,
     *,
     hidden: tuple[int, ...] = (64, 64),
@@ -193,14 +283,16 @@ def default_network(
     separate_value: bool = False,
     frame_stack: int = 1,
     memory: Memory | None = None,
+    normalise: bool = False,
 ) -> NetworkSpec:
     """The network that suits what `seat` sees and does; convolutions where it sees images, attention over entities.
 
-    Without `heads`: logits (one per choice) or mean and log_std (one per number), then value.
+    Without `heads`: logits (one per choice) or mean and log_std (one per number), then value. `normalise` applies to
+    floats that are not known to lie between -1 and 1.
     """
     size = next((leaf.stacked(frame_stack)[-2:] for leaf in seat.observation if _is_image(leaf, frame_stack)), None)
     return NetworkSpec(
-        inputs=tuple(_input(leaf, frame_stack, size) for leaf in seat.observation),
+        inputs=tuple(_input(leaf, frame_stack, size, normalise) for leaf in seat.observation),
         heads=heads or default_heads(seat.action),
         trunk=tuple(Dense(units, activation) for units in hidden),
         image=_image_layers(min(size)) if size else (),
@@ -228,14 +320,16 @@ def _is_image(leaf: Leaf, frame_stack: int) -> bool:
     return leaf.kind == "image" and len(leaf.stacked(frame_stack)) in (2, 3)
 
 
-def _input(leaf: Leaf, frame_stack: int, size: tuple[int, ...] | None) -> Input:
+def _input(leaf: Leaf, frame_stack: int, size: tuple[int, ...] | None, normalise: bool) -> Input:
     shape = leaf.stacked(frame_stack)
     if leaf.kind in DISCRETE:
         return Input(leaf.name, shape, one_hot=max(leaf.choices), dtype=leaf.dtype)
     shift, scale = _scaling(leaf)
     # Only images of one size can be joined along their channels; any other is flattened.
     image = _is_image(leaf, frame_stack) and shape[-2:] == size
-    return Input(leaf.name, shape, shift, scale, dtype=leaf.dtype, image=image)
+    unit = leaf.low is not None and leaf.high is not None and max(-leaf.low, leaf.high) <= 1
+    normalise = normalise and not unit and leaf.kind in ("vector", "box") and leaf.dtype.startswith("float")
+    return Input(leaf.name, shape, shift, scale, dtype=leaf.dtype, image=image, normalise=normalise)
 
 
 def _scaling(leaf: Leaf) -> tuple[float, float]:
@@ -277,7 +371,8 @@ def _gain(name: str, spec: NetworkSpec) -> float:
     return 1.0 if place.split("/")[0] in whole or place.endswith("/attend") else math.sqrt(2)
 
 
-def _scaled(leaf: Input, raw: Tensor) -> Tensor:
+def scaled(leaf: Input, raw: Tensor) -> Tensor:
+    """What a network sees of a leaf, float32: (raw - shift) * scale, or a one among zeros for each whole number."""
     if leaf.one_hot:
         return (raw.long().unsqueeze(-1) == torch.arange(leaf.one_hot, device=raw.device)).float()
     x = raw.float()

@@ -1,13 +1,15 @@
-"""Torch modules as trees of arrays and columns as tensors: what every learner needs at its edges."""
+"""Torch modules as trees of arrays, columns as tensors, activations: what torch lacks for our networks and learners."""
 
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sparring.errors import TrainingStopped
 from sparring.wire.chunk import Array
+from sparring.wire.network import Activation
 from sparring.wire.tree import Tree
 
 
@@ -26,6 +28,18 @@ def take_rows(column: Tensor, rows: Tensor) -> Tensor:
     if column.dim() == 4 and column.is_contiguous(memory_format=torch.channels_last):
         return column.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
     return column.index_select(0, rows)
+
+
+def activate(activation: Activation, x: Tensor) -> Tensor:
+    """The activation of x."""
+    if activation == "relu":
+        return functional.relu(x)
+    return torch.tanh(x) if activation == "tanh" else x
+
+
+def activate_in_place(activation: Activation, x: Tensor) -> Tensor:
+    """The activation of x, which may overwrite x: the gradient of the product before it does not need x."""
+    return functional.relu(x, inplace=True) if activation == "relu" else activate(activation, x)
 
 
 def save_module(module: nn.Module) -> Tree:

@@ -1,7 +1,7 @@
 """A child ends when its parent is gone. Its standard input is a pipe that the parent holds open: the end of that pipe
 means that the parent has ended, killed or not. (A signal on the parent's death exists on Linux alone.)
 
-The parent may also write lines to it: the first says what the child is to be, later ones ask it something.
+The parent may also write a line to it, which says what the child is to be.
 """
 
 import os
@@ -30,17 +30,12 @@ def first_line(lines: Iterator[bytes]) -> bytes:
     return line
 
 
-def end_with_parent(
-    lines: Iterator[bytes],
-    on_gone: Callable[[], object] = lambda: None,
-    grace_s: float = 0.0,
-    on_line: Callable[[bytes], object] = lambda line: None,
-) -> None:
+def end_with_parent(lines: Iterator[bytes], on_gone: Callable[[], object] = lambda: None, grace_s: float = 0.0) -> None:
     """Watch the parent in a thread. When it is gone, call `on_gone`, wait `grace_s` for an orderly end, and exit."""
 
     def watch() -> None:
-        for line in lines:
-            on_line(line)
+        for _ in lines:
+            pass
         on_gone()
         time.sleep(grace_s)
         os._exit(1 if grace_s else 0)

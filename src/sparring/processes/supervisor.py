@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
-
-from sparring.processes.restart_policy import RestartPolicy
 
 MAX_LOG_BYTES, KEPT_LOG_BYTES = 8 << 20, 256 << 10  # a log that grew too long is cut to its end
 LAST_LINES, LAST_BYTES = 8, 4000
@@ -85,21 +84,14 @@ class ChildProcess:
         self._unsent = memoryview(launch.message)
         self.send()
 
-    def send(self, message: bytes = b"", timeout_s: float = 0.0) -> bool:
-        """Write to its standard input, after what could not be written before; whether all of it was. Without a timeout
-        this never waits: a process that is still starting does not delay the next one."""
-        self._unsent = memoryview(bytes(self._unsent) + message) if message else self._unsent
-        until = time.monotonic() + timeout_s
+    def send(self) -> None:
+        """Write to its standard input what its pipe did not take before. This never waits: a process that is still
+        starting does not delay the next one."""
         while self._unsent and not self.stdin.closed:
             try:
                 self._unsent = self._unsent[os.write(self.stdin.fileno(), self._unsent) :]
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(0.001)
-            except BrokenPipeError:
-                return False
-        return not self._unsent
+            except (BlockingIOError, BrokenPipeError):
+                return
 
     def exit_code(self) -> int | None:
         """How it ended, as subprocess says it (-9: SIGKILL); None while it lives."""
@@ -160,6 +152,37 @@ def stop_all(processes: Iterable[ChildProcess], deadline_s: float) -> None:
 def exit_reason(code: int) -> str:
     """An exit code in words."""
     return f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """When a process that died is started again, and when it is given up: exponential back-off, a limit of restarts,
+    and the detection of crash loops. One for each process; it knows no clock and no process."""
+
+    restarts: int = -1  # that are allowed; -1: any number
+    first_wait_s: float = 0.2
+    longest_wait_s: float = 10.0
+    young_s: float = 2.0  # a process that worked for less than this died young, and the next wait is longer
+    loop_deaths: int = 5  # so many young deaths within loop_s are a crash loop; 0: it is never given up
+    loop_s: float = 60.0
+    failures: int = 0  # young deaths in a row
+    deaths: int = 0
+    young: deque[float] = field(default_factory=deque)  # when the last young deaths were
+
+    def died(self, now_s: float, up_s: float | None, *, killed: bool = False) -> float | None:
+        """Seconds to wait before the next start; None: give up. `up_s`: since when it worked, None where it never did.
+        A process that others killed at work is no crash loop, however often they do."""
+        self.deaths += 1
+        is_young = up_s is None or now_s - up_s < self.young_s
+        self.failures = self.failures + 1 if is_young else 1
+        if up_s is None or (is_young and not killed):
+            self.young.append(now_s)
+        while len(self.young) > self.loop_deaths:
+            self.young.popleft()
+        is_loop = len(self.young) == self.loop_deaths > 0 and now_s - self.young[0] < self.loop_s
+        if is_loop or 0 <= self.restarts < self.deaths:
+            return None
+        return min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(self.failures - 1, 30))
 
 
 @dataclass(slots=True, eq=False)

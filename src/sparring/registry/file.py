@@ -2,8 +2,8 @@
 
     <id>/card.json, weights.safetensors, model.onnx     never changed once there
     evidence/<id>.json                                  the model's newest evaluation
-    champions/…                                         see champions/log.py
-    signing.key (0600), trust                           see signing_key.py
+    champions/…                                         see champions.py
+    signing.key (0600), trust                           see champions.py
 
 No file stays open: any number of processes may read and publish at once.
 """
@@ -11,8 +11,9 @@ No file stays open: any number of processes may read and publish at once.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sparring.durable import (
     DRAFT,
@@ -25,11 +26,9 @@ from sparring.durable import (
     replace_file,
 )
 from sparring.errors import ModelDamaged
-from sparring.registry.cards import CARD, ID, check_whole, gone
-from sparring.registry.champions.rules import DAY_S
+from sparring.registry.champions import SigningKey
 from sparring.registry.protocol import ListedObject
-from sparring.registry.registry import Registry
-from sparring.registry.signing_key import SigningKey
+from sparring.registry.registry import CARD, DAY_S, ID, Registry, check_whole
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
 
@@ -39,8 +38,8 @@ log = logging.getLogger(__name__)
 class Folder:
     """Objects as files under `root`; see `protocol.Objects`."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, mode: int = 0o644) -> None:
+        self.root, self._mode = root, mode
 
     def __str__(self) -> str:
         return str(self.root)
@@ -54,12 +53,12 @@ class Folder:
 
     def put(self, key: str, content: bytes) -> None:
         with disk_errors(self.root / key):
-            replace_file(self._with_folder(key), content)
+            replace_file(self._with_folder(key), content, self._mode)
 
     def put_new(self, key: str, content: bytes) -> bool:
         try:
             with disk_errors(self.root / key):
-                create_file(self._with_folder(key), content)
+                create_file(self._with_folder(key), content, self._mode)
         except FileExistsError:
             return False
         return True
@@ -83,25 +82,15 @@ class Folder:
 
 
 class FileRegistry(Registry):
-    """A registry in the folder `root`. `clock` gives Unix seconds."""
+    """A registry in the folder `root`."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        champion_days: float = 7.0,
-        rollout_share: float = 1.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.root = root
+    def __init__(self, root: Path, **settings: Any) -> None:
+        """`settings` are those of `Registry`."""
+        self.root, folder = root, Folder(root)
+        super().__init__(folder, SigningKey(folder, root / "signing.key"), 0.0, **settings)
         with disk_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-            remove_drafts(root, DAY_S, clock())
-        folder = Folder(root)
-        key = SigningKey(folder, root / "signing.key")
-        super().__init__(
-            folder, key, champion_days=champion_days, rollout_share=rollout_share, fresh_s=0.0, clock=clock
-        )
+            remove_drafts(root, DAY_S, self._clock())
 
     def publish(self, model: Model) -> ModelId:
         """A whole model stays as it is; a damaged one is moved aside and written again."""
@@ -124,12 +113,5 @@ class FileRegistry(Registry):
         """None: this process alone reads the folder."""
         return None
 
-    def _read(self, model: ModelId, name: str) -> bytes:
-        if (
-            name == CARD
-            and ID.match(model)
-            and not (self.root / model / CARD).exists()
-            and (self.root / model).is_dir()
-        ):
-            raise gone(model, name)
-        return super()._read(model, name)
+    def _is_begun(self, model: ModelId) -> bool:
+        return (self.root / model).is_dir() and not (self.root / model / CARD).exists()

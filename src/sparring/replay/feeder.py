@@ -14,7 +14,7 @@ from sparring.games.spec import GameSpec
 from sparring.replay.steps import SOURCES, Steps
 from sparring.replay.table import Table
 from sparring.store.protocol import Query, Store
-from sparring.wire.chunk import Array, Chunk
+from sparring.wire.chunk import Chunk
 from sparring.wire.tree import Tree, rng_state, set_rng_state
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,6 @@ class Feeder:
         self.unfit_chunks = 0
         self._uploaders: dict[str, int] = {}  # by the order in which they came, from 1
         self.until_ms: int | None = None  # of the newest row that was read
-
-    def into(self, table: Table) -> None:
-        """Insert into this one from now on."""
-        self._table = table
 
     def fill(self) -> int:
         """Everything the store holds, or as much as the table takes; how many steps that was."""
@@ -115,7 +111,7 @@ def steps_of(chunk: Chunk, stream: int) -> Steps:
         action=columns["action"],
         reward=columns["reward"],
         ending=ending,
-        legal=_legal(columns.get("legal")),
+        legal=None if "legal" not in columns else columns["legal"].astype(bool),
         behaviour_logp=columns.get("behaviour_logp"),
         value=None,
         final=np.array([head.steps - 1] if final else [], np.int64),
@@ -138,7 +134,3 @@ def _number(episode: str, seat: int) -> int:
     """The same for all chunks of one seat in one episode, and beyond what a table counts itself."""
     digest = hashlib.blake2b(f"{episode}/{seat}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little") | 1 << 60
-
-
-def _legal(column: Array | None) -> Array | None:
-    return None if column is None else column.astype(bool)

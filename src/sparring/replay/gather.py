@@ -1,15 +1,19 @@
-"""Rows into batches: n-step transitions and stacks of frames, in one pass over memory. Compiled."""
+"""Rows into batches, by walks along their links: n-step transitions and stacks of frames in one pass over memory, which
+is compiled; windows for recurrent learners in NumPy.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING
 from sparring.games.spec import SeatSpec
 from sparring.jit import compiled, released
 from sparring.replay.rows import (
+    CACHE_LINE_BYTES,
     COMPLETE,
     ENDING,
     NEXT,
@@ -26,7 +30,6 @@ from sparring.wire.chunk import Array
 
 LARGE_BATCH_BYTES = 1 << 18  # about 50 µs; copying more than this lets other threads run meanwhile
 AFTER = "next/"  # before the name of a column: as it was after the transition
-_CACHE_LINE = 64  # bytes; every column of a batch begins on one
 FIRST, LAST, NEXT_VIEW = 0, 1, 2  # the row drawn; the last row of its transition; the row of what was seen after it
 
 
@@ -67,7 +70,7 @@ class TransitionGather:
             (one.dtype, (count, *one.shape)) for one in self._columns
         ]
         sizes = [np.dtype(one).itemsize for one in formats]
-        padded = [-(-size // _CACHE_LINE) * _CACHE_LINE for size in sizes]
+        padded = [-(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES for size in sizes]  # each column begins on one
         *starts, total = np.concatenate([[0], np.cumsum(padded)]).tolist()
         names = [*made] + [one.name for one in self._columns]
         layout = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": total})
@@ -150,3 +153,60 @@ def _copy(memory: Array, words: Array, rows: Array, offset: int, size: int, out:
                 out[to + k] = memory[row, offset + k]
             if frame and words[row, PREVIOUS] != NONE:
                 row = words[row, PREVIOUS]
+
+
+def frames(columns: Mapping[str, Array], rows: Array, count: int) -> Array:
+    """[count, n]: the row of each frame of a stack, oldest first; an episode's first one is repeated."""
+    found = np.empty((count, len(rows)), np.int64)
+    found[-1] = rows
+    for place in range(count - 2, -1, -1):
+        before = columns["previous"][found[place + 1]]
+        found[place] = np.where(before == NONE, found[place + 1], before)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a recurrent learner is fed: `length` decisions after `burn_in` ones that only warm its memory up.
+
+    Windows of an episode begin every `length - overlap` decisions.
+    """
+
+    length: int
+    burn_in: int = 0
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.burn_in < 0 or not 0 <= self.overlap < self.length:
+            wrong = f"length = {self.length}, burn_in = {self.burn_in}, overlap = {self.overlap}"
+            do = "Give a positive length, no negative burn-in, and an overlap below the length"
+            raise ConfigError(wrong, where="replay window", do=do)
+
+
+def windows(columns: Mapping[str, Array], rows: Array, window: Window) -> tuple[Array, Array]:
+    """Rows and mask, both [burn_in + length, n], of the windows that `rows` stand in; True: there is such a step.
+
+    The first burn_in places are those before the window, masked where the episode began later. Where earlier rows
+    are gone from the table the window begins with the first that is left, as far as `rows` stay behind the burn-in.
+    """
+    first, walked = rows, np.zeros(len(rows), np.int64)
+    back = columns["position"][rows] % (window.length - window.overlap) + window.burn_in
+    for turn in range(int(back.max(initial=0))):
+        before = columns["previous"][first]
+        goes = (turn < back) & (before != NONE)
+        first = np.where(goes, before, first)
+        walked += goes
+    short = back - walked
+    begins = np.where(columns["position"][first] == 0, short, np.maximum(0, window.burn_in - walked))
+    begins = np.minimum(begins, window.burn_in)
+    size = window.burn_in + window.length
+    found, mask = np.empty((size, len(rows)), np.int64), np.zeros((size, len(rows)), bool)
+    here, there = first, np.ones(len(rows), bool)
+    for place in range(size):
+        begun = place >= begins
+        found[place], mask[place] = here, there & begun
+        after = columns["next"][here]
+        goes = (columns["ending"][here] == RUNNING) & (after != NONE) & columns["complete"][after]
+        there = there & (goes | ~begun)
+        here = np.where(there & begun, after, here)
+    return found, mask

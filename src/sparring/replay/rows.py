@@ -1,30 +1,36 @@
-"""A table's memory: one row per step, linked to the step before and after it in its stream; and a copy of it.
+"""A table's memory: one row per step, linked to the step before and after it in its stream; which rows are used again
+when it is full; and a copy of it.
 
 All columns of a step lie together, so that reading a small step is one cache miss. `unlink` and `link` are compiled:
 importing this file imports Numba.
 """
 
-import mmap
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
+from threading import RLock
 from typing import Any
 
 import numpy as np
 
+from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
 from sparring.games.spec import SeatSpec
 from sparring.jit import compiled
 from sparring.wire.chunk import Array
+from sparring.wire.tree import Tree
 
 NONE = -1  # no row, no stream
-HUGE_PAGE_BYTES = 1 << 21
+HUGE_PAGE_BYTES, CACHE_LINE_BYTES = 1 << 21, 64
 ROW_BITS = 40  # the id of a sample is its row and, above these bits, how often that row was overwritten, modulo 256
 ROW_MASK = (1 << ROW_BITS) - 1
 SNAPSHOT_SLICE_BYTES = 1 << 18  # some 4,000 steps of CartPole, 37 of Atari: copying it takes some 0.1 ms
+YIELD_S = 0.0005
 
 # Where the compiled functions find these columns; the same in every table, since they come first in a row.
 EPISODE = 0  # in words of 8 bytes
 NEXT, PREVIOUS, WAITS, POSITION, UPLOADER, VERSION, REWARD, LOGP = 2, 3, 4, 5, 6, 7, 9, 10  # in words of 4 bytes
 SOURCE, ENDING, COMPLETE, OVERWRITES = 32, 33, 34, 35  # in bytes
+REMOVED_AT_ONCE = 64  # LowestPriority frees one part in this many at a time
 FINAL = 255  # as `ending`: no step, but the observation at which an episode was cut
 
 
@@ -75,15 +81,10 @@ class Rows:
 
 
 def zeroed_pages(size: int) -> Array:
-    """`size` bytes of zeros that begin on a page; huge pages where the system has them: random reads miss less."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return np.zeros(size, np.uint8)
-    room = HUGE_PAGE_BYTES if size >= HUGE_PAGE_BYTES else 0  # to begin on a huge page; the rest is never touched
-    memory = mmap.mmap(-1, max(1, size + room), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    first = -whole.ctypes.data % HUGE_PAGE_BYTES if room else 0
+    """`size` bytes of zeros that begin on a huge page, which NumPy asks the system for: random reads miss less."""
+    room = HUGE_PAGE_BYTES if size >= HUGE_PAGE_BYTES else CACHE_LINE_BYTES  # the rest of it is never touched
+    whole = np.zeros(size + room, np.uint8)
+    first = -whole.ctypes.data % room
     return whole[first : first + size]
 
 
@@ -192,28 +193,41 @@ def current_rows(ids: Array, values: Array, flags: Array) -> tuple[Array, Array]
 
 
 class Snapshot:
-    """A copy of the first `rows` rows of `columns` as they stood at one moment, made in slices while the table changes.
+    """A copy of the first `rows` rows of a table's `memory` as they stood at one moment: an array that another thread
+    makes, by `np.asarray`, while the table changes.
 
     Before a row changes, the table has its slice copied, unless that was done. So the copy is of one moment however
-    long it takes, and the table's lock is held for one slice at a time. The caller holds that lock.
+    long it takes, and the table's `lock` is held for one slice at a time.
     """
 
-    def __init__(self, columns: Mapping[str, Array], rows: int) -> None:
-        self._source, self._rows = columns, rows
-        self.columns = {name: np.empty((rows, *column.shape[1:]), column.dtype) for name, column in columns.items()}
-        size = sum(column[:1].nbytes for column in self.columns.values()) if rows else 1
-        self.slice_rows = max(1, SNAPSHOT_SLICE_BYTES // size)
+    def __init__(self, memory: Array, rows: int, lock: RLock) -> None:
+        self._source, self._rows, self._lock = memory, rows, lock
+        self._copied = np.empty((rows, *memory.shape[1:]), memory.dtype)
+        self.dtype, self.shape = memory.dtype, self._copied.shape
+        self.slice_rows = max(1, SNAPSHOT_SLICE_BYTES // max(1, memory[:1].nbytes))
         self._left = np.ones(-(-rows // self.slice_rows), bool)
         self._next = 0
 
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
+        more = True
+        while more:
+            with self._lock:
+                more = self.copy_next()
+            time.sleep(YIELD_S)  # or this thread takes the lock again before the learner, which waits for it, wakes
+        return self._copied
+
     def about_to_change(self, rows: Array) -> None:
-        """Copy the slices of these rows, before they are overwritten."""
+        """Copy the slices of these rows, before they are overwritten. The caller holds the lock."""
         inside = rows[rows < self._rows] // self.slice_rows
         for number in np.unique(inside[self._left[inside]]):
             self._copy(int(number))
 
+    def rows_left(self) -> bool:
+        """Whether any of them are not yet copied."""
+        return bool(self._left.any())
+
     def copy_next(self) -> bool:
-        """Copy one more slice; False where none is left."""
+        """Copy one more slice; False where none is left. The caller holds the lock."""
         while self._next < len(self._left) and not self._left[self._next]:
             self._next += 1
         if self._next == len(self._left):
@@ -223,6 +237,66 @@ class Snapshot:
 
     def _copy(self, number: int) -> None:
         part = slice(number * self.slice_rows, min((number + 1) * self.slice_rows, self._rows))
-        for name, column in self._source.items():
-            self.columns[name][part] = column[part]
+        self._copied[part] = self._source[part]
         self._left[number] = False
+
+
+class Fifo:
+    """First in, first out: the table is a ring buffer."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._claimed = 0
+        self.contiguous = True  # the rows claimed last ascend one by one
+
+    def claim(self, count: int, priorities: Callable[[], Array]) -> Array:
+        """`count` different rows for new steps. `priorities` gives every row's priority; infinite: it must stay."""
+        first = self._claimed % self._capacity
+        self._claimed += count
+        rows = np.arange(first, first + count)
+        self.contiguous = first + count <= self._capacity
+        return rows if self.contiguous else rows % self._capacity
+
+    def save(self) -> Tree:
+        return {"claimed": self._claimed}
+
+    def load(self, state: Tree) -> None:
+        self._claimed = state["claimed"]
+
+
+class LowestPriority:
+    """The lowest priority goes first; among equals, any.
+
+    A pass over all rows finds a 64th of them at once, so that a new row costs reading 64 numbers.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._free = np.arange(capacity, dtype=np.int64)
+        self.contiguous = False
+
+    def claim(self, count: int, priorities: Callable[[], Array]) -> Array:
+        if len(self._free) < count:
+            self._free = np.concatenate([self._free, self._least(count, priorities())])
+        rows, self._free = self._free[:count], self._free[count:]
+        return rows
+
+    def save(self) -> Tree:
+        return {"free": self._free.copy()}
+
+    def load(self, state: Tree) -> None:
+        self._free = state["free"]
+
+    def _least(self, count: int, priorities: Array) -> Array:
+        priorities[self._free] = np.inf  # they are free already
+        size = min(max(count, self._capacity // REMOVED_AT_ONCE), self._capacity - 1)
+        least = np.argpartition(priorities, size)[:size]
+        least = least[np.isfinite(priorities[least])]
+        if len(least) + len(self._free) < count:
+            wrong = f"{self._capacity} rows leave no room for {count} more: the others wait for what comes after them"
+            do = "Set capacity_steps to more than twice the games played at once"
+            raise ConfigError(wrong, where="[replay]", do=do)
+        return least
+
+
+Remover = Fifo | LowestPriority

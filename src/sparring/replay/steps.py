@@ -1,7 +1,9 @@
 """The steps that go into a table, and the batches that come out of it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sparring.wire.chunk import Array
 
@@ -66,3 +68,13 @@ class Batch:
     next_state: Array | None = None  # float32 [batch, numbers]: the same when `next_observation` was seen; trajectories
     version: Array | None = None  # int64 [batch]: the learner's updates when each was played; None: all are fresh
     records: "Batch | None" = None  # transitions from the store, beside trajectories
+
+
+def machine_bytes() -> int:
+    """The memory of this machine, or of the container that this process runs in."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 33
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return whole
+    return min(whole, int(limit)) if limit.isdigit() else whole

@@ -6,6 +6,7 @@ known: the next step's row, a *final* row that holds nothing but the view at whi
 after a true end. When a row is removed, the one before it has no successor any more and cannot be sampled.
 """
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -17,15 +18,27 @@ from sparring.config import ReplayConfig
 from sparring.errors import ConfigError, TrainingStopped
 from sparring.games.protocol import TERMINATED, TRUNCATED
 from sparring.games.spec import SeatSpec
-from sparring.replay.gather import AFTER, TransitionGather
-from sparring.replay.remover import Fifo, LowestPriority, Remover
-from sparring.replay.rows import FINAL, NONE, ROW_BITS, ROW_MASK, Rows, Snapshot, current_rows, link, row_layout, unlink
+from sparring.replay.gather import AFTER, TransitionGather, Window, frames, windows
+from sparring.replay.rows import (
+    FINAL,
+    NONE,
+    ROW_BITS,
+    Fifo,
+    LowestPriority,
+    Remover,
+    Rows,
+    Snapshot,
+    current_rows,
+    link,
+    row_layout,
+    unlink,
+)
 from sparring.replay.sampler import ByEpisode, BySource, Drawn, Newest, Prioritised, Sampler, Uniform, limit_uploaders
-from sparring.replay.sequences import Window, frames, windows
-from sparring.replay.steps import SOURCES, Batch, Steps
+from sparring.replay.steps import SOURCES, Batch, Steps, machine_bytes
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree
 
+log = logging.getLogger(__name__)
 _NO_ROWS, _NO_LOGP = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
@@ -58,8 +71,8 @@ class Table:
         self.streams = streams
         self._episodes = 0  # ever begun by streams that do not number them
         self._tail = np.full(streams, NONE, np.int64)  # of each stream, the row that waits for its successor
-        self._lock, self._saving = threading.RLock(), threading.Lock()  # one snapshot at a time
-        self._snapshot: Snapshot | None = None
+        self._lock = threading.RLock()
+        self._snapshot: Snapshot | None = None  # while rows of it are not yet copied
 
     def insert(self, steps: Steps) -> None:
         """Copy the steps into the table. A step can be sampled when its successor is in."""
@@ -96,7 +109,7 @@ class Table:
             row = self._tail[stream]
             if row != NONE:
                 if self._snapshot is not None:
-                    self._snapshot.about_to_change(self._tail[[stream]])
+                    self._about_to_change(self._tail[[stream]])
                 self._columns["waits"][row] = NONE
                 self._tail[stream] = NONE
 
@@ -172,12 +185,6 @@ class Table:
         with self._lock:
             self.sampler.update_priorities(*current_rows(ids, priorities, self._rows.memory[2]))
 
-    @staticmethod
-    def rows_of(ids: Array) -> Array:
-        """The rows that the sampler knows samples by."""
-        rows: Array = ids & ROW_MASK
-        return rows
-
     @property
     def ready(self) -> bool:
         """Whether anything can be sampled."""
@@ -188,34 +195,30 @@ class Table:
         return {"rows": min(self.written, self.capacity), "capacity": self.capacity, "inserted": self.steps}
 
     def save(self) -> Tree:
-        """Everything as it is now, for a checkpoint. The lock is held for one slice of the copy at a time."""
-        with self._saving:
-            with self._lock:
-                snapshot = self._snapshot = Snapshot(self._columns, min(self.written, self.capacity))
-                state: dict[str, Any] = {
-                    "columns": snapshot.columns,
-                    "written": self.written,
-                    "steps": self.steps,
-                    "episodes": self._episodes,
-                    "tail": self._tail.copy(),
-                    "sampler": self.sampler.save(),
-                    "remover": self.remover.save(),
-                }
-            try:
-                more = True
-                while more:
-                    with self._lock:
-                        more = snapshot.copy_next()
-            finally:
-                self._snapshot = None
-            return state
+        """Everything as it is now, for a checkpoint. The rows are copied when the tree is packed, by whichever thread
+        packs it; until then the table copies those that it is about to change."""
+        with self._lock:
+            if self._snapshot is not None:
+                np.asarray(self._snapshot)  # one at a time
+            self._snapshot = Snapshot(self._rows.memory[2], min(self.written, self.capacity), self._lock)
+            return {
+                "rows": self._snapshot,
+                "layout": str(self._rows.layout),
+                "written": self.written,
+                "steps": self.steps,
+                "episodes": self._episodes,
+                "tail": self._tail.copy(),
+                "sampler": self.sampler.save(),
+                "remover": self.remover.save(),
+            }
 
     def load(self, state: Tree) -> None:
         """Back to what `save` gave, in a table of the same capacity and parts."""
+        if state["layout"] != str(self._rows.layout):
+            raise ValueError(f"its rows are {state['layout']}, and {self._rows.layout} here")
+        rows = np.asarray(state["rows"])
         with self._lock:
-            for name, column in self._columns.items():
-                saved = state["columns"][name]
-                column[: len(saved)] = saved
+            self._rows.memory[2][: len(rows)] = rows
             self.written, self.steps, self._episodes = state["written"], state["steps"], state["episodes"]
             self.widen(len(state["tail"]))
             self._tail[: len(state["tail"])] = state["tail"]
@@ -226,12 +229,18 @@ class Table:
         """Rows for `count` new steps of these streams; the steps that were there are removed."""
         rows = self.remover.claim(count, self._removal_priorities)
         if self._snapshot is not None:
-            self._snapshot.about_to_change(self._changed_by(rows, streams))
+            self._about_to_change(self._changed_by(rows, streams))
         if self.written + count > self.capacity:
             gone = unlink(self._rows.memory, self._tail, rows, self._frames)
             self.sampler.remove(gone if len(gone) == len(rows) else np.unique(gone))
         self.written += count
         return rows
+
+    def _about_to_change(self, rows: Array) -> None:
+        assert self._snapshot is not None
+        self._snapshot.about_to_change(rows)
+        if not self._snapshot.rows_left():
+            self._snapshot = None
 
     def _changed_by(self, rows: Array, streams: Array) -> Array:
         """Every row that changes when new steps of these streams are written to `rows`."""
@@ -333,15 +342,23 @@ def open_table(
 
 
 def capacity(seat: SeatSpec, config: ReplayConfig, *, masks: bool, state_numbers: int = 0) -> int:
-    """Rows that fit both limits."""
-    if not config.capacity_bytes:
-        return config.capacity_steps
+    """Rows that fit both limits; without a limit in bytes, half of the machine's memory is one."""
     size = row_layout(seat, masks=masks, state_numbers=state_numbers).itemsize
-    if config.capacity_bytes < 2 * size:
-        wrong = f"capacity_bytes = {config.capacity_bytes}, and one step takes {size}"
-        do = "Give it room for some thousands of steps, or set 0 to count steps alone"
+    limit = config.capacity_bytes or machine_bytes() // 2
+    if limit < 2 * size:
+        wrong = f"capacity_bytes = {limit}, and one step takes {size}"
+        do = "Give it room for some thousands of steps, or set 0 for half of the machine's memory"
         raise ConfigError(wrong, where="[replay]", do=do)
-    return min(config.capacity_steps, config.capacity_bytes // size)
+    rows = min(config.capacity_steps, limit // size)
+    if rows < config.capacity_steps and not config.capacity_bytes:
+        log.warning(
+            "The replay table holds %d steps instead of %d: a step takes %d bytes, and the table at most half of the "
+            "machine's memory. Set replay.capacity_steps or replay.capacity_bytes",
+            rows,
+            config.capacity_steps,
+            size,
+        )
+    return rows
 
 
 def _check_numbers(config: ReplayConfig) -> None:

@@ -6,32 +6,39 @@ An instance listens twice: for its own machine as `local://` does, with shared m
 port with CURVE keys for all others. The second is registered with the agent and kept there by a heartbeat; callers
 keep a table of it by long polls. While an agent is away its last table holds, and instances that refuse a connection
 are left out; when it comes back, even with all forgotten, the next heartbeat registers every instance again.
+
+The agent is asked by the standard library's HTTP: a long poll must be ended from another thread, and its socket can be
+shut down.
 """
 
 import hashlib
+import http.client
 import ipaddress
+import json
 import logging
 import os
 import socket as sockets
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 import zmq
 
 from sparring.errors import ConfigError, Missing, Unreachable
-from sparring.services.consul_client import FIRST_S, PREFIX, ConsulSite, Heartbeat
-from sparring.services.discovery import Announcement, Instance, ServerSocket
-from sparring.services.keys import CurveAuthenticator, CurveKeys, create_keys
-from sparring.services.local_discovery import Local, default_folder
+from sparring.services.discovery import Instance, Listening, Local, default_folder
+from sparring.services.keys import CurveKeys, create_keys
 
+PREFIX = "sparring-"  # of our services among others in Consul
+ANSWER_S, FIRST_S = 2.0, 1.0  # to wait for an answer of the agent; for its first one
+BEAT_S, LAPSE_S = 0.5, 2.0  # an instance without a heartbeat for so long is no longer routed to
+FORGOTTEN = "1m"  # after which Consul drops one that stays silent; it takes no less
 POLL_S = 10.0
 AGAIN_S = 0.3  # between attempts to reach an agent that is away
 GRACE_S = 3.0  # that instances of the last table are kept when an agent has come back and knows nothing yet
@@ -40,73 +47,170 @@ OPTIONS = ("bind", "folder", "keys", "token")
 log = logging.getLogger("sparring.services")
 
 
-class Consul:
-    """A context's guard is its server's: each Server has a context of its own."""
+class ConsulClient:
+    """One connection, for one thread; any other may end what it waits for."""
 
-    def __init__(self, site: ConsulSite, local: Local) -> None:
-        self._site, self._local = site, local
+    def __init__(self, host: str, port: int, token: str = "") -> None:
+        self._where = f"Consul at {host}:{port}"
+        self._connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+        self._headers = {"X-Consul-Token": token} if token else {}
+        self._closed = False
+
+    def put(self, path: str, body: Mapping[str, Any] | None = None) -> str:
+        """ "" where it was done, else why the agent would not. Unreachable where it does not answer."""
+        status, _, text = self._ask("PUT", path, None if body is None else json.dumps(body), ANSWER_S)
+        return "" if status == 200 else f"{status} {text[:200]}".strip()
+
+    def get(self, path: str, wait_s: float = 0.0, **query: str | int) -> tuple[int, Any]:
+        """[index, what is there]; with `index` in the query once that is newer, at the latest after `wait_s`."""
+        words = urlencode({**query, "wait": f"{wait_s:.0f}s"} if wait_s else query)
+        status, index, text = self._ask("GET", f"{path}?{words}", None, wait_s * 1.1 + ANSWER_S)
+        if status != 200:
+            raise Unreachable(f"it answers {status}: {text[:200]}", where=self._where, do="Ask its administrator")
+        return index, json.loads(text)
+
+    def close(self) -> None:
+        """By the thread that uses it."""
+        self._connection.close()
+
+    def end(self) -> None:
+        """By another thread: a call that waits for an answer raises Unreachable."""
+        self._closed = True
+        with suppress(OSError, AttributeError):  # it has none yet, or no longer
+            self._connection.sock.shutdown(sockets.SHUT_RDWR)
+
+    def _ask(self, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, int, str]:
+        try:
+            if self._closed:
+                raise OSError("it was ended")
+            self._connection.timeout = timeout_s
+            if self._connection.sock is not None:
+                self._connection.sock.settimeout(timeout_s)
+            self._connection.request(method, path, body, self._headers)
+            answer = self._connection.getresponse()
+            text = answer.read().decode("utf-8", "replace")
+            return answer.status, int(answer.headers.get("X-Consul-Index") or 0), text
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            do = "Start its agent, or correct services.discovery"
+            raise Unreachable("it does not answer", where=self._where, do=do) from None
+
+
+class _Heartbeat:
+    """Keeps the instances that this process announced registered with its agent: a TTL check, passed twice a second. An
+    agent that forgot an instance, or has come back without it, is told of it again by the next heartbeat."""
+
+    def __init__(self, agent: Callable[[], ConsulClient]) -> None:
+        self._agent = agent
+        self._registered: dict[str, dict[str, Any]] = {}  # id in Consul → its registration
+        self._wake, self._begun = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="consul-beat", daemon=True)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def add(self, instance: Instance, here: str) -> str:
+        """Its id in Consul."""
+        consul_id = f"{PREFIX}{instance.service}-{instance.id}-{here}"
+        self._registered[consul_id] = _registration(instance, consul_id, here)
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
+        self._wake.set()
+        self._begun.wait(FIRST_S)
+        return consul_id
+
+    def drop(self, consul_id: str) -> None:
+        del self._registered[consul_id]
+        with closing(self._agent()) as agent, suppress(Unreachable):  # then Consul drops it by itself
+            agent.put(f"/v1/agent/service/deregister/{quote(consul_id)}")
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(3.0)
+
+    def _beat(self) -> None:
+        warned = ""
+        with closing(self._agent()) as agent:
+            while not self._closed:
+                self._wake.clear()
+                wrong = ""
+                try:
+                    for consul_id, how in list(self._registered.items()):
+                        if agent.put(f"/v1/agent/check/pass/service:{quote(consul_id)}"):  # it was forgotten, or is new
+                            wrong = agent.put("/v1/agent/service/register", how)
+                except Unreachable as error:
+                    wrong = str(error)
+                if wrong and wrong != warned:
+                    log.warning("not registered: %s; tried again every %g s", wrong, BEAT_S)
+                warned = wrong
+                self._begun.set()
+                self._wake.wait(BEAT_S)
+
+
+class Consul:
+    """`bind` is the address of this machine that others use, and `local` all who are on it. A context's guard is its
+    server's: each Server has a context of its own."""
+
+    def __init__(self, agent: Callable[[], ConsulClient], bind: str, keys: CurveKeys, local: Local) -> None:
+        self._agent, self._bind, self._keys, self.local = agent, bind, keys, local
         self._here = _mark_of(local.folder)
         self._ports: dict[str, str] = {}  # ipc address → tcp address
         self._tables: dict[str, _Table] = {}
         self._probes: dict[str, tuple[float, bool | None]] = {}
         self._lock = threading.Lock()
-        self._heartbeat = Heartbeat(site)
+        self._heartbeat = _Heartbeat(agent)
 
-    @property
-    def local(self) -> Local:
-        """Those of this machine alone."""
-        return self._local
-
-    def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> ServerSocket:
-        near = self._local.listen(socket, service, id)  # before there are keys: this machine's files are guard enough
-        guard = self._site.keys.serve(socket)
-        socket.setsockopt(zmq.IPV6, int(":" in self._site.bind))
-        socket.bind(f"tcp://{_bracketed(self._site.bind)}:*")
+    def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Listening:
+        near = self.local.listen(socket, service, id)  # before there are keys: this machine's files are guard enough
+        listening = ExitStack()
+        listening.callback(near.close)
+        listening.callback(self._keys.serve(socket).stop)
+        socket.setsockopt(zmq.IPV6, int(":" in self._bind))
+        socket.bind(f"tcp://{_bracketed(self._bind)}:*")
         self._ports[near.address] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return _TwoSockets(near, guard)
+        return Listening(near.address, listening.close)
 
     def connect(self, socket: "zmq.Socket[Any]", instance: Instance) -> None:
         if not instance.address.startswith("ipc://"):
             try:
-                self._site.keys.call(socket, instance.key)
+                self._keys.call(socket, instance.key)
             except ConfigError:  # it was trusted a moment ago
                 socket.close()
                 raise
             socket.setsockopt(zmq.IPV6, int("[" in instance.address))
         socket.connect(instance.address)
 
-    def announce(self, instance: Instance) -> Announcement:
-        near = self._local.announce(instance)
+    def announce(self, instance: Instance) -> ExitStack:
+        near = self.local.announce(instance)
         far = msgspec.structs.replace(
             instance,
             address=self._ports.pop(instance.address),
-            key=self._site.keys.public,
+            key=self._keys.public,
             host=sockets.gethostname(),
             since_s=instance.since_s or time.time(),
         )
-        return _TwoAnnouncements(near, self._heartbeat.add(far, self._here))
+        announced = ExitStack()
+        announced.callback(self._heartbeat.drop, self._heartbeat.add(far, self._here))
+        announced.callback(near.close)
+        return announced
 
     def instances(self, service: str) -> tuple[Instance, ...]:
-        near, far = self._local.instances(service), self._table(service).instances()
-        return (*near, *far) if far else near
+        table = self._table(service)
+        return (*self.local.instances(service), *(one for one in table.instances() if self._answers(table, one)))
 
     def alive(self, instance: Instance) -> bool:
         if instance.address.startswith("ipc://"):
-            return self._local.alive(instance)
+            return self.local.alive(instance)
         table = self._table(instance.service)
-        if all(one.id != instance.id for one in table.instances()):
-            return False
-        answers = self._probed(instance.address)
-        return table.current if answers is None else answers
+        return any(one.id == instance.id for one in table.instances()) and self._answers(table, instance)
 
     def services(self) -> tuple[str, ...]:
-        agent = self._site.agent()
-        try:
+        with closing(self._agent()) as agent:
             _, found = agent.get("/v1/catalog/services")
-        finally:
-            agent.close()
         far = {name.removeprefix(PREFIX) for name in found if name.startswith(PREFIX)}
-        return tuple(sorted(far | set(self._local.services())))
+        return tuple(sorted(far | set(self.local.services())))
 
     def close(self) -> None:
         """Watch no more; what is announced stays until it is closed itself."""
@@ -120,13 +224,13 @@ class Consul:
         with self._lock:
             table = self._tables.get(service)
             if table is None:
-                table = self._tables[service] = _Table(service, self._site, self._here)
+                table = self._tables[service] = _Table(service, self._agent(), self._keys, self._here)
         table.begun.wait(FIRST_S)
         return table
 
-    def _probed(self, address: str) -> bool | None:
-        """Whether a process listens there; None where that cannot be told in time."""
-        now = time.monotonic()
+    def _answers(self, table: "_Table", instance: Instance) -> bool:
+        """Whether a process listens there; where that cannot be told in time, what the agent says."""
+        now, address = time.monotonic(), instance.address
         with self._lock:
             asked, answers = self._probes.get(address, (0.0, None))
         if now - asked > PROBE_S:
@@ -134,26 +238,23 @@ class Consul:
             try:
                 sockets.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
                 answers = True
-            except ConnectionRefusedError:
-                answers = False
-            except OSError:
-                answers = None
+            except OSError as error:
+                answers = False if isinstance(error, ConnectionRefusedError) else None
             with self._lock:
                 self._probes[address] = (now, answers)
-        return answers
+        return table.current if answers is None else answers
 
 
 class _Table:
     """The instances of one service on other machines, kept by a thread."""
 
-    def __init__(self, service: str, site: ConsulSite, here: str) -> None:
-        self.service, self._site, self._here = service, site, here
+    def __init__(self, service: str, agent: ConsulClient, keys: CurveKeys, here: str) -> None:
+        self.service, self._agent, self._keys, self._here = service, agent, keys, here
         self.begun = threading.Event()  # the first answer is here, or there will be none soon
         self.current = False  # whether the agent answered last time
         self._found: dict[str, Instance] = {}
         self._before: dict[str, Instance] = {}  # what was known when the agent went away
         self._before_until = 0.0
-        self._agent = site.agent()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"consul-{service}", daemon=True)
         self._thread.start()
@@ -192,7 +293,7 @@ class _Table:
         for row in rows:
             said = row["Service"]
             meta = said["Meta"] or {}
-            if meta.get("place") == self._here or not self._site.keys.trusts(meta.get("key", "").encode()):
+            if meta.get("place") == self._here or not self._keys.trusts(meta.get("key", "").encode()):
                 continue
             again = "".join(meta[name] for name in sorted(meta) if name.startswith("idempotent_"))
             yield Instance(
@@ -207,28 +308,23 @@ class _Table:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _TwoAnnouncements:
-    near: Announcement
-    far: Announcement
-
-    def close(self) -> None:
-        self.near.close()
-        self.far.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _TwoSockets:
-    local: ServerSocket
-    guard: CurveAuthenticator
-
-    @property
-    def address(self) -> str:
-        return self.local.address
-
-    def close(self) -> None:
-        self.guard.close()
-        self.local.close()
+def _registration(instance: Instance, consul_id: str, here: str) -> dict[str, Any]:
+    host, _, port = instance.address.removeprefix("tcp://").rpartition(":")
+    again = ",".join(instance.idempotent)
+    meta = {"id": instance.id, "pid": str(instance.pid), "key": instance.key, "host": instance.host, "place": here}
+    meta["since"] = str(instance.since_s)
+    for number, start in enumerate(range(0, len(again), 500)):  # a value has at most 512 characters
+        meta[f"idempotent_{number:02}"] = again[start : start + 500]
+    check = {"TTL": f"{LAPSE_S:g}s", "Status": "passing", "DeregisterCriticalServiceAfter": FORGOTTEN}
+    return {
+        "ID": consul_id,
+        "Name": PREFIX + instance.service,
+        "Tags": ["sparring"],
+        "Address": host.strip("[]"),
+        "Port": int(port),
+        "Meta": meta,
+        "Check": check,
+    }
 
 
 def _mark_of(folder: Path) -> str:
@@ -264,7 +360,7 @@ def open_consul(url: str) -> Consul:
     local = Local(Path(options.get("folder") or default_folder() / f"c-{cluster}"))
     keys = _keys(Path(options.get("keys") or local.folder / "keys"), bind, given="keys" in options)
     token = options.get("token") or os.environ.get("CONSUL_HTTP_TOKEN", "")
-    return Consul(ConsulSite(host, port, token, bind, keys), local)
+    return Consul(partial(ConsulClient, host, port, token), bind, keys, local)
 
 
 def _address(bind: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

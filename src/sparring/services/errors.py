@@ -33,7 +33,7 @@ class Overloaded(Refused):
     status = 503
 
 
-_OF_CALLS: dict[str, type[Unreachable]] = {one.__name__: one for one in (CallTimeout, CallLost, ShuttingDown)}
+_OF_CALLS = {one.__name__: one for one in (CallTimeout, CallLost, ShuttingDown, Overloaded)}
 
 
 def encode_error(error: BaseException, where: str) -> ErrorData:
@@ -67,26 +67,21 @@ def traceback_of(error: BaseException) -> str:
 def error_of(data: dict[str, Any]) -> SparringError:
     """The error behind the data; one that is not of this package becomes CallFailed. The callee's traceback is also a
     note of the error, so that a traceback here ends with the one from there, and that of a third process with both."""
+    of_call = _OF_CALLS.get(data["type"])
+    known = of_call or getattr(errors, data["type"], None)
+    wrong = data["wrong"]
+    if not (isinstance(known, type) and issubclass(known, SparringError)):
+        known = CallFailed
+        if data["type"] != CallFailed.__name__:  # else of a service that the callee called itself
+            wrong = f"{data['type']}: {wrong}"
     words = {"where": data["where"], "do": data["do"] or "Look at its traceback"}
-    if data["type"] == "Overloaded":
-        return Overloaded(data["wrong"], **words, limit=data.get("limit"))
-    if (known := _OF_CALLS.get(data["type"])) is not None:
-        return known(data["wrong"], **words)
-    error = _raised(data, words)
-    error.story = data["traceback"]
-    error.add_note(f"Where it was raised, in another process:\n{error.story}")
+    if issubclass(known, Refused):
+        words |= {"field": data.get("field", ""), "limit": data.get("limit")}
+    error = known(wrong, **words)
+    if of_call is None:  # the method raised it
+        error.story = data["traceback"]
+        error.add_note(f"Where it was raised, in another process:\n{error.story}")
     return error
-
-
-def _raised(data: dict[str, Any], words: dict[str, str]) -> SparringError:
-    """What a method raised."""
-    known = getattr(errors, data["type"], None)
-    if isinstance(known, type) and issubclass(known, Refused):
-        return known(data["wrong"], **words, field=data.get("field", ""), limit=data.get("limit"))
-    if isinstance(known, type) and issubclass(known, SparringError):
-        return known(data["wrong"], **words)
-    again = data["type"] == CallFailed.__name__  # of a service that the callee called itself
-    return CallFailed(data["wrong"] if again else f"{data['type']}: {data['wrong']}", **words)
 
 
 def lost(who: str, where: str, verb: str, why: str = "") -> CallLost:
@@ -103,4 +98,4 @@ def late(who: str, where: str, verb: str, seconds: float | None = None, why: str
 
 def gone(who: str, why: str) -> CallLost:
     """It is not started again."""
-    return CallLost(f"{who} is not there any more: {why}", where=who, do="Mend it, and start it again")
+    return CallLost(f"{who} is not there any more: {why}", where=who, do="Repair it, and start it again")

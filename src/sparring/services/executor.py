@@ -1,15 +1,17 @@
 """What an instance does with its requests: queues them by verb, gathers batches, and works on one thing at a time, in a
 thread. A Server feeds it with messages (server.py), an actor on Ray with coroutines (hosts/ray/actor.py)."""
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparring.errors import Refused
-from sparring.services.call_batch import joined, parted, shape_of
+import numpy as np
+
+from sparring.errors import Refused, WireError
 from sparring.services.errors import Overloaded, ShuttingDown, traceback_of
 from sparring.services.register import Verb, verbs_of
 
@@ -17,6 +19,7 @@ QUICK_S = 0.0005  # a verb that took no longer in each of its last calls is done
 QUICK_CALLS = 4
 MUCH_S = 0.02  # so slow is the verb itself, and not a busy machine
 STOP_S = 1.0  # for what is at work
+log = logging.getLogger("sparring.services")
 Reply = Callable[[Any, BaseException | None], None]  # is given the result, or the error
 
 
@@ -40,11 +43,7 @@ class VerbQueue:
     open: dict[Any, "_Group"] = field(default_factory=dict)  # batches that still gather, by the shape of arguments
     quick: int = 0  # calls in a row that were
     doubted: bool = False  # its last call was not
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the thread that took a call may do it itself: to hand it over would cost more than the work."""
-        return self.quick >= QUICK_CALLS and self.verb.response and self.verb.batch == 1
+    is_quick: bool = False  # the thread that took a call does it: to hand it over would cost more than the work
 
     def took(self, seconds: float) -> None:
         """Of its last call. A quick verb that was slow once stays quick, as another process may have had the core.
@@ -55,6 +54,7 @@ class VerbQueue:
         elif self.doubted or self.quick < QUICK_CALLS or seconds > MUCH_S:
             self.quick = 0
         self.doubted = slow
+        self.is_quick = self.quick >= QUICK_CALLS and self.verb.response
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,6 @@ class Executor:
     def __init__(self, instance: object, name: str, after: Callable[[], object] = lambda: None) -> None:
         self.name, self._after = name, after
         self.queues = {name: VerbQueue(verb, getattr(instance, name)) for name, verb in verbs_of(instance).items()}
-        self.failures: deque[str] = deque(maxlen=20)  # tracebacks of tasks that failed, since no caller waited for them
         self.closing = self._stopping = False
         self._groups: deque[_Group] = deque()  # bounded by each verb's queue
         self._working = False
@@ -115,10 +114,20 @@ class Executor:
                 self._groups.append(group)
                 if gathers:
                     queue.open[shape] = group
+                self._changed.notify_all()
             group.requests.append(request)
-            if gathers and len(group.requests) >= verb.batch:
+            if not gathers or len(group.requests) < verb.batch:
+                return
+            if not queue.is_quick or self._working or self._groups[0] is not group:
                 del queue.open[shape]
-            self._changed.notify_all()
+                self._changed.notify_all()
+                return
+            self._begin(group)
+        self._do(group)  # here: to hand a quick batch to the thread would cost more than the work
+        with self._changed:
+            self._working = False
+            if self._groups or self.closing:
+                self._changed.notify_all()
 
     def shutting_down(self) -> ShuttingDown:
         return ShuttingDown(f"{self.name} is about to end", where=self.name, do="Ask another one")
@@ -149,17 +158,24 @@ class Executor:
             self._working = False
             self._changed.notify_all()  # `close` waits for that
             while not self._stopping:
+                if self._working or not self._groups:
+                    self._changed.wait()
+                    continue
                 now = time.monotonic()
                 group = next((one for one in self._groups if one.is_ready(now)), None)
                 if group is not None:
-                    self._groups.remove(group)
-                    queue = group.queue
-                    queue.waiting -= len(group.requests)
-                    queue.open = {shape: one for shape, one in queue.open.items() if one is not group}
-                    self._working = True
+                    self._begin(group)
                     return group
-                self._changed.wait(min((one.due for one in self._groups), default=now + 3600.0) - now)
+                self._changed.wait(min(one.due for one in self._groups) - now)
         return None
+
+    def _begin(self, group: _Group) -> None:
+        """Take it for this thread to work on; another one waits until it is done."""
+        queue = group.queue
+        self._groups.remove(group)
+        queue.waiting -= len(group.requests)
+        queue.open = {shape: one for shape, one in queue.open.items() if one is not group}
+        self._working = True
 
     def _do(self, group: _Group) -> None:
         begun, verb, method = time.monotonic(), group.queue.verb, group.queue.method
@@ -174,8 +190,8 @@ class Executor:
                 results = [method(*requests[0].args, **requests[0].named)]
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is told to its callers)
             for request in requests:
-                if request.reply is None:
-                    self.failures.append(traceback_of(error))
+                if request.reply is None:  # no caller waits for it
+                    log.warning("a task %s of %s failed: %s", verb.name, self.name, traceback_of(error))
                 else:
                     request.reply(None, error)
             return
@@ -183,3 +199,44 @@ class Executor:
         for request, result in zip(requests, results, strict=True):
             if request.reply is not None:
                 request.reply(result, None)
+
+
+def shape_of(tree: Any) -> Any:
+    """What two callers must have alike to be served together: structure, dtypes and shapes; numbers may differ."""
+    if isinstance(tree, dict):
+        return frozenset((name, shape_of(value)) for name, value in tree.items())
+    if isinstance(tree, list | tuple):
+        return tuple(map(shape_of, tree))
+    if isinstance(tree, np.ndarray):
+        return tree.dtype.str, tree.shape
+    return type(tree)
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """Trees of one shape as one: arrays and numbers get an axis in front, text and the like become lists."""
+    first = trees[0]
+    if isinstance(first, dict):
+        return {name: joined([tree[name] for tree in trees]) for name in first}
+    if isinstance(first, list | tuple):
+        return [joined(parts) for parts in zip(*trees, strict=True)]
+    if isinstance(first, np.ndarray):
+        return np.stack(trees)
+    if isinstance(first, bool | int | float):
+        return np.array(trees)
+    return list(trees)
+
+
+def parted(result: Any, count: int, verb: str) -> list[Any]:
+    """One result for each of `count` callers: rows of arrays and lists, None for all where there is none."""
+    if result is None:
+        return [None] * count
+    if isinstance(result, dict):
+        parts = {name: parted(value, count, verb) for name, value in result.items()}
+        return [{name: values[row] for name, values in parts.items()} for row in range(count)]
+    if isinstance(result, tuple):
+        columns = [parted(value, count, verb) for value in result]
+        return [[column[row] for column in columns] for row in range(count)]
+    if isinstance(result, list | np.ndarray) and len(result) == count:
+        return [np.asarray(row) if isinstance(result, np.ndarray) else row for row in result]
+    given = f"{len(result)} rows" if isinstance(result, list | np.ndarray) else f"a {type(result).__name__}"
+    raise WireError(f"it answered {count} callers with {given}", where=verb, do="Give one row for each caller")

@@ -14,7 +14,7 @@ stands as its dtype, shape and place. Nothing is pickled; what is too large, too
 
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +42,9 @@ _DTYPES = {dtype.str: dtype for dtype in _CODES}
 _SHAPES = [struct.Struct(f"<B{rank}Q") for rank in range(65)]  # NumPy knows 64 dimensions
 
 
+Unread = tuple[int, WireError]  # a message that cannot be read: its number, and why
+
+
 class Head(msgspec.Struct, array_like=True):
     """What a message is, beside its arrays."""
 
@@ -53,23 +56,6 @@ class Head(msgspec.Struct, array_like=True):
     body: Any
 
 
-class _Place(msgspec.Struct, array_like=True):
-    """An array of the body."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    number: int
-
-
-class _Held(msgspec.Struct, array_like=True):
-    """An array of the body in shared memory."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    arena: int
-    number: int
-
-
 class Codec:
     """Messages to frames and back. One for each thread: it holds the arrays of the message at hand."""
 
@@ -78,9 +64,10 @@ class Codec:
         self._came: Sequence[Any] = ()  # frames of the message that is decoded
         self._arena: Arena | None = None
         self._to = b""
-        self._mapped: Mapping[int, Mapped] = {}
+        self._mapped: Mapped | None = None
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._put)
         self._decoder = msgspec.msgpack.Decoder(Head, ext_hook=self._take)
+        self._several = msgspec.msgpack.Decoder(list[Head], ext_hook=self._take)
 
     def encode(self, head: Head, arena: Arena | None = None, to: bytes = b"") -> list[Any]:
         """The frames of a message; arrays are not copied where their memory is in order, except small ones into the
@@ -97,26 +84,49 @@ class Codec:
         _check(frames)
         return frames
 
-    def decode(self, frames: Sequence[Any], mapped: Mapping[int, Mapped] | None = None) -> Head:
-        """The message in frames (bytes or buffers); its arrays are views of them, or of `mapped` arenas by their
-        ids, and small ones are copies; none can be changed. WireError where it is none."""
+    def decode(self, frames: Sequence[Any], mapped: Mapped | None = None) -> Head:
+        """The message in frames (bytes or buffers); its arrays are views of them, or of the `mapped` arena,
+        and small ones are copies; none can be changed. WireError where it is none."""
         first = frames[0]
         if len(frames) > MAX_ARRAYS + 1 or len(first) > MAX_HEAD_BYTES:
             raise _broken(f"{len(first)} bytes of head and {len(frames) - 1} arrays")
-        self._came, self._mapped = frames, mapped or _NOTHING
+        self._came, self._mapped = frames, mapped
         try:
             head = self._decoder.decode(first)
         except _NOT_OURS as error:
             raise _broken(str(error)) from None
         finally:
-            self._came, self._mapped = (), _NOTHING  # they may be large
+            self._came, self._mapped = (), None  # they may be large
         if head.version != VERSION:
-            raise WireError(
-                f"it speaks version {head.version}, and {VERSION} is spoken here",
-                where="message",
-                do="Run the same release on both sides",
-            )
+            wrong = f"it speaks version {head.version}, and {VERSION} is spoken here"
+            raise WireError(wrong, where="message", do="Run the same release on both sides")
         return head
+
+    def decode_each(self, frames: Sequence[Any], mapped: Mapped | None = None) -> list[Head | Unread]:
+        """The messages that travelled together; of one that cannot be read its number, and why."""
+        first = frames[0]
+        if first[:1] != _SEVERAL:
+            try:
+                return [self.decode(frames, mapped)]
+            except WireError as error:
+                number = _number_of(first)
+                return [] if number is None else [(number, error)]
+        if len(first) > _MOST_BYTES:
+            return []
+        self._mapped = mapped
+        try:
+            heads: list[Head] = self._several.decode(memoryview(first)[1:])
+            if all(head.version == VERSION for head in heads):
+                return [*heads]
+        except _NOT_OURS:
+            pass
+        finally:
+            self._mapped = None
+        try:
+            parts = _read_heads.decode(memoryview(first)[1:])
+        except _NOT_OURS:
+            return []
+        return [one for part in parts for one in self.decode_each([bytes(part)], mapped)]
 
     def _put(self, value: Any) -> Any:
         if value.__class__ is not np.ndarray:
@@ -131,10 +141,10 @@ class Codec:
         if self._arena is not None and flat.nbytes >= LARGE_BYTES:
             block = self._arena.put(flat, self._to)
             if block is not None:
-                held = _Held(value.dtype.str, value.shape, self._arena.id, block)
+                held = (value.dtype.str, value.shape, self._arena.id, block)
                 return msgspec.msgpack.Ext(_SHARED, _places.encode(held))
         self._leaving.append(flat.data.cast("B"))
-        place = _Place(value.dtype.str, value.shape, len(self._leaving))
+        place = (value.dtype.str, value.shape, len(self._leaving))
         return msgspec.msgpack.Ext(_ARRAY, _places.encode(place))
 
     def _put_other(self, value: Any) -> Any:
@@ -150,34 +160,34 @@ class Codec:
         dtype = _INLINE.get(code)
         if dtype is not None:
             # Bytes of its own: to copy so few costs less than an array that is not aligned, and they cannot be changed.
-            rank, (_, *shape) = data[0], _SHAPES[data[0]].unpack_from(data)
-            return np.ndarray(shape, dtype, bytes(data[1 + 8 * rank :]))
+            rank, (_, *size) = data[0], _SHAPES[data[0]].unpack_from(data)
+            return np.ndarray(size, dtype, bytes(data[1 + 8 * rank :]))
         if code == _SHARED:
-            held = _read_held.decode(data)
-            mapped = self._mapped[held.arena]
-            return mapped.take(held.number, _DTYPES[held.dtype], held.shape)
+            kind, shape, arena, number = _read_shared.decode(data)
+            if self._mapped is None or self._mapped.id != arena:
+                raise LookupError("it lies in an arena that is not known")
+            return self._mapped.take(number, _DTYPES[kind], shape)
         if code == SHARED_VALUE:
             from sparring.services.shared_value import open_shared_value
 
             return open_shared_value(data)
         if code != _ARRAY:
             raise ValueError(f"extension {code} is unknown")
-        place = _read_place.decode(data)
-        if place.number < 1:
+        kind, shape, number = _read_array.decode(data)
+        if number < 1:
             raise ValueError("the head is no array")
-        array = np.frombuffer(self._came[place.number], _DTYPES[place.dtype]).reshape(place.shape)
+        array = np.frombuffer(self._came[number], _DTYPES[kind]).reshape(shape)
         array.setflags(write=False)
         return array
 
 
-_NOTHING: Mapping[int, Mapped] = {}
 _NOT_OURS = (
     *(msgspec.MsgspecError, ValueError, TypeError, LookupError, struct.error),
     *(RecursionError, OverflowError, MemoryError, WireError),
 )
 _places = msgspec.msgpack.Encoder()
-_read_place = msgspec.msgpack.Decoder(_Place)
-_read_held = msgspec.msgpack.Decoder(_Held)
+_read_array = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], int])  # dtype, shape, number of its frame
+_read_shared = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], int, int])  # dtype, shape, arena, first block
 _read_heads = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _SEVERAL = bytes((_TOGETHER,))
 _of_thread = threading.local()
@@ -201,22 +211,6 @@ def together(heads: Sequence[bytes]) -> bytes:
     return heads[0] if len(heads) == 1 else bytes((_TOGETHER, 0xDC, 0, len(heads))) + b"".join(heads)
 
 
-def are_several(first: bytes | memoryview) -> bool:
-    """Whether a frame was made by `together` of more than one."""
-    return first[:1] == _SEVERAL
-
-
-def messages_of(frames: Sequence[Any]) -> Sequence[Sequence[Any]]:
-    """Each message's own frames, of what came as one; none where that cannot be told."""
-    first = frames[0]
-    if not are_several(first):
-        return (frames,)
-    try:
-        return [(bytes(one),) for one in _read_heads.decode(memoryview(first)[1:])] if len(first) <= _MOST_BYTES else ()
-    except _NOT_OURS:
-        return ()
-
-
 class _Envelope(msgspec.Struct, array_like=True):
     """What every version's head begins with."""
 
@@ -228,7 +222,7 @@ class _Envelope(msgspec.Struct, array_like=True):
 _read_envelope = msgspec.msgpack.Decoder(_Envelope)
 
 
-def number_of(first: Any) -> int | None:
+def _number_of(first: Any) -> int | None:
     """The number of a message that cannot be read otherwise, so that its sender can be told; None where it has none."""
     try:
         return _read_envelope.decode(first).id

@@ -10,18 +10,16 @@ encrypted; a caller without a trusted key is not let in, and nothing is sent to 
 
 import os
 import re
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils import z85
+from zmq.auth.thread import ThreadAuthenticator
 
 from sparring.errors import ConfigError, Missing
 
 KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # 32 bytes as Z85
-_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a caller may come in
 
 
 class CurveKeys:
@@ -43,13 +41,20 @@ class CurveKeys:
         self.public, self._secret = words
         self._read: tuple[int, frozenset[bytes]] = (-1, frozenset())
 
+    def callback(self, domain: str, key: bytes) -> bool:
+        """The authenticator's question, when a caller connects."""
+        return self.trusts(key)
+
     def trusts(self, key: bytes) -> bool:
         """Whether it is our own public key, or one that we were told to trust."""
         return key == self.public.encode() or key in self._others()
 
-    def serve(self, socket: "zmq.Socket[bytes]") -> "CurveAuthenticator":
-        """Let only trusted callers in where the socket is bound from now on."""
-        guard = CurveAuthenticator(socket.context, self)
+    def serve(self, socket: "zmq.Socket[bytes]") -> ThreadAuthenticator:
+        """Let only trusted callers in where the socket is bound from now on, until the authenticator is stopped: one
+        for each context that has sockets with keys."""
+        guard = ThreadAuthenticator(socket.context)
+        guard.configure_curve_callback("sparring", credentials_provider=self)
+        guard.start()
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, b"sparring")
@@ -90,31 +95,3 @@ def create_keys(folder: Path) -> CurveKeys:
         os.link(fresh, folder / "key")
     fresh.unlink()
     return CurveKeys(folder)
-
-
-class CurveAuthenticator:
-    """Answers ZeroMQ's question whether a caller may come in. One for each context that has sockets with keys."""
-
-    def __init__(self, context: "zmq.Context[Any]", keys: CurveKeys) -> None:
-        self._context, self._keys = context, keys
-        self._asked = context.socket(zmq.REP)
-        self._asked.setsockopt(zmq.LINGER, 0)
-        self._asked.bind(_ZAP)
-        self._thread = threading.Thread(target=self._answer, name="curve-authenticator", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Let no caller in any more."""
-        with self._context.socket(zmq.REQ) as end:
-            end.setsockopt(zmq.LINGER, 0)
-            end.connect(_ZAP)
-            end.send(b"")
-            self._thread.join(3.0)
-
-    def _answer(self) -> None:
-        with self._asked as asked:
-            while len(question := asked.recv_multipart()) > 1:
-                version, number, _, _, _, mechanism, *proof = question
-                welcome = mechanism == b"CURVE" and len(proof) == 1 and self._keys.trusts(z85.encode(proof[0]))
-                said = (b"200", b"OK") if welcome else (b"400", b"this key is not trusted")
-                asked.send_multipart([version, number, *said, b"", b""])

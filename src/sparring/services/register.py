@@ -63,13 +63,10 @@ def verbs_of(service: type | object) -> dict[str, Verb]:
     kind = service if isinstance(service, type) else type(service)
     found = {name: getattr(getattr(kind, name), _MARK, None) for name in dir(kind) if not name.startswith("__")}
     verbs = {name: verb for name, verb in found.items() if verb is not None}
-    if kind is service:
-        return verbs
-    return {name: _settled(verb, service) for name, verb in verbs.items()}
-
-
-def _settled(verb: Verb, instance: object) -> Verb:
-    return replace(verb, batch=max(1, int(getattr(instance, verb.batch_from)))) if verb.batch_from else verb
+    for name, verb in verbs.items():
+        if verb.batch_from and kind is not service:
+            verbs[name] = replace(verb, batch=max(1, int(getattr(service, verb.batch_from))))
+    return verbs
 
 
 def service_name(service: object) -> str:

@@ -7,12 +7,10 @@ once whatever is being worked on. The second works (executor.py). A quick verb t
 first thread itself: handing it over would cost more than the work.
 """
 
-import contextlib
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -20,26 +18,13 @@ import zmq
 
 from sparring.errors import WireError
 from sparring.services import frames
-from sparring.services.client import FRESH_S, MORE, NOBLOCK
-from sparring.services.discovery import Discovery, Instance
+from sparring.services.client import MORE, plain_send, receive
+from sparring.services.discovery import FRESH_S, Discovery, Instance
 from sparring.services.errors import encode_error
 from sparring.services.executor import STOP_S, Executor, Request
-from sparring.services.fd_passing import NAME_BYTES, ArenaExchange, Peer, socket_beside
-from sparring.services.frames import (
-    ACCEPTED,
-    ANSWER,
-    CALL,
-    ERROR,
-    MOST_TOGETHER,
-    TASK,
-    Head,
-    codec,
-    is_small,
-    number_of,
-    together,
-)
+from sparring.services.frames import ACCEPTED, ANSWER, CALL, ERROR, TASK, Head, codec, is_small, together
 from sparring.services.register import HOW_BUSY, service_name
-from sparring.services.shared_memory import Arena
+from sparring.services.shared_memory import NAME_BYTES, Arena, ArenaExchange, socket_beside
 
 TOGETHER_S = 0.0002  # for so long answers to calls that came together wait for each other
 MAX_ANSWERS = 8192  # to one caller that does not read them; more are dropped
@@ -59,8 +44,6 @@ class Server:
         self._stopping = False
         self._heard_s = 0.0  # when a caller was last heard
         self._arena = Arena()
-        self._exchange: ArenaExchange | None = None
-        self._peers: dict[bytes, dict[int, Any]] = {}  # callers of this machine by name: their arenas
 
     def start(self) -> Self:
         """Listen, and let callers find it."""
@@ -68,18 +51,17 @@ class Server:
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.setsockopt(zmq.SNDHWM, MAX_ANSWERS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, frames.MAX_BYTES)
+        self._send = plain_send(self._socket)
         # The thread that waits for callers is woken as by a caller: then it waits for one thing only, which is cheap.
         self._socket.bind(_WAKE)
         self._waker_names = {b"\2" + os.urandom(12) for _ in range(2)}  # no caller can have such a name
-        by_work, self._by_close = map(self._waker, self._waker_names)
-        self._executor = Executor(self._instance, self.name, after=partial(by_work.send, b""))
-        self._by_work = by_work
+        self._by_work, self._by_close = map(self._waker, self._waker_names)
+        self._executor = Executor(self._instance, self.name, after=partial(self._by_work.send, b""))
         if not self._executor.queues:
             raise WireError("it has no verb", where=self.name, do="Decorate a method with @register()")
         self._listening = self._discovery.listen(self._socket, self.name, self.id)
         self.address = self._listening.address
-        if self.address.startswith("ipc://"):
-            self._exchange = ArenaExchange(socket_beside(self.address), self._arena, self._came, self._gone)
+        self._exchange = ArenaExchange(socket_beside(self.address), self._arena)
         self._thread = threading.Thread(target=self._listen, name=f"{self.name}-io", daemon=True)
         self._thread.start()
         again = tuple(name for name, queue in self._executor.queues.items() if queue.verb.idempotent)
@@ -87,11 +69,6 @@ class Server:
             Instance(service=self.name, id=self.id, address=self.address, pid=os.getpid(), idempotent=again)
         )
         return self
-
-    @property
-    def failures(self) -> "deque[str]":
-        """Tracebacks of the last tasks that failed."""
-        return self._executor.failures
 
     def close(self) -> None:
         """No longer found. Requests that were taken are worked on for a second more; the rest are told to ask another
@@ -105,8 +82,7 @@ class Server:
         self._thread.join(STOP_S)
         for socket in (self._by_close, self._by_work, self._socket):
             socket.close()
-        if self._exchange is not None:
-            self._exchange.close()
+        self._exchange.close()
         self._arena.close()
         self._listening.close()
         self._context.destroy(linger=LINGER_MS)
@@ -124,56 +100,39 @@ class Server:
         waker.connect(_WAKE)
         return waker
 
-    def _came(self, peer: Peer) -> None:
-        self._peers[peer.name] = {peer.arena: peer.mapped}
-
-    def _gone(self, peer: Peer) -> None:
-        if self._peers.get(peer.name, {}).get(peer.arena) is peer.mapped:  # else it has introduced itself again
-            del self._peers[peer.name]
-            self._arena.forget(peer.name)
-
     # The first thread.
 
     def _listen(self) -> None:
-        recv = self._socket.recv
+        socket, decode_each = self._socket, codec().decode_each
         while not self._stopping:
-            caller = recv()
-            frame = recv(copy=False)
-            message: list[Any] = [frame.bytes]
-            while frame.more:  # an array may be large: it is not copied
-                frame = recv(copy=False)
-                message.append(frame.buffer)
+            caller = socket.recv()
+            message = receive(socket)
             if caller not in self._waker_names:
-                self._heard_s = time.monotonic()
-                for one in frames.messages_of(message):
-                    self._take(caller, one)
-                    if len(self._replies) > 1 and time.monotonic() > self._heard_s + TOGETHER_S:
+                send_s = time.monotonic() + TOGETHER_S
+                for one in decode_each(message, self._exchange.arenas.get(caller[:NAME_BYTES])):
+                    if isinstance(one, Head):
+                        self._begin(caller, one)
+                    else:
+                        self._fail(caller, *one)
+                    if self._heard_s > send_s:
                         self._send_replies()
+                        send_s = self._heard_s + TOGETHER_S
             self._send_replies()
         self._send_replies()
 
-    def _take(self, caller: bytes, message: Sequence[Any]) -> None:
-        try:
-            head = codec().decode(message, self._peers.get(caller[:NAME_BYTES]))
-        except WireError as error:
-            if (number := number_of(message[0])) is not None:
-                self._fail(caller, number, error)
-        else:
-            self._begin(caller, head)
-
     def _begin(self, caller: bytes, head: Head) -> None:
         """Do the call now if it is quick, or queue it."""
-        executor, begun = self._executor, time.monotonic()
+        executor = self._executor
+        self._heard_s = begun = time.monotonic()
         try:
             args, named = head.body
             if head.verb == HOW_BUSY and head.kind == CALL:
                 self._reply(caller, head.id, ANSWER, executor.outstanding())
                 return
             queue = executor.queue_of(head.verb)
-            if head.kind == CALL and queue.is_quick and executor.is_idle():
-                result = queue.method(*args, **named)
+            if queue.is_quick and queue.verb.batch == 1 and head.kind == CALL and executor.is_idle():
+                self._reply(caller, head.id, ANSWER, queue.method(*args, **named))
                 queue.took(time.monotonic() - begun)
-                self._reply(caller, head.id, ANSWER, result)
             elif head.kind == TASK or not queue.verb.response:
                 executor.submit(queue, Request(args, named, 0.0, None))
                 self._reply(caller, head.id, ACCEPTED, None)
@@ -186,20 +145,21 @@ class Server:
             self._fail(caller, head.id, error)
 
     def _send_replies(self) -> None:
-        """Send what is there; small messages to the same caller that follow one another go together."""
-        replies = self._replies
+        """Send what is there; small messages to the same caller that follow one another go together. To a caller that
+        has gone or does not read ZeroMQ drops them: this never waits."""
+        replies, send, most = self._replies, self._send, frames.MOST_TOGETHER
         while replies:
             caller, message = replies.popleft()
-            if is_small(message):
+            if replies and is_small(message):
                 heads = message
-                while replies and len(heads) < MOST_TOGETHER and replies[0][0] == caller and is_small(replies[0][1]):
+                while replies and len(heads) < most and replies[0][0] == caller and is_small(replies[0][1]):
                     heads += replies.popleft()[1]
                 message = [together(heads)]
-            send, last = self._socket.send, len(message) - 1
-            with contextlib.suppress(zmq.ZMQError):  # the caller has gone
-                send(caller, MORE | NOBLOCK)
-                for place, frame in enumerate(message):  # the first is small: to copy it costs less than not to
-                    send(frame, MORE if place < last else 0, copy=place == 0)
+            send(caller, MORE)
+            if len(message) == 1:
+                send(message[0])
+            else:
+                self._socket.send_multipart(message, copy=False)
 
     # Either thread.
 
@@ -214,7 +174,7 @@ class Server:
 
     def _reply(self, caller: bytes, number: int, kind: int, body: Any) -> None:
         name = caller[:NAME_BYTES]
-        arena = self._arena if name in self._peers else None
+        arena = self._arena if name in self._exchange.arenas else None
         head = Head(frames.VERSION, kind, number, "", 0.0, body)
         self._replies.append((caller, codec().encode(head, arena, name)))
 

@@ -7,18 +7,24 @@ first falls, and the sender may fill them again. Where too few are free the arra
 so that no sender ever waits for memory.
 
     [4096 flags][4096 blocks of 64 kB]
+
+A service listens for its callers' arenas beside its socket for calls (ArenaExchange); a caller introduces itself there
+once (introduce).
 """
 
 import fcntl
 import math
 import mmap
 import os
+import selectors
 import socket
 import tempfile
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +35,9 @@ from sparring.wire.chunk import Array
 LARGE_BYTES = 64 << 10  # arrays below this are cheaper in a frame; also the size of a block
 BLOCKS = 4096
 ARENA_BYTES = LARGE_BYTES * BLOCKS  # of address space; memory is taken as it is used
+PATIENCE_S = 1.0  # with a process that is to give its arena
+NAME_BYTES = 8  # of a caller
+_WORD = 8  # bytes of an arena's id
 _SWEPT = 8  # of the longest lent arrays, looked at before each new one
 
 
@@ -42,7 +51,6 @@ class Arena:
         self._used = bytearray(BLOCKS)
         self._lent: deque[tuple[int, int, bytes]] = deque()  # first block, how many, to whom; the longest lent first
         self._lock = threading.Lock()
-        self.short = False  # for the last array too few blocks were free
 
     def put(self, flat: Array, to: bytes) -> int | None:
         """Copy a contiguous array into blocks for `to`; the number of the first, None where too few are free."""
@@ -55,8 +63,7 @@ class Arena:
                 if number < 0:
                     self._sweep(len(self._lent))
                     number = self._used.find(bytes(count))
-            self.short = number < 0
-            if self.short:
+            if number < 0:
                 return None
             self._used[number : number + count] = b"\1" * count
             self._memory[number] = 1
@@ -103,13 +110,13 @@ class Mapped:
     """The receiver's side of an arena. `connection` tells the sender that we live: it stays open while there are
     arrays, since with its end all blocks are free."""
 
-    def __init__(self, handle: int, connection: socket.socket) -> None:
+    def __init__(self, handle: int, connection: socket.socket, id: int) -> None:
         try:
             _require_seal(handle)
             self._memory = mmap.mmap(handle, LARGE_BYTES + ARENA_BYTES)
         finally:
             os.close(handle)
-        self._connection, self._closing = connection, False
+        self._connection, self.id, self._closing = connection, id, False
         self._held: dict[int, weakref.ref[Any]] = {}
 
     def take(self, number: int, dtype: np.dtype, shape: tuple[int, ...]) -> Array:
@@ -162,3 +169,130 @@ def _require_seal(handle: int) -> None:
         raise OSError("its size is not sealed")
     if os.fstat(handle).st_size != LARGE_BYTES + ARENA_BYTES:
         raise OSError("it is no arena")
+
+
+class DescriptorServer:
+    """Hands out descriptors to processes that connect to a Unix socket, in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._connections = path, set[socket.socket]()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(str(path))
+        self._listening.listen(128)
+        self._woken, self._wake = socket.socketpair()
+        for one in (self._listening, self._woken, self._wake):
+            one.setblocking(False)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=path.name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the thread look at what has changed."""
+        with suppress(BlockingIOError):  # then it was woken often enough
+            self._wake.send(b"!")
+
+    def close(self) -> None:
+        """Give nothing to any process any more."""
+        self._stopping = True
+        self.wake()
+        self._thread.join()
+        for one in (self._listening, self._woken, self._wake):
+            one.close()
+        for connection in self._connections:
+            self._end(connection)
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._listening, selectors.EVENT_READ)
+            ready.register(self._woken, selectors.EVENT_READ)
+            while not self._stopping:
+                for key, _ in ready.select():
+                    if key.fileobj is self._woken:
+                        self._woken.recv(4096)
+                    elif key.fileobj is self._listening:
+                        with suppress(OSError):  # it went away again
+                            connection, _ = self._listening.accept()
+                            if self._admits(connection):
+                                self._connections.add(connection)
+                                ready.register(connection, selectors.EVENT_READ, connection)
+                    elif not self._hears(key.data):
+                        ready.unregister(key.data)
+                        self._connections.remove(key.data)
+                        key.data.close()
+                self._answer()
+
+    def _admits(self, connection: socket.socket) -> bool:
+        """Whether a process that has connected may stay."""
+        return True
+
+    def _hears(self, connection: socket.socket) -> bool:
+        """Read what came; whether the process may stay."""
+        raise NotImplementedError
+
+    def _answer(self) -> None:
+        """Send what can be sent, after something was read or changed."""
+
+    def _end(self, connection: socket.socket) -> None:
+        connection.close()
+
+
+class ArenaExchange(DescriptorServer):
+    """Where a service takes its callers' arenas. A caller's is in `arenas` before that caller can call, and until it
+    has ended, however it did."""
+
+    def __init__(self, path: Path, arena: Arena) -> None:
+        self._arena = arena
+        self.arenas: dict[bytes, Mapped] = {}  # by the caller's name
+        self._callers: dict[socket.socket, tuple[bytes, Mapped]] = {}
+        super().__init__(path)
+
+    def _admits(self, connection: socket.socket) -> bool:
+        connection.settimeout(PATIENCE_S)
+        handles: list[int] = []
+        try:
+            said, handles, _, _ = socket.recv_fds(connection, NAME_BYTES + _WORD, 1)
+            if len(said) != NAME_BYTES + _WORD or len(handles) != 1:
+                raise OSError("no greeting")
+            mapped = Mapped(handles.pop(), connection, int.from_bytes(said[NAME_BYTES:], "little"))
+        except (OSError, ValueError):
+            connection.close()
+            for handle in handles:
+                os.close(handle)
+            return False
+        self.arenas[said[:NAME_BYTES]] = mapped
+        self._callers[connection] = said[:NAME_BYTES], mapped
+        with suppress(OSError):  # it has ended already, which is noticed as any end is
+            socket.send_fds(connection, [self._arena.id.to_bytes(_WORD, "little")], [self._arena.handle])
+        return True
+
+    def _hears(self, connection: socket.socket) -> bool:
+        name, mapped = self._callers.pop(connection)
+        if self.arenas.get(name) is mapped:  # else it has introduced itself again
+            del self.arenas[name]
+            self._arena.forget(name)
+        return False
+
+    def _end(self, connection: socket.socket) -> None:
+        self._callers[connection][1].close()
+
+
+def socket_beside(address: str) -> Path:
+    """Where arenas are exchanged: beside the socket of the calls."""
+    return Path(address.removeprefix("ipc://")).with_suffix(".fd")
+
+
+def introduce(path: Path, arena: Arena, name: bytes, patience_s: float = PATIENCE_S) -> Mapped:
+    """Give the service at `path` our arena, and take its own. OSError where it is not there."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(patience_s)
+    try:
+        connection.connect(str(path))
+        socket.send_fds(connection, [name + arena.id.to_bytes(_WORD, "little")], [arena.handle])
+        said, handles, _, _ = socket.recv_fds(connection, _WORD, 1)
+        if len(said) != _WORD or len(handles) != 1:
+            raise WireError("it gave no arena", where=str(path), do="Run the same release on both sides")
+        return Mapped(handles[0], connection, int.from_bytes(said, "little"))
+    except BaseException:
+        connection.close()
+        raise

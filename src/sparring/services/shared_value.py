@@ -9,12 +9,11 @@ stands as its socket and key: the receiver sees the value itself, its arrays bei
 import itertools
 import mmap
 import os
-import selectors
 import socket
 import struct
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import msgspec
 
 from sparring.services import frames
 from sparring.services.frames import ANSWER, Codec, Head
-from sparring.services.shared_memory import unnamed_memory
+from sparring.services.shared_memory import DescriptorServer, unnamed_memory
 
 ANSWER_S = 20.0  # a dead owner is noticed at once, and a living one may be starting a hundred processes
 _LENGTH = struct.Struct("<q")
@@ -62,31 +61,28 @@ def map_memory(handle: int, length: int) -> mmap.mmap:
         os.close(handle)
 
 
-class ValueServer:
-    """The owner's side: values by key, given to readers by a thread. A slow or dead reader costs nothing."""
+class ValueServer(DescriptorServer):
+    """The owner's side: values by key. A slow or dead reader costs nothing."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._values: dict[int, tuple[int, int, int]] = {}  # key → version, descriptor, length
         self._waiting: dict[socket.socket, tuple[int, int]] = {}  # reader → key, version that it has
+        self._keys = itertools.count(1)
         self._lock = threading.Lock()
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listening.bind(str(path))
-        self._listening.listen(128)
-        self._listening.setblocking(False)
-        self._woken, self._wake = socket.socketpair()
-        self._woken.setblocking(False)
-        self._wake.setblocking(False)
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="shared-values", daemon=True)
-        self._thread.start()
+        super().__init__(path)
+
+    def share(self, value: Any) -> "SharedValue":
+        """Put a value: one copy, however many processes read it. Its memory is given back when what is returned and all
+        views are gone."""
+        key = next(self._keys)
+        self.put(key, 0, value)
+        return SharedValue(self, self._path, key)
 
     def put(self, key: int, version: int, value: Any) -> None:
         """Show a value, instead of the one of that key."""
         handle, length = write_value(value)
         self.drop(key, (version, handle, length))
-        with suppress(BlockingIOError):  # then it was woken often enough
-            self._wake.send(b"!")
+        self.wake()
 
     def drop(self, key: int, successor: tuple[int, int, int] | None = None) -> None:
         """Give its memory back; processes that read it keep it until they no longer do."""
@@ -105,59 +101,28 @@ class ValueServer:
         return version, read_value(map_memory(handle, length))
 
     def close(self) -> None:
-        """Give nothing to anyone any more."""
-        self._stopping = True
-        with suppress(BlockingIOError):
-            self._wake.send(b"!")
-        self._thread.join()
-        for one in (self._listening, self._woken, self._wake):
-            one.close()
+        super().close()
         for key in list(self._values):
             self.drop(key)
-        with suppress(FileNotFoundError):
-            self._path.unlink()
 
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._listening, selectors.EVENT_READ)
-            ready.register(self._woken, selectors.EVENT_READ)
-            while not self._stopping:
-                for key, _ in ready.select():
-                    if key.fileobj is self._listening:
-                        with suppress(OSError):
-                            reader, _ = self._listening.accept()
-                            reader.setblocking(False)
-                            ready.register(reader, selectors.EVENT_READ, reader)
-                    elif key.fileobj is self._woken:
-                        with suppress(BlockingIOError):
-                            self._woken.recv(4096)
-                    else:
-                        self._hear(ready, key.data)
-                with self._lock:
-                    self._answer()
-            for key in ready.get_map().values():
-                if key.data is not None:
-                    key.data.close()
+    def _admits(self, connection: socket.socket) -> bool:
+        connection.setblocking(False)
+        return True
 
-    def _hear(self, ready: selectors.BaseSelector, reader: socket.socket) -> None:
-        try:
-            said = reader.recv(_REQUEST.size)
-        except OSError:
-            said = b""
-        if len(said) == _REQUEST.size:
-            self._waiting[reader] = _REQUEST.unpack(said)
-        else:
-            ready.unregister(reader)
-            self._waiting.pop(reader, None)
-            reader.close()
+    def _hears(self, connection: socket.socket) -> bool:
+        self._waiting.pop(connection, None)
+        with suppress(OSError, struct.error):
+            self._waiting[connection] = _REQUEST.unpack(connection.recv(_REQUEST.size))
+        return connection in self._waiting
 
     def _answer(self) -> None:
-        for reader, (key, known) in list(self._waiting.items()):
-            version, handle, length = self._values.get(key, (-1, -1, 0))
-            if version > known or (version < 0 and key):  # key 0 is a topic's, which may not have a value yet
-                del self._waiting[reader]
-                with suppress(OSError):  # a reader that does not read is not waited for
-                    socket.send_fds(reader, [_REPLY.pack(version, length)], [handle] if handle >= 0 else [])
+        with self._lock:
+            for reader, (key, known) in list(self._waiting.items()):
+                version, handle, length = self._values.get(key, (-1, -1, 0))
+                if version > known or (version < 0 and key):  # key 0 is a topic's, which may not have a value yet
+                    del self._waiting[reader]
+                    with suppress(OSError):  # a reader that does not read is not waited for
+                        socket.send_fds(reader, [_REPLY.pack(version, length)], [handle] if handle >= 0 else [])
 
 
 class ValueReader:
@@ -194,35 +159,16 @@ class ValueReader:
         self._socket.close()
 
 
-class _Place(msgspec.Struct, array_like=True):
-    path: str
-    key: int
-
-
 class SharedValue:
-    """A value of a SharedValues; as a part of a message it stands for the value."""
+    """A value of a ValueServer; as a part of a message it stands for the value."""
 
-    def __init__(self, server: ValueServer, place: _Place) -> None:
-        self._place = msgspec.msgpack.encode(place)
-        weakref.finalize(self, server.drop, place.key)
+    def __init__(self, server: ValueServer, path: Path, key: int) -> None:
+        self._place = msgspec.msgpack.encode((str(path), key))
+        weakref.finalize(self, server.drop, key)
 
     def __place__(self) -> tuple[int, bytes]:
         """How it stands in a message."""
         return frames.SHARED_VALUE, self._place
-
-
-class SharedValues(ValueServer):
-    """The values that a host shares. The memory of each is given back when its SharedValue and all views are gone."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._keys = itertools.count(1)
-
-    def share(self, value: Any) -> SharedValue:
-        """Put a value: one copy, however many processes read it."""
-        key = next(self._keys)
-        self.put(key, 0, value)
-        return SharedValue(self, _Place(str(self._path), key))
 
 
 _mapped: "weakref.WeakValueDictionary[bytes, mmap.mmap]" = weakref.WeakValueDictionary()  # by place
@@ -235,13 +181,10 @@ def open_shared_value(data: memoryview) -> Any:
     with _lock:
         memory = _mapped.get(encoded)
         if memory is None:
-            place = msgspec.msgpack.decode(encoded, type=_Place)
+            path, key = msgspec.msgpack.decode(encoded, type=tuple[str, int])
             try:
-                reader = ValueReader(Path(place.path), ANSWER_S)
-                try:
-                    found = reader.read(place.key, -1, ANSWER_S)
-                finally:
-                    reader.close()
+                with closing(ValueReader(Path(path), ANSWER_S)) as reader:
+                    found = reader.read(key, -1, ANSWER_S)
             except OSError as error:
                 raise LookupError(f"a shared value is gone: {error}") from None
             if found is None:

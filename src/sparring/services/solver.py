@@ -11,76 +11,74 @@ instance only where its verb is idempotent.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
+from sparring.closable import Closable
 from sparring.errors import SparringError, Unreachable, WireError
-from sparring.services.async_client import AsyncConnections
-from sparring.services.client import ClientContext, Connection, Router, Target
-from sparring.services.discovery import Discovery, open_discovery
+from sparring.services.client import Client, Connection
+from sparring.services.discovery import Discovery, Instance, Target, open_discovery
 from sparring.services.errors import CallFailed as CallFailed
 from sparring.services.errors import CallLost as CallLost
 from sparring.services.errors import CallTimeout as CallTimeout
 from sparring.services.errors import Overloaded, ShuttingDown, error_of
-from sparring.services.frames import CALL, ERROR, TASK, Head
-from sparring.services.register import service_name
+from sparring.services.frames import CALL, ERROR, TASK
+from sparring.services.register import HOW_BUSY, service_name
 
 if TYPE_CHECKING:
-    from sparring.services.discovery import TopicPublisher
-    from sparring.services.topics import TopicReader
+    from sparring.services.topics import TopicReader, TopicWriter
 
 ABSENT_S = 0.02  # between two looks for a service that has no instance
+STATUS_S, STATUS_THREADS = 1.0, 32
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a call is made."""
-
-    deadline_s: float = 10.0
-    key: str | None = None  # calls of one key go to one instance for as long as that lives
-
-
-class Solver:
+class Solver(Closable):
     """Threads may share one; each has its own sockets."""
 
-    def __init__(self, discovery: Discovery | None = None, terms: Terms | None = None) -> None:
+    def __init__(self, discovery: Discovery | None = None, deadline_s: float = 10.0) -> None:
         self._discovery = open_discovery() if discovery is None else discovery
         self._owned = discovery is None
-        self._terms = terms or Terms()
-        self._shared = _Shared(self._discovery)
+        self._deadline_s = deadline_s
+        self._key: str | None = None  # calls of one key go to one instance for as long as that lives
+        self._client = Client(self._discovery)
 
     def within(self, deadline_s: float) -> "Solver":
         """The same, with another deadline."""
-        return self._with(Terms(deadline_s, self._terms.key))
+        other = copy(self)
+        other._deadline_s, other._owned = deadline_s, False
+        return other
 
     def sticky(self, key: str) -> "Solver":
         """The same, for calls that belong together: an instance keeps what it remembers of `key`."""
-        return self._with(Terms(self._terms.deadline_s, key))
+        other = copy(self)
+        other._key, other._owned = key, False
+        return other
 
     def retrieve(self, service: object, verb: str, /, *args: Any, **named: Any) -> Any:
         """Ask a service (its class, an instance of it, or its name) and wait for the answer."""
-        return self._call(CALL, service_name(service), verb, (args, named))
+        return self._wait(CALL, service, verb, (args, named))
 
     def send(self, service: object, verb: str, /, *args: Any, **named: Any) -> None:
         """Queue a task there; returns once it is queued."""
-        self._call(TASK, service_name(service), verb, (args, named))
+        self._wait(TASK, service, verb, (args, named))
 
     def retrieve_async(self, service: object, verb: str, /, *args: Any, **named: Any) -> Coroutine[Any, Any, Any]:
         """Like `retrieve`, in an event loop. Arrays must not change before the answer has come."""
-        return self._call_async(CALL, service_name(service), verb, (args, named))
+        return self._call(CALL, service, verb, (args, named))
 
     async def send_async(self, service: object, verb: str, /, *args: Any, **named: Any) -> None:
         """Like `send`, in an event loop."""
-        await self._call_async(TASK, service_name(service), verb, (args, named))
+        await self._call(TASK, service, verb, (args, named))
 
-    def publisher(self, topic: str) -> "TopicPublisher":
+    def publisher(self, topic: str) -> "TopicWriter":
         """The writer of a topic."""
         from sparring.services.topics import Publisher
 
         own = getattr(self._discovery, "publisher", None)  # one with topics of its own: Ray's
-        opened: TopicPublisher = Publisher(topic, self._discovery) if own is None else own(topic)
+        opened: TopicWriter = Publisher(topic, self._discovery) if own is None else own(topic)
         return opened
 
     def subscribe(self, topic: str, wait_s: float = 0.0) -> "TopicReader":
@@ -101,118 +99,56 @@ class Solver:
 
     def close(self) -> None:
         """Close every socket; in an event loop `await close_async()` first. Arrays that were answered stay."""
-        self._shared.router.close()
-        self._shared.context.close()
+        self._client.close()
         if self._owned:
             self._discovery.close()
 
     async def close_async(self) -> None:
         """Close this event loop's sockets."""
-        self._shared.of_loop().close()
+        self._client.close_loop()
 
-    def __enter__(self) -> Self:
-        return self
+    def _wait(self, kind: int, service: object, verb: str, body: Any) -> Any:
+        """The same steps in this thread: where they block they never suspend."""
+        try:
+            self._call(kind, service, verb, body, blocking=True).send(None)
+        except StopIteration as answered:
+            return answered.value
+        raise AssertionError("a blocking call was suspended")
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _with(self, terms: Terms) -> "Solver":
-        other = Solver.__new__(Solver)
-        other._discovery, other._terms, other._shared, other._owned = self._discovery, terms, self._shared, False
-        return other
-
-    def _call(self, kind: int, service: str, verb: str, body: Any) -> Any:
-        shared, terms = self._shared, self._terms
-        if (call := getattr(self._discovery, "call", None)) is not None:  # a discovery with calls of its own: Ray's
-            return call(service, verb, body, terms.deadline_s, terms.key)
+    async def _call(self, kind: int, called: object, verb: str, body: Any, *, blocking: bool = False) -> Any:
+        client, discovery, service = self._client, self._discovery, service_name(called)
+        if (call := getattr(discovery, "call" if blocking else "call_async", None)) is not None:  # Ray's own
+            answered = call(service, verb, body, self._deadline_s, self._key)
+            return answered if blocking else await answered
         now = time.monotonic()
-        until, attempt = now + terms.deadline_s, 0
+        until, attempt = now + self._deadline_s, 0
         refused: list[str] = []
         while True:
-            target = shared.router.choose(service, terms.key, refused, now)
+            target = client.router.choose(service, self._key, refused, now)
             if target is None:
-                time.sleep(_absence_s(service, now, until))
+                pause_s = _absence_s(service, now, until)
             else:
                 try:
-                    answer = shared.call(target, kind, verb, body, until)
+                    if blocking:
+                        answer = client.call(target, kind, verb, body, until)
+                    else:
+                        answer = await client.call_async(target, kind, verb, body, until)
                     if answer.kind != ERROR:
                         return answer.body
                     error = error_of(answer.body)
                 except (Unreachable, WireError) as failed:
                     error = failed
                 finally:
-                    shared.router.done(target)
-                if (pause := shared.retry_after_s(error, target, verb, refused, attempt, until)) > 0:
-                    time.sleep(pause)
-            attempt += 1
-            now = time.monotonic()
-
-    async def _call_async(self, kind: int, service: str, verb: str, body: Any) -> Any:
-        shared, terms = self._shared, self._terms
-        if (call := getattr(self._discovery, "call_async", None)) is not None:
-            return await call(service, verb, body, terms.deadline_s, terms.key)
-        now = time.monotonic()
-        until, attempt = now + terms.deadline_s, 0
-        refused: list[str] = []
-        while True:
-            target = shared.router.choose(service, terms.key, refused, now)
-            if target is None:
-                await asyncio.sleep(_absence_s(service, now, until))
+                    client.router.done(target)
+                pause_s = self._retry_after_s(error, target, verb, refused, attempt, until)
+            if blocking:
+                time.sleep(pause_s)
             else:
-                try:
-                    connection = await shared.of_loop().get(target, until)
-                    while connection.is_full():
-                        await connection.room(verb, until)
-                    answer = await connection.begin(kind, verb, body, now, until)
-                    if answer.kind != ERROR:
-                        return answer.body
-                    error = error_of(answer.body)
-                except (Unreachable, WireError) as failed:
-                    error = failed
-                finally:
-                    shared.router.done(target)
-                if isinstance(error, CallLost):
-                    shared.of_loop().drop(target)
-                if (pause := shared.retry_after_s(error, target, verb, refused, attempt, until)) > 0:
-                    await asyncio.sleep(pause)
+                await asyncio.sleep(pause_s)
             attempt += 1
             now = time.monotonic()
 
-
-class _Shared:
-    """What solvers of different terms have in common."""
-
-    def __init__(self, discovery: Discovery) -> None:
-        self.router = Router(discovery)
-        self.context = ClientContext(discovery)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnections] = WeakKeyDictionary()
-
-    def of_loop(self) -> AsyncConnections:
-        """The running event loop's connections."""
-        loop = asyncio.get_running_loop()
-        found = self._loops.get(loop)
-        if found is None:
-            found = self._loops[loop] = AsyncConnections(self.context)
-        return found
-
-    def call(self, target: Target, kind: int, verb: str, body: Any, until: float) -> Head:
-        """The answer, on an idle connection or a new one; where the call fails that is closed, since its answer might
-        still come."""
-        try:
-            connection = target.idle.pop()
-        except IndexError:
-            connection = Connection(self.context, target, self.context.peer(target, until))
-        try:
-            answer = connection.call(kind, verb, body, until)
-        except BaseException:
-            connection.close()
-            raise
-        target.idle.append(connection)
-        if target.gone:
-            target.close()
-        return answer
-
-    def retry_after_s(
+    def _retry_after_s(
         self, error: SparringError, target: Target, verb: str, refused: list[str], attempt: int, until: float
     ) -> float:
         """After how many seconds a failed call is made again; raises the error where it is not."""
@@ -226,7 +162,7 @@ class _Shared:
             target.close()
         elif not isinstance(error, ShuttingDown):
             raise error
-        self.router.look_again(target.instance.service)
+        self._client.router.look_again(target.instance.service)
         refused.append(target.instance.id)
         if isinstance(error, CallLost) and verb not in target.instance.idempotent:
             raise error
@@ -251,3 +187,36 @@ class Proxy:
         if verb.startswith("_"):
             raise AttributeError(verb)
         return partial(self._ask, self._service, verb)
+
+
+def call_instance(discovery: Discovery, instance: Instance, verb: str, *args: Any, deadline_s: float = 10.0) -> Any:
+    """The answer of this very instance, whatever others offer its service. Errors are those of any call."""
+    with closing(Client(discovery)) as client:
+        return _call(client, instance, verb, args, deadline_s)
+
+
+def service_status(discovery: Discovery) -> list[tuple[Instance, int | None]]:
+    """Every instance by service and id, and how many calls wait there or are worked on; None where it did not answer in
+    time, or where calls are not ours (Ray's). They are asked in parallel."""
+    found = [one for service in discovery.services() for one in discovery.instances(service)]
+    found.sort(key=lambda one: (one.service, one.id))
+    with closing(Client(discovery)) as client, ThreadPoolExecutor(STATUS_THREADS) as threads:
+        return list(threads.map(lambda one: (one, _outstanding(client, one)), found))
+
+
+def _outstanding(client: Client, instance: Instance) -> int | None:
+    if not instance.address.startswith(("ipc://", "tcp://")):
+        return None
+    try:
+        answer = _call(client, instance, HOW_BUSY, (), STATUS_S)
+    except SparringError:
+        return None
+    return answer if isinstance(answer, int) else None
+
+
+def _call(client: Client, instance: Instance, verb: str, args: tuple[Any, ...], deadline_s: float) -> Any:
+    with closing(Connection(client, Target(instance), None)) as connection:
+        answer = connection.call(CALL, verb, (args, {}), time.monotonic() + deadline_s)
+    if answer.kind == ERROR:
+        raise error_of(answer.body)
+    return answer.body

@@ -13,12 +13,13 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
+from sparring.closable import Closable
 from sparring.errors import ConfigError, Unreachable
-from sparring.services.discovery import Discovery, Instance
-from sparring.services.local_discovery import Local
+from sparring.services.discovery import Discovery, Instance, Local
 from sparring.services.register import register
 from sparring.services.server import Server
 from sparring.services.shared_value import ValueReader, ValueServer, read_value
@@ -27,7 +28,7 @@ from sparring.services.solver import Solver
 PREFIX, MIRROR = "topic-", "mirror-"
 LOOK_S = 0.5  # how often a subscriber looks whether another publisher has come
 WAIT_S = 0.25  # of one wait for a version: then the subscriber looks again who publishes
-POLL_S, RETRY_S, DEADLINE_S = 0.02, 0.2, 10.0  # of a mirror
+POLL_S, STOP_S = 0.02, 10.0  # of a mirror
 
 
 def service_of(topic: str) -> str:
@@ -44,7 +45,19 @@ def next_version(last: int, version: int | None) -> int:
     return last + 1 if version is None else version
 
 
-class TopicReader(ABC):
+class TopicWriter(Closable, ABC):
+    """The publisher of a topic."""
+
+    @abstractmethod
+    def publish(self, value: Any, version: int | None = None) -> int:
+        """Show `value` (plain data and arrays) to all; its version, one more than the last unless it is given."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the topic; subscribers keep the values that they hold."""
+
+
+class TopicReader(Closable, ABC):
     """A subscriber, for one thread. It holds the newest value that it has seen. `wait_s` > 0 makes `take` wait."""
 
     def __init__(self, topic: str, wait_s: float) -> None:
@@ -78,63 +91,38 @@ class TopicReader(ABC):
     def close(self) -> None:
         """Listen no more; the value stays."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @abstractmethod
     def _look(self, timeout_s: float) -> None:
         """Take the newest version if there is a newer one, or if it comes in time."""
 
 
-class _RemoteReads:
-    """The topic as a service, for mirrors on other machines."""
-
-    def __init__(self, publisher: "Publisher") -> None:
-        self._publisher = publisher
-
-    @register(idempotent=True)
-    def newest(self, since_s: float, after: int) -> Any:
-        """[since_s, version, value] where that is news to a reader that knows a publisher's start and a version."""
-        return self._publisher.newest(since_s, after)
-
-
-class Publisher:
-    """The writer of a topic."""
+class Publisher(TopicWriter):
+    """It is also the service that mirrors on other machines read the topic from."""
 
     def __init__(self, topic: str, discovery: Discovery, service: str = "") -> None:
         self._since_s, self._version = time.time(), -1
         self._lock = threading.Lock()
-        self._server = Server(_RemoteReads(self), discovery, name=service or service_of(topic)).start()
+        self._server = Server(self, discovery, name=service or service_of(topic)).start()
         self._values = ValueServer(_socket_of(self._server.address))
 
     def publish(self, value: Any, version: int | None = None) -> int:
-        """Show `value` (plain data and arrays) to all; its version, one more than the last unless it is given."""
         with self._lock:
             version = next_version(self._version, version)
             self._values.put(0, version, value)
             self._version = version
             return version
 
+    @register(idempotent=True)
     def newest(self, since_s: float, after: int) -> Any:
-        """[since_s, version, value] where that is news, else None."""
+        """[since_s, version, value] where that is news to a reader that knows a publisher's start and a version."""
         with self._lock:
             if self._version < 0 or (since_s == self._since_s and after >= self._version):
                 return None
             return [self._since_s, *self._values.newest(0)]
 
     def close(self) -> None:
-        """End the topic; subscribers keep the values that they hold."""
         self._server.close()
         self._values.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Subscription(TopicReader):
@@ -200,28 +188,20 @@ class Subscription(TopicReader):
 
 
 def _latest(discovery: Discovery, service: str) -> Instance | None:
-    live = [one for one in discovery.instances(service) if discovery.alive(one)]
-    return max(live, key=lambda one: one.since_s, default=None)
+    return max(discovery.instances(service), key=lambda one: one.since_s, default=None)
 
 
 def _socket_of(address: str) -> Path:
     return Path(address.removeprefix("ipc://")).with_suffix(".topic")
 
 
-@runtime_checkable
-class HasLocal(Protocol):
-    """A discovery of several machines that knows its own."""
-
-    @property
-    def local(self) -> Local: ...
-
-
 def local_part(discovery: Discovery) -> Local:
     """The part of a discovery that is this machine's."""
-    if not isinstance(discovery, HasLocal):
+    local = getattr(discovery, "local", None)
+    if not isinstance(local, Local):
         do = "Hand values to instances by the host: host.share(…)"
         raise ConfigError("topics are not known there", where=type(discovery).__name__, do=do)
-    return discovery.local
+    return local
 
 
 def open_mirror(topic: str, discovery: Discovery) -> "Mirror | None":
@@ -251,7 +231,7 @@ class Mirror:
     def close(self) -> None:
         """Let another subscriber mirror."""
         self._closed.set()
-        self._thread.join(DEADLINE_S)
+        self._thread.join(STOP_S)
         if self._publisher is not None:
             self._publisher.close()
         os.close(self._handle)
@@ -259,19 +239,12 @@ class Mirror:
     def _fetch(self) -> None:
         service = service_of(self._topic)
         with Solver(self._discovery) as solver:
-            patient = solver.within(DEADLINE_S)
-            while not self._closed.is_set():
-                try:
-                    found = None
+            while not self._closed.wait(POLL_S):
+                with suppress(Unreachable):  # subscribers keep the values that they hold
                     if self._discovery.instances(service):  # else a call would wait for one
-                        found = patient.retrieve(service, "newest", self._since_s, self._version)
-                except Unreachable:  # subscribers keep the values that they hold
-                    self._closed.wait(RETRY_S)
-                    continue
-                if found is None or found[0] < self._since_s:  # of two publishers the later one counts
-                    self._closed.wait(POLL_S)
-                else:
-                    self._show(*found)
+                        found = solver.retrieve(service, "newest", self._since_s, self._version)
+                        if found is not None and found[0] >= self._since_s:  # of two publishers the later one counts
+                            self._show(*found)
 
     def _show(self, since_s: float, version: int, value: Any) -> None:
         if self._publisher is not None and since_s != self._since_s:

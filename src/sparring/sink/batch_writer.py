@@ -1,31 +1,34 @@
 """One batch on its way into the store: judged, stored, the rest quarantined with its reason, and counted.
 
+Chunks are judged by the rules that a gateway applies to uploads: game servers without one write to a stream, too.
 Both drivers call `write`, in one process or in many executors. Everything it does may be done again: rows have their
-key, quarantined ones their position in the stream, counts and files of the lake the batch's name.
+key, quarantined ones their position in the stream, counts and files of the lake the batch's name. A chunk is counted by
+the batch whose name its row has: once, however often the stream is read, and by which sink.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from urllib.parse import quote
 
-from sparring.errors import StoreRefused
-from sparring.sink.chunk_judge import MAX_TEXT, ChunkJudge, Refusal
-from sparring.store.minute_counts import merged
-from sparring.store.protocol import Appended, LedgerStore, MinuteCount, Quarantined, Query
-from sparring.store.rows import mark
+import msgspec
+
+from sparring.errors import ChunkRefused, Refused, SparringError, StoreRefused
+from sparring.games.chunk_checks import ChunkRules
+from sparring.store.protocol import Appended, MinuteCount, Quarantined, Query, Store
+from sparring.store.records import MINUTE_MS, merged_minutes
+from sparring.store.rows import batch_number, mark
 from sparring.stream.protocol import Placed
-from sparring.wire.chunk import Chunk, Header, Key
-from sparring.wire.ids import EpisodeId, GameId
-
-if TYPE_CHECKING:
-    from sparring.sink.lake import Lake
+from sparring.wire.chunk import Chunk, Header, Key, decode
+from sparring.wire.ids import EpisodeId, GameId, is_pseudonym
 
 APPEND_CHUNKS = 256  # given to the store at once
 AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0)  # a chunk that the store refuses is offered so often again, then quarantined
 MAX_INT = (1 << 31) - 1  # Cassandra's columns of counts end here; a quarantined row names no larger number
-MINUTE_MS = 60_000
+MAX_TEXT = 200  # characters of anything that a sender chose
 
 Offer = tuple[Placed, Chunk]
+Stuck = list[tuple[Offer, StoreRefused]]  # what the store refuses even alone
 
 
 @dataclass(slots=True)
@@ -40,40 +43,75 @@ class Totals:
 
     def add(self, other: "Totals") -> None:
         """These and those."""
-        self.batches += other.batches
-        self.chunks += other.chunks
-        self.steps += other.steps
-        self.had += other.had
-        self.quarantined += other.quarantined
+        for one in fields(Totals):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass(slots=True)
 class BatchResult(Totals):
     """What became of a batch, or of one page of it; with the chunks that it brought, and their counts by minute."""
 
+    name: str = ""  # of the batch
     kept: list[Chunk] = field(default_factory=list)
     minutes: list[MinuteCount] = field(default_factory=list)
+    refused: list[Quarantined] = field(default_factory=list)
+    taken: bool = False  # the store gave a verdict on a chunk of it
 
     @property
     def lag_ms(self) -> int:
         """Of the slowest chunk, from its receipt to being stored."""
         return max((one.lag_ms_max for one in self.minutes), default=0)
 
-
-@dataclass(slots=True)
-class _Page:
-    """A page in progress."""
-
-    batch: str
-    result: BatchResult = field(default_factory=BatchResult)
-    quarantined: list[Quarantined] = field(default_factory=list)
-    counted: set[Key] = field(default_factory=set)
-    taken: bool = False  # the store gave a verdict on a chunk of it
-
     def count(self, head: Header, **counts: object) -> None:
         """Add to the counts of the minute in which the chunk came in."""
         minute_ms = head.received_at_ms // MINUTE_MS * MINUTE_MS
-        self.result.minutes.append(MinuteCount(head.game, minute_ms, self.batch, **counts))  # type: ignore[arg-type]
+        self.minutes.append(MinuteCount(head.game, minute_ms, self.name, **counts))  # type: ignore[arg-type]
+
+
+class Lake:
+    """Training-ready Parquet beside the store: one file for each batch, game, version and seat, under s3://….
+
+        game=GAME/version=VERSION/seat=SEAT/day=2026-01-31/BATCH.parquet
+
+    A file is named after its batch, so a batch that is written again replaces its own file. Pseudonyms stay out:
+    erasing a player reaches the store, and must not leave them here.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Reaches the bucket; a wrong one is said at once."""
+        from sparring.registry.s3.bucket import Address, Bucket  # boto3 and pyarrow are for lakes alone
+        from sparring.store.exchange.parquet import encode
+
+        self._bucket, self._encode = Bucket(Address.read(url, "sink.lake_url")), encode
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._bucket.close()
+
+    def write(self, batch: str, chunks: Sequence[Chunk]) -> None:
+        """Put the batch's files there; durable on return."""
+        files: dict[str, list[Chunk]] = {}
+        for chunk in chunks:
+            files.setdefault(folder_of(chunk), []).append(nameless(chunk))
+        for folder, held in files.items():
+            key = f"{folder}/{_plain(batch)}.parquet"
+            self._bucket.put(key, self._encode(held, key))
+
+
+def folder_of(chunk: Chunk) -> str:
+    """The folder of such chunks: those of one game, version and seat have the same columns."""
+    head = chunk.header
+    day = datetime.fromtimestamp(head.received_at_ms / 1000, UTC).date().isoformat()
+    return f"game={_plain(head.game)}/version={_plain(head.version)}/seat={head.seat}/day={day}"
+
+
+def nameless(chunk: Chunk) -> Chunk:
+    """The chunk without its player."""
+    return Chunk(msgspec.structs.replace(chunk.header, player=None), chunk.columns, chunk.body)
+
+
+def _plain(text: str) -> str:
+    return quote(text, safe="-_.@")
 
 
 class BatchWriter:
@@ -81,23 +119,23 @@ class BatchWriter:
 
     def __init__(
         self,
-        judge: ChunkJudge,
-        store: LedgerStore,
+        rules: ChunkRules,
+        store: Store,
         clock_ms: Callable[[], int],
         pause: Callable[[float], bool | None],
-        lake: "Lake | None" = None,
+        lake: Lake | None = None,
     ) -> None:
         """`pause(seconds)` waits, and answers whether to give up instead."""
-        self._judge, self._store, self._lake = judge, store, lake
+        self._rules, self._store, self._lake = rules, store, lake
         self._clock_ms, self._pause = clock_ms, pause
 
-    def write(self, batch: str, pages: Iterable[tuple[Sequence[Placed], bool]]) -> BatchResult:
-        """Write the pages of one batch, each with `again` (see `store`); all of it is durable on return."""
-        done = BatchResult(batches=1)
-        for placed, again in pages:
-            page = self.store(batch, placed, again=again)
+    def write(self, batch: str, pages: Iterable[Sequence[Placed]]) -> BatchResult:
+        """Write the pages of one batch; all of it is durable on return."""
+        done, counted = BatchResult(batches=1), set[Key]()
+        for placed in pages:
+            page = self.store(batch, placed, counted)
             done.add(page)
-            done.minutes = merged([*done.minutes, *page.minutes])
+            done.minutes = merged_minutes([*done.minutes, *page.minutes])
             if self._lake is not None:
                 done.kept += page.kept
         if self._lake is not None and done.kept:
@@ -106,85 +144,82 @@ class BatchWriter:
             self._store.count_minutes(done.minutes)
         return done
 
-    def store(self, batch: str, placed: Sequence[Placed], *, again: bool) -> BatchResult:
+    def store(self, batch: str, placed: Sequence[Placed], counted: set[Key]) -> BatchResult:
         """Store what may be stored and quarantine the rest; both durable on return. The counts are not written yet.
 
-        `again` says that this batch may have been stored in part before: then what the store had counts as brought
-        by it. Otherwise what it had was sent twice, and counted when it came first.
+        `counted` are the chunks that earlier pages of the batch have counted; those of this page are added.
 
         A chunk that the store itself refuses, again and again, is quarantined while it takes others; where it takes
         none of several, the fault is the store's: StoreRefused, and nothing is quarantined.
         """
-        page, stuck = _Page(batch), list[tuple[Offer, StoreRefused]]()
+        page, stuck = BatchResult(name=batch), Stuck()
         for at in range(0, len(placed), APPEND_CHUNKS):
-            stuck += self._offer_all(self._passed(placed[at : at + APPEND_CHUNKS], page), page, again)
-        stuck = self._offered_again(stuck, page)
+            stuck += self._offer_all(self._passed(placed[at : at + APPEND_CHUNKS], page), page, counted)
+        stuck = self._offered_again(stuck, page, counted)
         if len(stuck) > 1 and not page.taken:
             raise stuck[0][1]
         for (one, chunk), error in stuck:
-            refusal = Refusal("refused", str(error)[: 3 * MAX_TEXT], "", chunk.header)
-            page.quarantined.append(quarantine_row(one, refusal))
-        if page.quarantined:
-            self._store.quarantine(page.quarantined)
-        page.result.quarantined = len(page.quarantined)
+            page.refused.append(quarantine_row(one, "refused", str(error), "", chunk.header))
+        if page.refused:
+            self._store.quarantine(page.refused)
+        page.quarantined = len(page.refused)
         self._count_ends(page)
-        return page.result
+        return page
 
-    def _passed(self, some: Sequence[Placed], page: _Page) -> list[Offer]:
-        judged = [(one, self._judge(one)) for one in some]
-        page.quarantined += [quarantine_row(one, refusal) for one, refusal in judged if isinstance(refusal, Refusal)]
-        return [(one, chunk) for one, chunk in judged if isinstance(chunk, Chunk)]
+    def _passed(self, some: Sequence[Placed], page: BatchResult) -> list[Offer]:
+        found = [(one, judged(self._rules, one)) for one in some]
+        page.refused += [row for _, row in found if isinstance(row, Quarantined)]
+        return [(one, chunk) for one, chunk in found if isinstance(chunk, Chunk)]
 
-    def _offer_all(self, offers: list[Offer], page: _Page, again: bool) -> list[tuple[Offer, StoreRefused]]:
+    def _offer_all(self, offers: list[Offer], page: BatchResult, counted: set[Key]) -> Stuck:
         """What the store refuses even alone; the rest is settled. One append, unless something is refused."""
         if not offers:
             return []
         try:
-            verdicts = self._store.append([chunk for _, chunk in offers])
+            verdicts = self._store.append([chunk for _, chunk in offers], page.name)
         except StoreRefused as error:
             if len(offers) == 1:
                 return [(offers[0], error)]
             middle = len(offers) // 2
             halves = (offers[:middle], offers[middle:])
-            # What the append that failed has left there counts as brought by this batch.
-            return [one for half in halves for one in self._offer_all(half, page, again=True)]
-        self._settle(offers, verdicts, page, again)
+            return [one for half in halves for one in self._offer_all(half, page, counted)]
+        self._settle(offers, verdicts, page, counted)
         return []
 
-    def _offered_again(self, stuck: list[tuple[Offer, StoreRefused]], page: _Page) -> list[tuple[Offer, StoreRefused]]:
+    def _offered_again(self, stuck: Stuck, page: BatchResult, counted: set[Key]) -> Stuck:
         """What stays refused after several tries: a server may say so for a moment, such as while it is set up."""
         for wait_s in AGAIN_AFTER_S:
             if not stuck:
                 break
             if self._pause(wait_s):
                 raise stuck[0][1]
-            stuck = [still for offer, _ in stuck for still in self._offer_all([offer], page, again=True)]
+            stuck = [still for offer, _ in stuck for still in self._offer_all([offer], page, counted)]
         return stuck
 
-    def _settle(self, offers: list[Offer], verdicts: Appended, page: _Page, again: bool) -> None:
-        result, stored_ms, page.taken = page.result, self._clock_ms(), True
+    def _settle(self, offers: list[Offer], verdicts: Appended, page: BatchResult, counted: set[Key]) -> None:
+        stored_ms, page.taken, own = self._clock_ms(), True, batch_number(page.name)
         for (one, chunk), kept in zip(offers, verdicts, strict=True):
             head = chunk.header
             if kept.verdict not in ("new", "had"):
                 # Of a player who was erased nothing is repeated.
                 known = None if kept.verdict == "gone" else head
-                page.quarantined.append(quarantine_row(one, Refusal(kept.verdict, kept.reason, kept.field, known)))
+                page.refused.append(quarantine_row(one, kept.verdict, kept.reason, kept.field, known))
                 continue
-            result.had += kept.verdict == "had"
-            if kept.verdict == "new" or (again and chunk.key not in page.counted):
-                page.counted.add(chunk.key)
-                result.chunks += 1
-                result.steps += head.steps
-                result.kept.append(chunk)
+            page.had += kept.verdict == "had"
+            if chunk.key not in counted and (kept.verdict == "new" or kept.batch_id == own):
+                counted.add(chunk.key)
+                page.chunks += 1
+                page.steps += head.steps
+                page.kept.append(chunk)
                 # An import may be older than a column of 24 days can say: that is no lag.
                 lag_ms = min(max(0, stored_ms - head.received_at_ms), MAX_INT)
                 players = () if head.player is None else (mark(head.game, head.player),)
                 page.count(head, steps=head.steps, chunks=1, players=players, lag_ms_sum=lag_ms, lag_ms_max=lag_ms)
 
-    def _count_ends(self, page: _Page) -> None:
+    def _count_ends(self, page: BatchResult) -> None:
         """Returns of the seats that ended: summed here where one chunk holds all of it, by the store otherwise."""
         longer: dict[GameId, dict[tuple[EpisodeId, int], Header]] = {}
-        for chunk in page.result.kept:
+        for chunk in page.kept:
             head = chunk.header
             if head.ending == "running":
                 continue
@@ -200,19 +235,37 @@ class BatchWriter:
                         page.count(last, ended=1, returns=seat.reward)
 
 
-def quarantine_row(placed: Placed, refusal: Refusal) -> Quarantined:
+def judged(rules: ChunkRules, placed: Placed) -> Chunk | Quarantined:
+    """The chunk as it may be stored, or the row of the quarantine that says why not. No I/O."""
+    header = None
+    try:
+        chunk = decode(placed.data)
+        header = chunk.header
+        rules.spec(header)
+        if header.player is not None and not is_pseudonym(header.player):
+            do = "Send 32 hex digits that only you can trace back, or go through the gateway, which makes them"
+            # The value may be a person's name, so the refusal does not repeat it.
+            raise ChunkRefused("it is no pseudonym", where="chunk, player", do=do, field="player")
+        return rules.accepted(chunk, player=header.player, uploader=placed.uploader, received_at_ms=placed.arrived_ms)
+    except SparringError as error:
+        verdict, field = (error.code, error.field) if isinstance(error, Refused) else ("wire", "")
+        return quarantine_row(placed, verdict, str(error), field, header)
+
+
+def quarantine_row(placed: Placed, verdict: str, reason: str, field: str, head: Header | None) -> Quarantined:
     """The row of a chunk that was not stored: why, and its position. Its bytes stay in the stream.
 
-    Its game is "" unless that is one of ours, so that a list of our games and "" misses nothing.
+    `verdict` is "wire" where it does not decode, "chunk" where it breaks its spec, or the store's own: conflict,
+    forbidden, gone, and refused where it took nothing of it, whatever state it was in. `head` is None where nothing
+    could be read. The row's game is "" unless that is one of ours, so that a list of our games and "" misses nothing.
     """
-    head = refusal.header
     return Quarantined(
-        game=head.game if head is not None and refusal.field != "game" else GameId(""),
+        game=head.game if head is not None and field != "game" else GameId(""),
         shard=placed.shard,
         position=placed.position,
-        verdict=refusal.verdict,
-        reason=refusal.reason,
-        field=refusal.field,
+        verdict=verdict,
+        reason=reason[: 3 * MAX_TEXT],
+        field=field,
         uploader=placed.uploader[:MAX_TEXT],
         episode="" if head is None else head.episode[:MAX_TEXT],
         seat=0 if head is None else min(head.seat, MAX_INT),

@@ -1,12 +1,13 @@
-"""What every store offers: chunks stored once, read again, and erased on request."""
+"""What every store offers: chunks stored once, read again, erased on request, and what a sink writes beside them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Literal, Protocol, Self
+from types import MappingProxyType
+from typing import Literal, Protocol
 
 from numpy.random import Generator
 
+from sparring.closable import Closable
 from sparring.wire.chunk import Chunk, Source
 from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
@@ -22,6 +23,7 @@ class AppendResult:
     field: str = ""
     value: str = ""
     limit: str = ""
+    batch_id: int = 0  # of a chunk that the store had: which one brought it (store/rows.py)
 
 
 Appended = list[AppendResult]  # one for each chunk, in the order given
@@ -95,9 +97,12 @@ class GameStats:
     steps_by_version: dict[str, int] = field(default_factory=dict)
 
 
+Views = Mapping[str, tuple[bool, ...]]  # by a game's version: whether each seat sees what other seats do
+
+
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What is gone with a player. The times say which models may have seen it."""
+    """What is gone with a player, of all seats. The times say which models may have seen it."""
 
     chunks: int
     steps: int
@@ -113,60 +118,6 @@ class Trimmed:
     episodes: int
     chunks: int
     steps: int
-
-
-class Store(Protocol):
-    """A context manager, which every backend inherits. Safe to call from several threads."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def append(self, chunks: Sequence[Chunk]) -> Appended:
-        """Keep the chunks; durable on return. Each is judged alone: a refused one leaves no trace."""
-        ...
-
-    def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
-        """Newest last, by the receipt of their last chunk (Cassandra: within ten minutes of opening)."""
-        ...
-
-    def read(self, query: Query, *, part: int = 0, of: int = 1) -> Iterator[Chunk]:
-        """Oldest first: SQLite in the order of receipt, Cassandra in the order in which the episodes were opened.
-
-        Either way a seat's chunks come in the order of their steps where they arrived so. `of` readers with
-        different `part` share them out by episode.
-        """
-        ...
-
-    def sample(self, query: Query, steps: int, rng: Generator) -> list[Chunk]:
-        """Chunks drawn with replacement, every step equally likely, until they hold at least `steps`; or none."""
-        ...
-
-    def stats(self, game: GameId) -> GameStats:
-        """Counts, without reading any body."""
-        ...
-
-    def erase(self, game: GameId, player: PlayerId) -> Erased:
-        """Remove every byte of that player's seats and refuse them from now on. Repeating it is harmless."""
-        ...
-
-    def erased(self, game: GameId, player: PlayerId) -> bool:
-        """Whether that player was erased, so that nothing more of them is stored."""
-        ...
-
-    def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
-        """Remove whole episodes, oldest first: all last received before `before_ms`, then down to `max_bytes`."""
-        ...
-
-    def games(self) -> list[GameId]:
-        """Every game that has chunks, in order of name."""
-        ...
-
-    def close(self) -> None:
-        """Finish what was begun and close the file or the connections."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,25 +168,65 @@ class Minute:
     lag_ms_max: int
 
 
-class Ledger(Protocol):
-    """What a sink writes beside the chunks. Every store here is one, too."""
+NO_VIEWS: Views = MappingProxyType({})
+
+
+class Store(Closable, Protocol):
+    """A context manager, which every backend inherits. Safe to call from several threads."""
+
+    def append(self, chunks: Sequence[Chunk], batch: str = "") -> Appended:
+        """Keep the chunks; durable on return. Each is judged alone: a refused one leaves no trace. `batch` names the
+        sink's batch that brings them: a chunk that the store had is answered with the number of the batch that did."""
+
+    def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
+        """Newest last, by the receipt of their last chunk (Cassandra: within ten minutes of opening)."""
+
+    def read(self, query: Query, *, part: int = 0, of: int = 1) -> Iterator[Chunk]:
+        """Oldest first: SQLite in the order of receipt, Cassandra in the order in which the episodes were opened.
+
+        Either way a seat's chunks come in the order of their steps where they arrived so. `of` readers with
+        different `part` share them out by episode.
+        """
+
+    def sample(self, query: Query, steps: int, rng: Generator) -> list[Chunk]:
+        """Chunks drawn with replacement, every step equally likely, until they hold at least `steps`; or none."""
+
+    def stats(self, game: GameId) -> GameStats:
+        """Counts, without reading any body."""
+
+    def erase(self, game: GameId, player: PlayerId, views: Views = NO_VIEWS) -> Erased:
+        """Remove that player's episodes, every seat of them, and refuse the player and those episodes from now on.
+
+        Other seats show the player's moves in what they observe; one that does not, by `views`, stays. Repeating it
+        is harmless. A chunk of the player that comes later is refused, and its episode is removed likewise.
+        """
+
+    def erased(self, game: GameId, player: PlayerId) -> bool:
+        """Whether that player was erased, so that nothing more of them is stored."""
+
+    def trim(self, *, before_ms: int = 0, max_bytes: int = 0) -> Trimmed:
+        """Remove whole episodes, oldest first: all last received before `before_ms`, then down to `max_bytes`."""
+
+    def games(self) -> list[GameId]:
+        """Every game that has chunks, in order of name."""
 
     def quarantine(self, rows: Sequence[Quarantined]) -> None:
         """Keep them; durable on return. Repeating it is harmless."""
-        ...
 
     def quarantined(self, game: GameId) -> Iterator[Quarantined]:
         """In the order of arrival; retention (`trim`) removes them by it."""
-        ...
+
+    def remember(self, name: str, value: str) -> str:
+        """Keep a fact about the deployment, unless there is one of that name; the value that stands. Durable."""
+
+    def fact(self, name: str) -> str | None:
+        """What was remembered under that name."""
 
     def count_minutes(self, rows: Sequence[MinuteCount]) -> None:
         """Keep them; durable on return. Repeating it is harmless."""
-        ...
 
     def minutes(self, game: GameId, since_ms: int) -> list[Minute]:
         """The minutes that began at `since_ms` or later and have a count, oldest first."""
-        ...
 
-
-class LedgerStore(Store, Ledger, Protocol):
-    """Both in one, as every backend is."""
+    def close(self) -> None:
+        """Finish what was begun and close the file or the connections."""

@@ -1,17 +1,17 @@
 """Whether the data is enough to learn from: what is there, what is missing, and which algorithms it suits.
 
-One pass over the episodes and one over the chunks, in memory that does not grow with either.
+One pass over the episodes and one over the chunks; what is kept in memory are counts, and one number for each seat.
 """
 
 import hashlib
 import itertools
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.random import Generator
 
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import Array, Chunk
@@ -53,61 +53,6 @@ class Quality:
     drift: tuple[Drift, ...] = ()
     suits: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class HeavyHitters:
-    """Counts by name, exact up to `most` names; above it the rarest share their counts (Misra & Gries 1982)."""
-
-    most: int = 10_000
-    total: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, name: str, count: int) -> None:
-        """`count` more of `name`."""
-        self.total += count
-        self.counts[name] += count
-        if len(self.counts) > 2 * self.most:
-            floor = sorted(self.counts.values())[-self.most]
-            self.counts = Counter({key: n - floor for key, n in self.counts.items() if n > floor})
-
-    def shares(self) -> dict[str, float]:
-        """Each name's share, the largest first."""
-        return {name: count / self.total for name, count in self.counts.most_common()} if self.total else {}
-
-
-@dataclass(slots=True)
-class RunningStats:
-    """Mean, deviation, extremes and quantiles of a stream of numbers; the quantiles from a uniform sample of it."""
-
-    rng: Generator
-    most: int = 4_096
-    n: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-    sample: list[float] = field(default_factory=list)
-
-    def add(self, value: float) -> None:
-        """One more number."""
-        self.n += 1
-        delta = value - self.mean
-        self.mean += delta / self.n
-        self.squares += delta * (value - self.mean)
-        self.low, self.high = min(self.low, value), max(self.high, value)
-        if len(self.sample) < self.most:
-            self.sample.append(value)
-        elif (place := int(self.rng.integers(self.n))) < self.most:
-            self.sample[place] = value
-
-    def summary(self) -> dict[str, float]:
-        """What is known, rounded for reading; empty before the first number."""
-        if not self.n:
-            return {}
-        p10, median, p90 = np.quantile(self.sample, (0.1, 0.5, 0.9)).tolist()
-        spread = {"min": self.low, "p10": p10, "median": median, "p90": p90, "max": self.high}
-        return {"mean": self.mean, "sd": math.sqrt(self.squares / self.n), **spread}
 
 
 @dataclass(slots=True)
@@ -164,8 +109,8 @@ class _Totals:
     fingerprints: set[bytes] = field(default_factory=set)
     actors: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
-    players: HeavyHitters = field(default_factory=HeavyHitters)
-    uploaders: HeavyHitters = field(default_factory=HeavyHitters)
+    players: Counter[str] = field(default_factory=Counter)
+    uploaders: Counter[str] = field(default_factory=Counter)
     versions: dict[str, _Version] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
@@ -178,13 +123,13 @@ class _Totals:
             self.rewarded += int(np.count_nonzero(columns["reward"]))
         self.actors[head.actor.partition(":")[0]] += head.steps
         self.sources[head.source] += head.steps
-        self.players.add(head.player or "(none)", head.steps)
-        self.uploaders.add(head.uploader or "(none)", head.steps)
+        self.players[head.player or "(none)"] += head.steps
+        self.uploaders[head.uploader or "(none)"] += head.steps
         version = self.versions.setdefault(head.version, _Version())
-        for name, array in columns.items():
+        for name, column in columns.items():
             if name.startswith("observation/"):
                 # Seats may see different things under one name, so they are kept apart.
-                version.leaves.setdefault(f"seat {head.seat} {name}", Moments()).add(array)
+                version.leaves.setdefault(f"seat {head.seat} {name}", Moments()).add(column)
         self._add_actions(columns.get("action"), version)
         if head.ending != "running":
             self._add_end(chunk)
@@ -212,9 +157,7 @@ class _Totals:
             self.fingerprints.add(found)
 
 
-def quality(
-    store: Store, query: Query, *, seed: int = 0, progress: Callable[[int], None] = lambda chunks: None
-) -> Quality:
+def quality(store: Store, query: Query, *, progress: Callable[[int], None] = lambda chunks: None) -> Quality:
     """Look at everything in `query`. `progress` is called with the number of chunks read, every 4,096."""
     tally = _Totals()
     for chunk in store.read(query):
@@ -222,17 +165,29 @@ def quality(
         if tally.chunks % 4_096 == 0:
             progress(tally.chunks)
     episodes = incomplete = 0
-    returns = RunningStats(np.random.default_rng(seed))
+    returns = array("d")
     for record in store.episodes(query):
         episodes += 1
         incomplete += not record.complete
-        for seat in record.seats:
-            if seat.complete:
-                returns.add(seat.reward)
-    return _with_advice(_report(tally, episodes, incomplete, returns))
+        returns.extend(seat.reward for seat in record.seats if seat.complete)
+    return _with_advice(_report(tally, episodes, incomplete, _spread(np.asarray(returns))))
 
 
-def _report(tally: _Totals, episodes: int, incomplete: int, returns: RunningStats) -> Quality:
+def _spread(values: Array) -> dict[str, float]:
+    """Mean, deviation, extremes and quantiles; empty where there are no values."""
+    if not len(values):
+        return {}
+    quantiles = np.quantile(values, (0, 0.1, 0.5, 0.9, 1)).tolist()
+    names = ("min", "p10", "median", "p90", "max")
+    return {"mean": float(values.mean()), "sd": float(values.std()), **dict(zip(names, quantiles, strict=True))}
+
+
+def _shares(counts: Counter[str], most: int | None = None) -> dict[str, float]:
+    """Each name's share, the largest first."""
+    return {name: count / counts.total() for name, count in counts.most_common(most)}
+
+
+def _report(tally: _Totals, episodes: int, incomplete: int, returns: dict[str, float]) -> Quality:
     steps = max(tally.steps, 1)
     actions = sum((version.actions for version in tally.versions.values()), Counter[int]()) if tally.discrete else {}
     tried = sum(actions.values()) or 1
@@ -249,11 +204,11 @@ def _report(tally: _Totals, episodes: int, incomplete: int, returns: RunningStat
         logp_share=tally.with_logp / steps,
         legal_share=tally.with_legal / steps,
         rewarded_share=tally.rewarded / steps,
-        returns=returns.summary(),
-        by_player=dict(list(tally.players.shares().items())[:10]),
-        by_uploader=dict(list(tally.uploaders.shares().items())[:10]),
-        by_actor={actor: count / steps for actor, count in tally.actors.most_common()},
-        by_source={source: count / steps for source, count in tally.sources.most_common()},
+        returns=returns,
+        by_player=_shares(tally.players, 10),
+        by_uploader=_shares(tally.uploaders, 10),
+        by_actor=_shares(tally.actors),
+        by_source=_shares(tally.sources),
         drift=_drift(tally.versions, discrete=tally.discrete),
     )
 

@@ -1,14 +1,15 @@
 """A chunk as a row: what is written of it, how it is sealed, and whether it may be kept. No I/O."""
 
 import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
-from sparring.store.protocol import AppendResult
+from sparring.store.protocol import AppendResult, Erased, Views
 from sparring.wire.chunk import Chunk, encode_parts
-from sparring.wire.ids import GameId, PlayerId
+from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -35,6 +36,7 @@ class Row(NamedTuple):
     reward: float
     tick: int
     received_at_ms: int
+    batch_id: int  # of the sink that brought it (`batch_number`); 0: it came without one
     size_bytes: int
     content: bytes
     stored: bytes
@@ -56,8 +58,8 @@ class Prepared:
     body: bytes
 
 
-def prepare(chunk: Chunk) -> Prepared:
-    """Encode, hash and sum up a chunk, each once."""
+def prepare(chunk: Chunk, batch: str = "") -> Prepared:
+    """Encode, hash and sum up a chunk, each once; `batch` names the sink's batch that brings it."""
     header, body = encode_parts(chunk)
     head, columns = chunk.header, chunk.columns
     reward, tick = columns.get("reward"), columns.get("tick")
@@ -81,6 +83,7 @@ def prepare(chunk: Chunk) -> Prepared:
         reward=0.0 if reward is None else float(reward.sum(dtype="float64")),
         tick=0 if tick is None or not len(tick) else int(tick[-1]),
         received_at_ms=head.received_at_ms,
+        batch_id=batch_number(batch) if batch else 0,
         size_bytes=len(header) + len(body),
         content=chunk.content_hash(),
         stored=digest(header, body),
@@ -93,10 +96,56 @@ def digest(header: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(header + body, digest_size=8).digest()
 
 
-def mark(game: GameId, player: PlayerId) -> int:
-    """A player's stand-in where the pseudonym itself must not remain: tombstones and indexes."""
-    said = f"spar-mark\0{game}\0{player}".encode()
+def mark(game: GameId, name: PlayerId | EpisodeId | str) -> int:
+    """The stand-in of a player, an episode or a seat of one ("EPISODE/SEAT") in tombstones and indexes, where the name
+    itself must not remain."""
+    said = f"spar-mark\0{game}\0{name}".encode()
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
+
+
+def tombstone_marks(row: Row) -> list[int]:
+    """Where a tombstone for this row may stand: at its episode, at its seat, at its player."""
+    game, marks = GameId(row.game), [] if row.mark is None else [row.mark]
+    return [mark(game, row.episode), mark(game, f"{row.episode}/{row.seat}"), *marks]
+
+
+def late_rows(rows: Iterable[Row], gone: set[tuple[str, int | None]]) -> Iterator[Row]:
+    """Those of erased players, by the tombstones found, whose episode has none yet: it is to be erased, too."""
+    for row in rows:
+        if (row.game, row.mark) in gone and not any((row.game, one) in gone for one in tombstone_marks(row)[:2]):
+            yield row
+
+
+def to_erase(
+    game: GameId, episode: EpisodeId, rows: Sequence[Row], player: int, views: Views
+) -> tuple[list[Row], list[int]]:
+    """Which rows of an episode go with the player of that mark, and the marks of the tombstones to write.
+
+    All of it, unless the game's spec says that some seats see nothing of the others: these stay.
+    """
+    sees = views.get(rows[0].version, ()) if rows else ()
+    if all(sees):
+        return list(rows), [mark(game, episode)]
+    own = {row.seat for row in rows if row.mark == player}
+    gone = own | {seat for seat, others in enumerate(sees) if others}
+    return [row for row in rows if row.seat in gone], [mark(game, f"{episode}/{seat}") for seat in sorted(gone)]
+
+
+def erased_of(rows: Sequence[Row]) -> Erased:
+    """What an erasure of those rows answers."""
+    received = [row.received_at_ms for row in rows]
+    return Erased(
+        chunks=len(rows),
+        steps=sum(row.steps for row in rows),
+        episodes=len({row.episode for row in rows}),
+        first_received_ms=min(received, default=None),
+        last_received_ms=max(received, default=None),
+    )
+
+
+def batch_number(name: str) -> int:
+    """A batch's name as a row has it."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def signed(seed: int) -> int:
@@ -116,6 +165,7 @@ class Neighbour(NamedTuple):
     ending: str
     uploader: str
     content: bytes
+    batch_id: int
 
 
 def judge(row: Row, before: Neighbour | None, after: Neighbour | None) -> AppendResult:
@@ -129,7 +179,7 @@ def judge(row: Row, before: Neighbour | None, after: Neighbour | None) -> Append
         last = before.first_step + before.steps
         if before.first_step == row.first_step:
             if before.content == row.content:
-                return AppendResult("had")
+                return AppendResult("had", batch_id=before.batch_id)
             reason = f"another chunk is stored at step {row.first_step}; the first stays"
             return AppendResult("conflict", reason, "first_step", str(row.first_step), "the same content as before")
         if last > row.first_step:

@@ -32,6 +32,9 @@ class Champion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rollout_share: float = 1.0
 
 
+read_champion = msgspec.json.Decoder(Champion).decode
+
+
 class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A manifest's exact bytes (base64 of JSON), the key's name and its signature over those bytes."""
 
@@ -54,14 +57,20 @@ def sign(champion: Champion, private: Ed25519PrivateKey) -> Signed:
 
 
 def verify(signed: Signed, trust: str) -> Champion:
-    """The manifest, once its signature by the key `trust` holds; ModelDamaged otherwise."""
-    if signed.key != trust:
-        raise _bad(f"signed by {signed.key}, not by the trusted {trust}", "Check connect(trust=…)")
+    """The manifest, once its signature by the key `trust` holds, and its counter is not below the least one that trust
+    may name ("ed25519:KEY@COUNTER"); ModelDamaged otherwise."""
+    key, _, least = trust.partition("@")
+    if signed.key != key:
+        raise _bad(f"signed by {signed.key}, not by the trusted {key}", "Check connect(trust=…)")
     try:
         payload = _raw(signed.payload)
-        public = Ed25519PublicKey.from_public_bytes(_raw(trust.removeprefix("ed25519:")))
+        public = Ed25519PublicKey.from_public_bytes(_raw(key.removeprefix("ed25519:")))
         public.verify(_raw(signed.signature), payload)
-        return msgspec.json.decode(payload, type=Champion)
+        champion = read_champion(payload)
+        if champion.counter < int(least or 0):
+            do = "An old manifest is being replayed, or connect(trust=…) is another game's"
+            raise _bad(f"its counter {champion.counter} is below {least}, the least that is trusted", do)
+        return champion
     except InvalidSignature:
         raise _bad("the signature does not fit the manifest", "Fetch it again; if it persists, do not use it") from None
     except (ValueError, msgspec.DecodeError) as error:

@@ -105,7 +105,7 @@ class Chunk:
             uploader="",
             received_at_ms=0,
             codec="raw",
-            columns=_describe(self),
+            columns=layout(self),
             sample_rate=float(head.sample_rate),  # an int here would come back from the wire as a float
             outcome=None if head.outcome is None else float(head.outcome),
         )
@@ -114,6 +114,15 @@ class Chunk:
         # In one piece: hashlib lets go of the interpreter lock for each, and getting it back under load takes longer.
         whole = b"".join((packed, *(np.ascontiguousarray(array).data for array in self.columns.values())))
         return hashlib.blake2b(whole, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A chunk whose header was read and whose body was not inflated yet."""
+
+    header: Header
+    body: memoryview = field(repr=False)
+    inflated_bytes: int  # that its columns take
 
 
 class _Contexts(threading.local):
@@ -135,7 +144,7 @@ def encode(chunk: Chunk) -> bytes:
     body = chunk.body
     head = chunk.header
     if not body:
-        head = msgspec.structs.replace(head, codec="zstd", columns=_describe(chunk))
+        head = msgspec.structs.replace(head, codec="zstd", columns=layout(chunk))
         body = _compress(chunk.columns)
     packed = _encode_header(head)
     return b"".join((_PREFIX.pack(_MAGIC, len(packed)), packed, body))
@@ -143,23 +152,32 @@ def encode(chunk: Chunk) -> bytes:
 
 def decode(data: bytes | memoryview, max_inflated_bytes: int = MAX_INFLATED_BYTES) -> Chunk:
     """The chunk in `data`, or a WireError that says what is wrong with it."""
+    return inflate(read_header(data, max_inflated_bytes))
+
+
+def read_header(data: bytes | memoryview, max_inflated_bytes: int = MAX_INFLATED_BYTES) -> Encoded:
+    """The chunk with its body as it came: its header says how much memory it takes to `inflate` it."""
     view = memoryview(data)
     if len(view) > MAX_ENCODED_BYTES:
         raise _bad(f"{len(view)} bytes, the limit is {MAX_ENCODED_BYTES}", "Send shorter chunks")
     header, start = _read_header(view)
-    sizes = [_buffer_bytes(column) for column in header.columns]
-    total = sum(_padded(size) for size in sizes)
+    total = sum(_padded(buffer_bytes(column)) for column in header.columns)
     if total > max_inflated_bytes:
         raise _bad(f"the columns take {total} bytes, the limit is {max_inflated_bytes}", "Send shorter chunks")
-    body = bytes(view[start:])
+    return Encoded(header, view[start:], total)
+
+
+def inflate(encoded: Encoded) -> Chunk:
+    """The whole chunk, or a WireError. No more than `inflated_bytes` are inflated."""
+    header, body, total = encoded.header, bytes(encoded.body), encoded.inflated_bytes
     raw = _inflate(body, total) if header.codec == "zstd" else body
     if len(raw) != total:
         raise _bad(f"the body has {len(raw)} bytes, its columns {total}", "Send the columns that the header names")
     columns, offset = {}, 0
-    for column, size in zip(header.columns, sizes, strict=True):
+    for column in header.columns:
         count = math.prod(column.shape)
         columns[column.name] = np.frombuffer(raw, column.dtype, count, offset).reshape(column.shape)
-        offset += _padded(size)
+        offset += _padded(columns[column.name].nbytes)
     return Chunk(header, columns, body)
 
 
@@ -172,7 +190,12 @@ def encode_parts(chunk: Chunk) -> tuple[bytes, bytes]:
     """Header and body apart, so that a store can rewrite the one and never touch the other."""
     body = chunk.body or _compress(chunk.columns)
     codec: Codec = chunk.header.codec if chunk.body else "zstd"
-    return _encode_header(msgspec.structs.replace(chunk.header, codec=codec, columns=_describe(chunk))), body
+    return _encode_header(msgspec.structs.replace(chunk.header, codec=codec, columns=layout(chunk))), body
+
+
+def encoded_bytes(chunk: Chunk) -> int:
+    """The size of a chunk whose body is at hand, as a store keeps it."""
+    return len(_encode_header(chunk.header)) + len(chunk.body)
 
 
 def pack(encoded: list[bytes]) -> bytes:
@@ -227,7 +250,8 @@ def _check_counts(header: Header) -> None:
         raise _bad("sample_rate or outcome is not a finite number", "Leave outcome out when there is none")
 
 
-def _buffer_bytes(column: Column) -> int:
+def buffer_bytes(column: Column) -> int:
+    """What it takes in memory; WireError where there can be no such column."""
     if column.dtype not in DTYPES:
         raise _bad(f"column {column.name!r} has dtype {column.dtype!r}", f"Use one of {', '.join(DTYPES)}")
     if len(column.shape) > MAX_DIMENSIONS or any(not 0 <= size < 1 << 31 for size in column.shape):
@@ -253,7 +277,8 @@ def _compress(columns: Mapping[str, Array]) -> bytes:
     return _mine.deflater.compress(b"".join(parts))
 
 
-def _describe(chunk: Chunk) -> tuple[Column, ...]:
+def layout(chunk: Chunk) -> tuple[Column, ...]:
+    """The name, dtype and shape of each of its columns."""
     if chunk.body and chunk.header.columns:  # it was decoded, and says so itself
         return chunk.header.columns
     return tuple(Column(name, array.dtype.name, array.shape) for name, array in chunk.columns.items())

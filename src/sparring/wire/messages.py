@@ -4,15 +4,12 @@ Text frames carry JSON, binary frames msgpack; the answer comes in the kind that
 Observations are flat lists by leaf name; the game's spec gives shape and dtype.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from sparring.errors import WireError
 from sparring.wire.ids import EpisodeId, ModelId
-
-Message = TypeVar("Message")
 
 PROTOCOL = 1
 MAX_MESSAGE_BYTES = 1 << 20
@@ -92,30 +89,19 @@ FromGateway = Hello | Action | Ended | Problem
 
 _json: msgspec.json.Decoder[FromGame] = msgspec.json.Decoder(FromGame)
 _msgpack: msgspec.msgpack.Decoder[FromGame] = msgspec.msgpack.Decoder(FromGame)
-_answer_json: msgspec.json.Decoder[FromGateway] = msgspec.json.Decoder(FromGateway)
-_answer_msgpack: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
 
 
 def decode(frame: str | bytes) -> FromGame:
     """A message from a game, or a WireError."""
-    return _decode(frame, _json.decode if isinstance(frame, str) else _msgpack.decode)
-
-
-def decode_answer(frame: str | bytes) -> FromGateway:
-    """A message from the gateway, or a WireError."""
-    return _decode(frame, _answer_json.decode if isinstance(frame, str) else _answer_msgpack.decode)
+    if len(frame) > MAX_MESSAGE_BYTES:
+        wrong = f"{len(frame)} bytes, the limit is {MAX_MESSAGE_BYTES}"
+        raise WireError(wrong, where="message", do="Send less at once")
+    try:
+        return _json.decode(frame) if isinstance(frame, str) else _msgpack.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"it does not read: {error}", where="message", do="See docs/wire.md") from None
 
 
 def encode(message: FromGame | FromGateway, *, text: bool) -> str | bytes:
     """The frame for `message`."""
     return msgspec.json.encode(message).decode() if text else msgspec.msgpack.encode(message)
-
-
-def _decode(frame: str | bytes, read: Callable[[Any], Message]) -> Message:
-    if len(frame) > MAX_MESSAGE_BYTES:
-        wrong = f"{len(frame)} bytes, the limit is {MAX_MESSAGE_BYTES}"
-        raise WireError(wrong, where="message", do="Send less at once")
-    try:
-        return read(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"it does not read: {error}", where="message", do="See docs/wire.md") from None

@@ -9,7 +9,8 @@ on that. Parameters are named by place: "image/0/weight", "trunk/1/bias", "value
 advantages; a residual layer "trunk/2/first/weight" and "trunk/2/second/weight"; a memory
 "memory/input/weight" and "memory/hidden/weight" (also "value_memory/…" where the value has a trunk of its
 own); an encoder "entities/0/embed/weight" and for each block "entities/0/1/attend/weight", "…/join/weight",
-"…/first/weight", "…/second/weight"; each with its bias.
+"…/first/weight", "…/second/weight"; each with its bias. An input that is normalised has "inputs/2/mean" and
+"inputs/2/deviation" by its place among the inputs: statistics of what was seen, which no gradient changes.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from sparring.wire.chunk import Array
 
 Activation = Literal["relu", "tanh", "none"]
 Weights = dict[str, Array]  # parameter name → float32
+NORMALISED_LIMIT = 10.0  # deviations from the mean
 
 
 class Dense(msgspec.Struct, frozen=True, tag="dense"):
@@ -82,7 +84,24 @@ class Lstm(msgspec.Struct, frozen=True, tag="lstm"):
     units: int
 
 
-Memory = Gru | Lstm
+class Carried(msgspec.Struct, frozen=True, tag="carried"):
+    """The state of a module network (`NetworkSpec.module`), whatever its module makes of these numbers."""
+
+    units: int
+
+
+Memory = Gru | Lstm | Carried
+
+
+class ModuleGraph(msgspec.Struct, frozen=True):
+    """A user's torch module as data: its tensors, and what it does with them as an ONNX graph without any weights.
+
+    The graph takes each scaled leaf as "net/LEAF", float32, each tensor as "net/TENSOR", and with a memory "net/state";
+    it gives each head, and with a memory the next state, as "net/out/HEAD" and "net/out/state", [batch, units].
+    """
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # the names of torch's state_dict, and shapes; float32
+    graph: bytes
 
 
 class Entities(msgspec.Struct, frozen=True):
@@ -102,22 +121,24 @@ class Entities(msgspec.Struct, frozen=True):
     pool: Literal["mean", "max"] = "mean"
 
 
-class Input(msgspec.Struct, frozen=True):
-    """One observation leaf: x = (raw - shift) * scale, as float32."""
+def _always(default: Callable[[], object]) -> Any:
+    """A default that is written all the same: msgspec leaves out only what is the default itself, not what a
+    function makes. Cards made before the fields that are left out have these in the JSON that names them."""
+    return msgspec.field(default_factory=lambda: default())
+
+
+class Input(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One observation leaf: x = (raw - shift) * scale, as float32; where it is normalised, then each entry as
+    clip((x - mean) / deviation, ±NORMALISED_LIMIT)."""
 
     name: str
     shape: tuple[int, ...]
-    shift: float = 0.0
-    scale: float = 1.0
-    one_hot: int = 0  # > 0: each integer below it becomes one_hot numbers, a one among zeros; not scaled
-    dtype: str = "float32"  # of the raw leaf, as it comes from the game
-    image: bool = False  # [channels, height, width], or [height, width] as one channel
-
-
-def _always(default: Callable[[], object]) -> Any:
-    """A default that is written all the same: msgspec leaves out only what is the default itself, not what a
-    function makes. Cards made before `memory` and `entities` have these fields in the JSON that names them."""
-    return msgspec.field(default_factory=lambda: default())
+    shift: float = _always(float)
+    scale: float = _always(lambda: 1.0)
+    one_hot: int = _always(int)  # > 0: each integer below it becomes one_hot numbers, a one among zeros; not scaled
+    dtype: str = _always(lambda: "float32")  # of the raw leaf, as it comes from the game
+    image: bool = _always(bool)  # [channels, height, width], or [height, width] as one channel
+    normalise: bool = False  # neither an image nor one-hot nor a set of entities
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -144,3 +165,4 @@ class NetworkSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     separate_value: bool = _always(bool)  # value has a trunk of its own ("value_trunk/…"), as PPO likes on small nets
     memory: Memory | None = None
     entities: tuple[Entities, ...] = ()
+    module: ModuleGraph | None = None  # in place of every layer and head layer: `inputs` are scaled, `heads` are named

@@ -2,9 +2,15 @@
 
 A tree is a dict with text keys, a list, an array, bytes, text, a number, a bool or None. Arrays come back
 with the same dtype, shape and bits, as read-only views of the bytes; a numpy Generator travels as its state.
+
+An object with `__array__`, `dtype` and `shape` is an array that is made when it is needed, such as a replay table's
+snapshot. `pack_parts` does not read them, so that it returns at once; the thread that writes the checkpoint does:
+
+    length of the head (8 bytes) | head: the tree, with a place for each part | parts, one behind the other
 """
 
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -15,7 +21,8 @@ from sparring.wire.chunk import Array
 
 Tree = Any  # dict[str, Tree] | list[Tree] | Array | bytes | str | int | float | bool | None
 
-_ARRAY = 1
+_ARRAY, _PART = 1, 2
+LARGE_BYTES = 1 << 16  # arrays and bytes from this size on are parts of their own
 
 
 def pack(tree: Tree) -> bytes:
@@ -25,10 +32,66 @@ def pack(tree: Tree) -> bytes:
 
 def unpack(data: bytes) -> Tree:
     """The tree in `data`; WireError where it is none."""
+    return _decoded(_decoder, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Tree:
     try:
-        return _decoder.decode(data)
+        return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise WireError(f"it does not read: {error}", where="saved state", do="Use an older checkpoint") from None
+
+
+def pack_parts(tree: Tree) -> list[Any]:
+    """The tree as bytes, in parts: bytes, arrays, and arrays that are made later (see above). Arrays are copied unless
+    they are `frozen`, so the tree's own may change afterwards."""
+    parts: list[Any] = []
+    offset = 0
+
+    def outside(node: Tree) -> Tree:
+        nonlocal offset
+        if isinstance(node, dict):
+            return {name: outside(value) for name, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [outside(value) for value in node]
+        size = node.nbytes if isinstance(node, np.ndarray) else len(node) if isinstance(node, bytes) else 0
+        if size < LARGE_BYTES and not _made_later(node):
+            return node
+        kind, shape = ("", (len(node),)) if isinstance(node, bytes) else (node.dtype.str, node.shape)
+        place = msgspec.msgpack.encode((kind, shape, offset))
+        changes = isinstance(node, np.ndarray) and (node.flags.writeable or not node.flags.owndata)
+        parts.append(node.copy() if changes else node)
+        offset += math.prod(shape) * np.dtype(kind or np.uint8).itemsize
+        return msgspec.msgpack.Ext(_PART, place)
+
+    head = pack(outside(tree))
+    return [len(head).to_bytes(8, "little"), head, *parts]
+
+
+def frozen(array: Array) -> Array:
+    """The array, which must be a copy of its own, as one that never changes."""
+    array.flags.writeable = False
+    return array
+
+
+def part_bytes(part: Any) -> memoryview:
+    """A part as it is written; one that is made later is made now."""
+    made: Any = part if isinstance(part, bytes) else np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return memoryview(made)
+
+
+def unpack_parts(data: bytes) -> Tree:
+    """The tree whose parts are `data`, joined; WireError where it is none."""
+    start = 8 + int.from_bytes(data[:8], "little")
+
+    def restore(code: int, place: memoryview) -> Any:
+        if code != _PART:
+            return _restore(code, place)
+        kind, shape, offset = msgspec.msgpack.decode(place, type=tuple[str, tuple[int, ...], int])
+        found = np.frombuffer(data, kind or np.uint8, math.prod(shape), start + offset)
+        return found.reshape(shape) if kind else found.tobytes()
+
+    return _decoded(msgspec.msgpack.Decoder(ext_hook=restore), data[8:start])
 
 
 def rng_state(rng: np.random.Generator) -> str:
@@ -41,7 +104,13 @@ def set_rng_state(rng: np.random.Generator, state: str) -> None:
     rng.bit_generator.state = json.loads(state)
 
 
+def _made_later(value: Any) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic)
+
+
 def _extend(value: Any) -> msgspec.msgpack.Ext:
+    if _made_later(value):
+        value = np.asarray(value)
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
         raise TypeError(f"{type(value).__name__} has no place in a tree")
     head = msgspec.msgpack.encode((value.dtype.str, value.shape))

@@ -41,7 +41,7 @@ export class Champions {
   }
 
   async #verified(signed) {
-    const trust = this.trust ?? this.#pinned(signed.key);
+    const [trust, least = "0"] = (this.trust ?? this.#pinned(signed.key)).split("@");
     if (signed.key !== trust) throw bad(`the champion is signed by ${signed.key}, not by the trusted ${trust}`);
     const payload = fromBase64(signed.payload);
     const key = fromBase64(trust.replace("ed25519:", ""));
@@ -55,6 +55,8 @@ export class Champions {
     if (manifest.game !== this.game || manifest.version !== this.version) throw bad("the champion is another game's");
     if (manifest.counter < this.#lastCounter(signed.key))
       throw bad(`the champion's counter went back to ${manifest.counter}`);
+    if (manifest.counter < Number(least))
+      throw bad(`the champion's counter ${manifest.counter} is below ${least}, the least that is trusted`);
     if (manifest.expires_at_ms < Date.now()) throw bad("the champion's manifest has expired");
     return manifest;
   }
@@ -64,7 +66,8 @@ export class Champions {
     if (hex(sha256(raw)) !== id) throw bad(`the card of model ${id.slice(0, 12)} is not what its name says`);
     const card = JSON.parse(new TextDecoder().decode(raw));
     if (card.spec !== this.spec) throw bad(`model ${id.slice(0, 12)} fits another version of this game`);
-    if (!this.local) return new Model(id, card, null);
+    // A torch module of its maker's own has no layers that could run here: the server runs its graph.
+    if (!this.local || card.network.module) return new Model(id, card, null);
     const weights = await this.server.bytes(`/v1/models/${id}/weights.safetensors`);
     if (hex(sha256(weights)) !== card.files["weights.safetensors"])
       throw bad(`the weights of model ${id.slice(0, 12)} are not what its card says`);

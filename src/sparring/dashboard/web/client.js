@@ -20,14 +20,14 @@ export { SparringError };
  * A connection to one game on one server. Options: game (needed), player (the game's own name for the person),
  * token, trust ("ed25519:…"), strength (0 chance … 1 at its best; null: at its best), act ("local" | "server"),
  * storage (by default localStorage), onChange (called whenever statistics or the model change), champion (false: wait
- * for refresh() before asking for one).
+ * for refresh() before asking for one), record (false: episodes are not recorded until allow(true)).
  */
 export async function connect(url, options) {
   const server = new Server(url, options.token);
   const storage = options.storage ?? openStorage();
   const about = await describe(server, storage, options.game);
   const connection = new Connection(server, storage, about, options);
-  connection.uploads.start(); // what an earlier page left behind
+  if (connection.record) connection.uploads.start(); // what an earlier page left behind
   if (options.champion !== false) await connection.refresh();
   return connection;
 }
@@ -52,6 +52,7 @@ export class Connection {
     this.game = options.game;
     this.version = about.spec.version ?? "1";
     this.player = options.player ?? null;
+    this.record = options.record ?? true;
     this.strength = options.strength ?? null;
     this.sampleRate = about.sample_rate ?? 1;
     this.onChange = options.onChange ?? (() => {});
@@ -68,7 +69,7 @@ export class Connection {
     this.modelProblem = "";
     globalThis.addEventListener?.("pagehide", () => {
       this.#leave();
-      this.uploads.part();
+      if (this.record) this.uploads.part();
     });
   }
 
@@ -97,10 +98,27 @@ export class Connection {
    * seat sees when the page is closed in the middle: the episode is then recorded as cut short.
    */
   episode({ seat = 0, episode = newEpisode(), seed = null, actor = "person", source = "play", leaving = null } = {}) {
-    const asked = askedFor(episode, this.sampleRate);
+    const asked = this.record && askedFor(episode, this.sampleRate);
     const opened = new Recording(this, { seat, episode, seed, actor, source, leaving, asked, rate: this.sampleRate });
     this.open.add(opened);
     return opened;
+  }
+
+  /** Record episodes from now on, or none. Of open ones: those in which no person has decided anything yet, or none. */
+  allow(record) {
+    this.record = record;
+    if (record) this.uploads.start();
+    const begun = [...this.open].filter((one) => one.first || (one.count && one.actor === "person"));
+    for (const one of this.open) {
+      if (!record) one.asked = false;
+      else if (!begun.some((other) => other.episode === one.episode)) one.asked = askedFor(one.episode, one.rate);
+    }
+  }
+
+  /** Remove what waits to be sent, and record nothing of the open episodes. */
+  forget() {
+    for (const one of this.open) one.asked = false;
+    for (const key of this.spool.keys()) this.spool.remove(key);
   }
 
   /**

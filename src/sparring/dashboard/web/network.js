@@ -45,8 +45,11 @@ export class Network {
     if (images.length) parts.push(this.#image(images, observation));
     entities.forEach((encoder, i) => parts.push(this.#entities(`entities/${i}`, encoder, observation)));
     const sets = new Set(entities.map((encoder) => encoder.leaf));
-    for (const input of inputs)
-      if (!input.image && !sets.has(input.name)) parts.push(prepare(input, leafOf(observation, input.name)));
+    inputs.forEach((input, i) => {
+      if (input.image || sets.has(input.name)) return;
+      const x = prepare(input, leafOf(observation, input.name));
+      parts.push(input.normalise ? this.#normalised(`inputs/${i}`, x) : x);
+    });
     const features = concatenate(parts);
     const trunks = this.spec.separate_value ? ["trunk", "value_trunk"] : ["trunk"];
     const seen = {};
@@ -68,6 +71,12 @@ export class Network {
     }
     if (memory) outputs.state = concatenate(after);
     return outputs;
+  }
+
+  /** Each entry as deviations from its mean, ±10 at most. */
+  #normalised(place, x) {
+    const [mean, deviation] = [this.#tensor(`${place}/mean`).data, this.#tensor(`${place}/deviation`).data];
+    return x.map((value, i) => Math.min(10, Math.max(-10, (value - mean[i]) / deviation[i])));
   }
 
   /** All images joined along their channels, through the image layers, flat again. */

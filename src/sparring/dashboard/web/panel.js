@@ -19,8 +19,8 @@ export async function newer(connection) {
 }
 
 export class Panel {
-  constructor(connection, game) {
-    Object.assign(this, { connection, game });
+  constructor(connection, game, yourData) {
+    Object.assign(this, { connection, game, yourData });
     this.tally = { won: 0, drawn: 0, lost: 0 };
     this.onAdvice = () => {};
     this.between = () => true; // whether the model may be exchanged now
@@ -84,6 +84,11 @@ export class Panel {
   /** "recorded ✓ n steps" once, and only if, the server said so. */
   async kept(match) {
     const kept = $("kept");
+    if (!match.asked && !this.connection.record) {
+      kept.dataset.state = "";
+      say(kept, "this game was not recorded");
+      return;
+    }
     if (!match.asked) {
       kept.dataset.state = "";
       say(kept, `not asked for this time: the server takes ${Math.round(this.connection.sampleRate * 100)} % of games`);
@@ -99,6 +104,7 @@ export class Panel {
     else if (waiting) say(kept, "kept in this browser, and sent when the server answers");
     else say(kept, "the server did not keep it");
     this.show();
+    await this.yourData.refresh();
   }
 
   advise(text) {

@@ -31,12 +31,14 @@ _QUIET = {
 }
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray's own ports are bound to 127.0.0.1, on every system
 
+log = logging.getLogger(__name__)
+
 GCS_PORT, CLIENT_PORT = 6379, 10001
 REACH_S = 10.0
 START_S = 90.0  # after which no other try is made
 LEAST_CPUS = 32  # on a machine alone instances share its cores, as local processes do
 STORE_BYTES = 1 << 30
-END_S = 3.0  # for an orderly end of Ray's processes; then they are killed
+END_S = 3.0  # until Ray's processes that were killed have ended
 
 
 class Cluster:
@@ -46,7 +48,9 @@ class Cluster:
         self.namespace = f"sparring-{os.urandom(4).hex()}"
         self.discovery = f"ray://auto/{self.namespace}"
         self._ours = join(address_of(url), store_bytes)
-        self.remote = _is_client()
+        from ray.util.client import ray as client
+
+        self.remote = bool(client.is_connected())  # type: ignore[no-untyped-call]  # through Ray's client server
 
     def close(self) -> None:
         """Leave it, if it was this that joined."""
@@ -59,10 +63,8 @@ class Cluster:
 
 def open_ray(url: str, logs: Path | None = None, seen: str = "") -> Host:
     """The host behind a URL; `logs` are Ray's own affair."""
-    cluster = Cluster(url)
-    opened: Host = importlib.import_module("sparring.hosts.ray.host").RayHost(
-        url, cluster, seen
-    )  # after Ray's settings
+    cluster = Cluster(url)  # which makes Ray's settings, before it is imported
+    opened: Host = importlib.import_module("sparring.hosts.ray.host").RayHost(url, cluster, seen)
     return opened
 
 
@@ -90,9 +92,14 @@ def join(address: str, store_bytes: int, patience_s: float = START_S) -> bool:
             "_system_config": {"prestart_worker_first_driver": False},
         }
     else:
-        _reachable(address)
+        try:
+            _connect(address, REACH_S)
+        except OSError as error:
+            where, do = f"ray://{address.removeprefix('ray://')}", "Start it, or look at its address"
+            raise Unreachable(f"no Ray cluster answers: {error}", where=where, do=do) from None
     _begin(address, words, patience_s)
-    _silence()
+    # Ray prints a cluster's troubles to standard output, where our answers go; `Host.watch` tells of them.
+    ray._private.worker._worker_logs_enabled = False
     return True
 
 
@@ -109,17 +116,32 @@ def _begin(address: str, words: dict[str, Any], patience_s: float) -> None:
     """On a busy machine Ray's own parts may not find each other in the half minute that they give themselves."""
     import ray
 
-    until, before = time.monotonic() + patience_s, _ray_processes()
+    begun_s, before = time.monotonic(), _ray_processes()
+    until = begun_s + patience_s
+    log.info("starting Ray on this machine …" if address == "local" else f"joining the Ray cluster at {address} …")
     while True:
         try:
             ray.init(address, **words)
+            log.info(f"Ray is up after {time.monotonic() - begun_s:.0f} s{_how_to_look(address)}")
             return
         except Exception as error:  # noqa: BLE001  (Ray raises bare Exceptions here)
             ray.shutdown()
-            _end(_ray_processes() - before)  # Ray forgets them; they would be in the way of the next try
+            _kill(_ray_processes() - before)  # Ray forgets them; they would be in the way of the next try
             if time.monotonic() >= until:
                 where, do = f"ray://{address.removeprefix('ray://')}", "See its logs in Ray's session_latest/logs"
-                raise Unreachable(f"Ray did not come up: {error}", where=where, do=do) from None
+                raise Unreachable(f"Ray did not come up: {error}".rstrip("."), where=where, do=do) from None
+            log.warning(f"Ray did not come up: {error}")
+            log.info("starting Ray again …")
+
+
+def _how_to_look(address: str) -> str:
+    """The command that shows a cluster of our own. Unless it is told otherwise, `ray` does not read the token that Ray
+    has given the cluster, and takes 127.0.0.1 for another address of this machine, where nothing listens."""
+    if address != "local":
+        return ""
+    import ray
+
+    return f": RAY_AUTH_MODE=token {_LOOPBACK}=0 ray status --address {ray.get_runtime_context().gcs_address}"
 
 
 def _ray_processes() -> set[Any]:
@@ -136,7 +158,7 @@ def _ray_processes() -> set[Any]:
     return found
 
 
-def _end(left_behind: set[Any]) -> None:
+def _kill(left_behind: set[Any]) -> None:
     """End those and all that they started."""
     import psutil
 
@@ -146,26 +168,8 @@ def _end(left_behind: set[Any]) -> None:
             every += one.children(recursive=True)
     for one in every:
         with suppress(psutil.Error):
-            one.terminate()
-    _, left = psutil.wait_procs(every, timeout=END_S)
-    for one in left:
-        with suppress(psutil.Error):
             one.kill()
-    psutil.wait_procs(left, timeout=END_S)
-
-
-def _is_client() -> bool:
-    """Whether this process is no node's, but speaks through Ray's client server."""
-    from ray.util.client import ray as client
-
-    return bool(client.is_connected())  # type: ignore[no-untyped-call]
-
-
-def _silence() -> None:
-    """Ray prints a cluster's troubles to standard output, where our answers go; `Host.watch` tells of them."""
-    from ray._private import worker
-
-    worker._worker_logs_enabled = False
+    psutil.wait_procs(every, timeout=END_S)
 
 
 def address_of(url: str) -> str:
@@ -183,27 +187,19 @@ def address_of(url: str) -> str:
     return f"ray://{address}" if port == CLIENT_PORT else address
 
 
-def _reachable(address: str) -> None:
+def _connect(address: str, timeout_s: float) -> None:
+    """See whether something listens there; OSError or ValueError where not."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), REACH_S).close()
-    except OSError as error:
-        raise Unreachable(
-            f"no Ray cluster answers: {error}", where=f"ray://{host}:{port}", do="Start it, or look at its address"
-        ) from None
+    socket.create_connection((host, int(port)), timeout_s).close()
 
 
 def _running_here() -> str | None:
     """The address of the cluster that was started on this machine, where it still answers."""
     found = os.environ.get("RAY_ADDRESS", "")
-    if not found:
-        folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-        with suppress(OSError), open(os.path.join(folder, "ray", "ray_current_cluster")) as file:
-            found = file.read().strip()
-    if not found:
-        return None
-    host, _, port = found.removeprefix("ray://").rpartition(":")
     with suppress(OSError, ValueError):
-        socket.create_connection((host, int(port)), 1.0).close()
+        if not found:
+            folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+            found = Path(folder, "ray", "ray_current_cluster").read_text().strip()
+        _connect(found, 1.0)
         return found
     return None

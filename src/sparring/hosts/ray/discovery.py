@@ -1,11 +1,21 @@
-"""`ray://`: services found as Ray's named actors, and called by Ray, behind the verbs of a Solver.
+"""`ray://`: services found as Ray's named actors and called by Ray, behind the verbs of a Solver; and topics on Ray.
 
 ray://auto/NAMESPACE is what a host on Ray sets for what it starts; ray://HOST:PORT/NAMESPACE joins that cluster first.
+
+A topic's latest value lies in the object store, which holds it once for each node:
+
+    publisher ─ put ─► object store ◄─ get ─ subscribers
+        └─ version and place ─► its named actor ─► subscribers, which ask or wait for a version
+
+As with services/topics.py a slow or dead subscriber costs the publisher nothing, and of two publishers of one topic
+the later one counts. The actor ends with its publisher.
 """
 
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -14,16 +24,35 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from sparring.errors import ConfigError, Unreachable
-from sparring.hosts.ray.calls import RayCallee, RayPending, call
+from sparring.hosts.ray.actor import RayCallee, call, plain
 from sparring.hosts.ray.cluster import STORE_BYTES, address_of, join
-from sparring.hosts.ray.topics import RayPublisher, RaySubscription
-from sparring.services.client import Router, Target
-from sparring.services.discovery import Announcement, Instance, ServerSocket
-from sparring.services.errors import CallLost, late
+from sparring.services.discovery import Instance, Router
+from sparring.services.errors import CallLost
+from sparring.services.topics import TopicReader, TopicWriter, next_version, service_of
 
 FRESH_S = 1.0  # for so long the actors' names are taken to be as they were
 PAUSE_S = 0.05
-PREFIX = "sparring/"
+ASYNC_CALLS = 1000  # at once; each has a thread that waits for Ray
+LOOK_S = 0.5  # how often a subscriber looks whether another publisher has come
+ANSWER_S = 10.0
+READERS = 1000  # that may wait at one topic's actor
+PREFIX, TOPICS = "sparring/", "topics/"
+
+
+def open_ray(url: str) -> "RayDiscovery":
+    """The discovery behind a URL; the cluster is joined where this process is not in one yet."""
+    namespace = urlsplit(url).path.strip("/")
+    if not namespace:
+        do = "Say ray://auto/NAMESPACE, as the host does in SPARRING_DISCOVERY"
+        raise ConfigError(f"{url!r} names no namespace", where="services.discovery", do=do)
+    join(address_of(url), STORE_BYTES)
+    return RayDiscovery(namespace)
+
+
+def _named_actors(namespace: str, prefix: str) -> list[str]:
+    """The names in a namespace that begin so, in their order."""
+    there = list_named_actors(all_namespaces=True)
+    return sorted(one["name"] for one in there if one["namespace"] == namespace and one["name"].startswith(prefix))
 
 
 class RayDiscovery:
@@ -36,6 +65,7 @@ class RayDiscovery:
         self._names: dict[str, list[str]] = {}  # service → the names of its actors
         self._callees: dict[str, RayCallee] = {}  # by name
         self._router = Router(self)
+        self._threads = ThreadPoolExecutor(ASYNC_CALLS, "ray-call")
 
     # The verbs of a Solver (services/solver.py calls these where a discovery has them).
 
@@ -44,40 +74,34 @@ class RayDiscovery:
         until = time.monotonic() + deadline_s
         refused: list[str] = []
         while True:
-            target, callee = self._choose(service, key, refused, until)
-            if target is None or callee is None:
-                time.sleep(PAUSE_S)
-                continue
-            try:
-                return call(callee, verb, *body).result(max(0.0, until - time.monotonic()))
-            except CallLost:
-                if not self._may_repeat(target, callee, verb, refused):
-                    raise
-            finally:
-                self._router.done(target)
+            target = self._router.choose(service, key, refused, time.monotonic())
+            if target is not None:
+                name = f"{PREFIX}{service}/{target.instance.id}"
+                try:
+                    if (callee := self._callee(name)) is not None:
+                        return call(callee, verb, *body).result(max(0.0, until - time.monotonic()))
+                except CallLost:
+                    self._callees.pop(name, None)  # another may have taken its place
+                    if callee is None or verb not in callee.idempotent:
+                        raise
+                    refused.append(target.instance.id)
+                    continue
+                finally:
+                    self._router.done(target)
+            if time.monotonic() > until:
+                do = "Start one, or look with `spar services list`"
+                raise Unreachable(f"no instance of {service} is there", where="solver", do=do)
+            time.sleep(PAUSE_S)
 
-    async def call_async(self, service: str, verb: str, body: Any, deadline_s: float, key: str | None) -> Any:
+    async def call_async(self, *of_call: Any) -> Any:
         """Like `call`, in an event loop."""
-        until = time.monotonic() + deadline_s
-        refused: list[str] = []
-        while True:
-            target, callee = await asyncio.to_thread(self._choose, service, key, refused, until)
-            if target is None or callee is None:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            try:
-                return await _answer(call(callee, verb, *body), callee, verb, deadline_s, until)
-            except CallLost:
-                if not self._may_repeat(target, callee, verb, refused):
-                    raise
-            finally:
-                self._router.done(target)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.call, *of_call)
 
-    def publisher(self, topic: str) -> RayPublisher:
+    def publisher(self, topic: str) -> "RayPublisher":
         """The writer of a topic."""
         return RayPublisher(topic, self.namespace)
 
-    def subscription(self, topic: str, wait_s: float) -> RaySubscription:
+    def subscription(self, topic: str, wait_s: float) -> "RaySubscription":
         """A reader of it."""
         return RaySubscription(topic, self.namespace, wait_s)
 
@@ -97,17 +121,14 @@ class RayDiscovery:
         self._look("")
         return tuple(sorted(self._names))
 
-    def listen(self, socket: Any, service: str, id: str) -> ServerSocket:
-        _not_here()
+    def listen(self, *_: Any, **__: Any) -> NoReturn:
+        do = "Let a host on Ray start it"
+        raise ConfigError("Ray's actors are found by their names, and by nothing else", where="ray://", do=do)
 
-    def connect(self, socket: Any, instance: Instance) -> None:
-        _not_here()
-
-    def announce(self, instance: Instance) -> Announcement:
-        _not_here()
+    connect = announce = listen
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._threads.shutdown(wait=False)
 
     # Who is there.
 
@@ -117,28 +138,13 @@ class RayDiscovery:
             if now - self._seen_s < FRESH_S and (service in self._names or not service):
                 return
             self._seen_s = now
+        there = _named_actors(self.namespace, PREFIX)
         names: dict[str, list[str]] = {}
-        for one in list_named_actors(all_namespaces=True):
-            if one["namespace"] == self.namespace and one["name"].startswith(PREFIX):
-                names.setdefault(one["name"].split("/")[1], []).append(one["name"])
+        for name in there:
+            names.setdefault(name.split("/")[1], []).append(name)
         with self._lock:
-            self._names = {service: sorted(found) for service, found in names.items()}
-            there = {name for found in names.values() for name in found}
+            self._names = names
             self._callees = {name: one for name, one in self._callees.items() if name in there}
-
-    def _choose(
-        self, service: str, key: str | None, refused: list[str], until: float
-    ) -> tuple[Target | None, RayCallee | None]:
-        """Where a call goes; nothing where no instance is there yet, Unreachable where that has been so too long."""
-        now = time.monotonic()
-        target = self._router.choose(service, key, refused, now)
-        callee = None if target is None else self._callee(f"{PREFIX}{service}/{target.instance.id}")
-        if target is not None and callee is None:
-            self._router.done(target)
-        if callee is None and now > until:
-            do = "Start one, or look with `spar services list`"
-            raise Unreachable(f"no instance of {service} is there", where="solver", do=do)
-        return target, callee
 
     def _callee(self, name: str) -> RayCallee | None:
         """An actor that is called for the first time says which of its verbs may be called twice."""
@@ -152,32 +158,95 @@ class RayDiscovery:
         callee = self._callees[name] = RayCallee(name.removeprefix(PREFIX), actor, frozenset(verbs))
         return callee
 
-    def _may_repeat(self, target: Target, callee: RayCallee, verb: str, refused: list[str]) -> bool:
-        """Forget an instance that was lost; whether another one may be called."""
-        self._callees.pop(f"{PREFIX}{callee.who}", None)  # another may have taken its place
-        refused.append(target.instance.id)
-        return verb in callee.idempotent
+
+class RayTopicActor:
+    """What Ray runs: the newest version, and where its value is."""
+
+    def __init__(self) -> None:
+        self._version, self._held = -1, list[Any]()
+        self._changed = asyncio.Condition()
+
+    async def put(self, version: int, held: list[Any]) -> None:
+        """`held` is the value's reference, in a list, so that Ray hands on the reference itself."""
+        async with self._changed:
+            self._version, self._held = version, held
+            self._changed.notify_all()
+
+    async def newest(self, after: int, wait_s: float) -> tuple[int, list[Any]]:
+        """A version after that one, waited for; nothing where none has come."""
+        async with self._changed:
+            if self._version <= after and wait_s > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait_for(lambda: self._version > after), wait_s)
+            return (self._version, self._held) if self._version > after else (after, [])
 
 
-async def _answer(pending: RayPending, callee: RayCallee, verb: str, deadline_s: float, until: float) -> Any:
-    future = asyncio.wrap_future(pending.ref.future())
-    done, _ = await asyncio.wait([future], timeout=max(0.0, until - time.monotonic()))
-    if not done:
-        future.add_done_callback(lambda done: done.exception())
-        raise late(callee.who, callee.who, verb, deadline_s)
-    return pending.answered(future.result)
+class RayPublisher(TopicWriter):
+    """The writer of a topic; as services.topics.Publisher."""
+
+    def __init__(self, topic: str, namespace: str) -> None:
+        self._version = -1
+        self._ref: Any = None  # of the value, which lives as long as this
+        name = f"{TOPICS}{service_of(topic)}/{time.time_ns():020}"
+        options = {"name": name, "namespace": namespace, "num_cpus": 0, "max_concurrency": READERS}
+        self._actor: Any = ray.remote(RayTopicActor).options(**options).remote()
+        self._put: Any = None
+
+    def publish(self, value: Any, version: int | None = None) -> int:
+        """Show `value` (plain data and arrays) to all; its version, one more than the last unless it is given."""
+        version = next_version(self._version, version)
+        if self._put is not None:
+            ray.wait([self._put], timeout=ANSWER_S)  # one at a time is under way
+        self._version = version
+        self._ref = ray.put(plain(value))
+        self._put = self._actor.put.remote(self._version, [self._ref])
+        return self._version
+
+    def close(self) -> None:
+        """The topic ends; what subscribers hold they keep."""
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._actor = self._ref = self._put = None
 
 
-def _not_here() -> NoReturn:
-    do = "Let a host on Ray start it"
-    raise ConfigError("Ray's actors are found by their names, and by nothing else", where="ray://", do=do)
+class RaySubscription(TopicReader):
+    """Arrays are views of the node's object store, and cannot be written."""
 
+    def __init__(self, topic: str, namespace: str, wait_s: float = 0.0) -> None:
+        super().__init__(topic, wait_s)
+        self._prefix, self._namespace = f"{TOPICS}{service_of(topic)}/", namespace
+        self._actor: Any = None
+        self._source, self._looked = "", float("-inf")
 
-def open_ray(url: str) -> RayDiscovery:
-    """The discovery behind a URL; the cluster is joined where this process is not in one yet."""
-    namespace = urlsplit(url).path.strip("/")
-    if not namespace:
-        do = "Say ray://auto/NAMESPACE, as the host does in SPARRING_DISCOVERY"
-        raise ConfigError(f"{url!r} names no namespace", where="services.discovery", do=do)
-    join(address_of(url), STORE_BYTES)
-    return RayDiscovery(namespace)
+    def close(self) -> None:
+        """Listen no more; the value stays."""
+        self._actor = None
+
+    def _look(self, timeout_s: float) -> None:
+        """Take the newest version if there is a newer one, or if it comes in time."""
+        self._find()
+        if self._actor is None:
+            time.sleep(min(timeout_s, 0.05))
+            return
+        try:
+            version, held = ray.get(self._actor.newest.remote(self.version, timeout_s), timeout=timeout_s + ANSWER_S)
+            if held:
+                self.value, self.version = ray.get(held[0], timeout=ANSWER_S), version
+        except RayError:  # it has ended: what is known stays, and another may come
+            self._actor, self._looked = None, float("-inf")
+
+    def _find(self) -> None:
+        """The actor of the latest publisher; the old one where there is none."""
+        now = time.monotonic()
+        if self._actor is not None and now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        latest = max(_named_actors(self._namespace, self._prefix), default="")
+        if not latest or (latest == self._source and self._actor is not None):
+            return
+        try:
+            self._actor = ray.get_actor(latest, self._namespace)
+        except ValueError:  # it has just ended
+            return
+        if latest != self._source:
+            self._source, self.version = latest, -1  # another publisher counts from its own beginning

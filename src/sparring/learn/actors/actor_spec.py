@@ -1,6 +1,7 @@
 """All that an actor is told at its start, as JSON. It holds no code and nothing that needs torch to be read."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -9,24 +10,22 @@ from numpy.random import Generator
 
 from sparring.acting.actor import Actor
 from sparring.acting.opponents import Opponents
+from sparring.acting.rollout import rollout_layout
+from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
 from sparring.games.protocol import Game
 from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.games.spec import GameSpec
-from sparring.learn.actors import rollout_slots as rollouts
-from sparring.learn.actors import step_blocks as blocks
-from sparring.learn.actors.initial_priorities import PriorityEstimator
+from sparring.learn.actors.experience import RolloutRing, StepBlockRing
 from sparring.learn.actors.weights import SharedWeights
 from sparring.nets.forward import Forward, forward_without_torch
 from sparring.nets.policies import Policy
-from sparring.nets.shapes import state_width
-from sparring.nets.user_code import open_policy
-from sparring.wire.chunk import Array
+from sparring.replay.steps import machine_bytes
 from sparring.wire.network import NetworkSpec, Weights
 
 ACTING = 1  # of the random streams that a seed has; 2 samples, 3 feeds
 
-Ring = rollouts.RolloutRing | blocks.StepBlockRing
+Ring = RolloutRing | StepBlockRing
 
 
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +42,12 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     actor: int = 0
     generation: int = 0  # how many actors had this number before
-    writer: int = 0  # of the ring buffer's
-    writers: int = 1
     synchronous: bool = False  # the actor waits for each version of the weights, and plays it once
     epsilon: float | None = None  # its own; None: the learner's
     n_steps: int = 0  # over which an actor estimates the first priority of its steps; 0: it does not
     discount: float = 1.0  # of those
     reward_clip: float = 0.0
+    repeat: bool = False  # what ε explores, in a game of one seat
     opponents: int = 0
     opponent_share: float = 0.0
     script_share: float = 0.0
@@ -72,26 +70,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def open_ring(self, descriptor: int | None = None) -> Ring:
         """The ring buffer that the actor writes into, of rollouts or of blocks of steps."""
-        seat, memory = self.spec.seats[0], state_width(self.network)
-        if self.feeds == "steps":
-            return blocks.StepBlockRing(
-                blocks.BlockShape(seat, self.ticks, self.streams, memory, self.slots), descriptor
-            )
-        shape = rollouts.RolloutShape(
-            seat=seat,
-            ticks=self.ticks,
-            streams=self.streams,
-            frame_stack=self.spec.frame_stack,
-            memory=memory,
-            slots=self.slots,
-            writers=self.writers,
-        )
-        return rollouts.RolloutRing(shape, descriptor)
-
-    def read(self, columns: Mapping[str, Array]) -> rollouts.PlayedRollout | blocks.StepBlock:
-        """What an actor played, from the columns of a slot."""
-        seat = self.spec.seats[0]
-        return rollouts.played(columns, seat) if self.feeds == "rollouts" else blocks.joined(columns, seat)
+        return (RolloutRing if self.feeds == "rollouts" else StepBlockRing)(self, descriptor)
 
     def rng(self) -> Generator:
         """This actor's own: another for every actor, and for every one that replaces a dead one."""
@@ -108,13 +87,8 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
         opponents = Opponents(self.network, self.opponent_share, _scripts(self.spec), self.script_share)
         games = open_game(self.game, self.envs) if game is None else game
         network = forward(self.network, weights)
-        return Actor(games, network, policy or self.policy, self.rng(), opponents, self.reward_clip), opponents
-
-    def open_estimator(self) -> PriorityEstimator | None:
-        """What estimates first priorities, where the learner wants them."""
-        if not self.n_steps:
-            return None
-        return PriorityEstimator(open_policy(self.policy, self.spec.seats[0].action), self.streams)
+        chosen = policy or self.policy
+        return Actor(games, network, chosen, self.rng(), opponents, self.reward_clip, self.repeat), opponents
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -129,11 +103,26 @@ def read_actor_spec(text: bytes) -> ActorSpec:
 def actor_spec(plan: Any, network: NetworkSpec, **more: Any) -> ActorSpec:
     """What every actor of a plan is told; `more` says what it hands over: feeds, ticks, slots …"""
     shared = ("game", "spec", "policy", "envs", "seed", "reward_clip", "opponents", "opponent_share", "script_share")
-    return ActorSpec(network=network, **{name: getattr(plan, name) for name in shared}, **more)
+    repeatable = plan.policy in ("greedy", "gaussian") and len(plan.spec.seats) == 1
+    repeat = repeatable and getattr(plan.settings, "repeat_exploration", False)
+    spec = ActorSpec(network=network, repeat=repeat, **{name: getattr(plan, name) for name in shared}, **more)
+    if spec.feeds == "rollouts":
+        _check_rollout(spec, getattr(plan, "actors", 1) if spec.synchronous else 1)
+    return spec
+
+
+def _check_rollout(spec: ActorSpec, actors: int) -> None:
+    """ConfigError where what is played between two updates takes more than a quarter of this machine's memory."""
+    layout = rollout_layout(spec.spec.seats[0], 1, 1, masks=True, frame_stack=spec.spec.frame_stack)
+    step = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in layout.values())
+    if (size := step * spec.ticks * spec.streams * actors) > machine_bytes() // 4:
+        wrong = f"a rollout of {spec.ticks} ticks of {spec.streams * actors} streams takes {size / 1e9:.1f} GB"
+        raise ConfigError(wrong, where=f"game {spec.game}", do="Lower rollout_ticks or --envs, or use smaller images")
 
 
 def _scripts(spec: GameSpec) -> list[Script]:
-    """The game's scripts that know something of it; random play teaches nothing."""
-    if len(spec.seats) < 2:
-        return []
-    return [script_for(spec, name) for name in scripts_for(spec.id) if name != "random"]
+    """The game's scripts that know something of it. Where rivals take turns and there is none, random play: against
+    itself alone a policy soon sees one line of play, and knows nothing of any other."""
+    rivals = spec.turns == "alternating" and len({seat.team for seat in spec.seats}) > 1
+    names = [name for name in scripts_for(spec.id) if name != "random"] or (["random"] if rivals else [])
+    return [script_for(spec, name) for name in names] if len(spec.seats) > 1 else []

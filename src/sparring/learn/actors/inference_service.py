@@ -1,34 +1,51 @@
-"""Batched inference as a service: it decides for all environments, and keeps the steps that follow.
+"""Central inference as two services: one decides for all environments, in batches, and keeps the steps that follow; the
+others have environments and nothing else.
 
     worker i ─ act(what its games show) ─► gathered with other workers' ─► one forward ─► actions
-    learner ─ use(version) ─► decide with those weights from the next tick on, also within a rollout (as in SEED RL)
-            ─ take() ───────► the oldest whole rollout (or block of steps) of all environments
+    learner ─ take(version) ► the oldest whole rollout (or block of steps) of all environments; those weights decide
+                              from the next tick on, also within a rollout (as in SEED RL)
 
-Each stream has its recurrent state, its frames and its open step here; inference_buffers.py has the closed ones. A few
-whole rollouts may wait; then workers are told to hold.
+Each stream has its recurrent state, its frames and its open step in the inference service; a buffer has the closed ones
+until the learner takes them. A few whole rollouts may wait; then workers are told to hold. A rollout is whole as soon
+as one worker has made all its ticks; slower ones have padding, and a stream that broke off is truncated there. A block
+is whole after so many ticks of any worker; where streams broke off it ends early, and the next one says that
+it follows nothing. A worker makes one call for each tick of all its games. Where a call is lost, or inference does not
+know these games (it was restarted), all games begin new episodes: none that inference saw half of goes on.
 """
 
+import time
+from collections import deque
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from sparring.acting.actor import Actor
-from sparring.errors import ConfigError
+from sparring.acting.rollout import Rollout
+from sparring.errors import Unreachable
+from sparring.games.catalogue import open_game
 from sparring.games.protocol import RUNNING, Actions, Columns, View
 from sparring.games.spec import GameSpec
-from sparring.learn.actors.actor_runner import ActorRunner
-from sparring.learn.actors.actor_spec import read_actor_spec
-from sparring.learn.actors.inference_buffers import InferenceBuffer, RolloutBuffer, StepBlockBuffer
+from sparring.learn.actors.actor_process import ActorRunner
+from sparring.learn.actors.actor_spec import ActorSpec, read_actor_spec
+from sparring.learn.actors.experience import RolloutRing, StepBlockRing
 from sparring.learn.actors.weights import NONE, TopicWeightsReader, WeightsSnapshot
-from sparring.services.call_batch import joined, parted
+from sparring.replay.steps import Steps
+from sparring.services.executor import joined, parted
 from sparring.services.register import register
+from sparring.services.solver import Solver
+from sparring.user_code import told_as_users
 from sparring.wire.chunk import Array
-from sparring.wire.tree import unpack
+from sparring.wire.tree import pack, unpack
 
 SERVICE = "inference"
 ACT, HOLD, RESET = 0, 1, 2  # do this; ask again later, nothing was taken; reset your games, for they are not known
 GATHER_MS = 2.0  # that a worker waits for the others, at most
+SEEDING = 5  # of the random streams that a seed has
+DEADLINE_S = 5.0  # of one decision
+CALL_S = 0.25  # that one call plays
+HOLD_S = 0.002  # before asking again
+RETRY_S = 0.1  # the same, where a call was lost
 
 
 class InferenceService:
@@ -39,7 +56,7 @@ class InferenceService:
         self._spec = replace(spec, generation=spec.generation + generation)
         self.workers, self._envs = workers, spec.envs // workers
         buffer = RolloutBuffer if spec.feeds == "rollouts" else StepBlockBuffer
-        self._buffer: InferenceBuffer = buffer(self._spec, workers)
+        self._buffer: RolloutBuffer | StepBlockBuffer = buffer(self._spec, workers)
         self._weights: Any = TopicWeightsReader() if weights is None else weights
         self._snapshot: WeightsSnapshot | None = None
         self._runner = ActorRunner(self._spec)
@@ -50,6 +67,7 @@ class InferenceService:
         self._calls = self._rows = 0
 
     @register(batch="workers", wait_ms=GATHER_MS, queue=4096, full="wait")
+    @told_as_users()
     def act(self, worker: Any, session: Any, tick: Any, shown: dict[str, Any]) -> dict[str, Array]:
         """What the games of each worker are to do: `status` and, for ACT, `action` [seats, envs, …].
 
@@ -58,7 +76,9 @@ class InferenceService:
         if isinstance(worker, int):  # it is the only one
             answer = self.act(*joined([(worker, session, tick, shown)]))
             return parted(answer, 1, "act")[0]  # type: ignore[no-any-return]
-        action = np.zeros((len(worker), len(self._spec.spec.seats), self._envs, *self._leaf.shape), self._leaf.dtype)
+        seats = self._spec.spec.seats
+        leaf = seats[0].action
+        action = np.zeros((len(worker), len(seats), self._envs, *leaf.shape), leaf.dtype)
         if (playing := self._open(shown)) is None or not self._buffer.has_room(playing[0], self._runner.version):
             return {"status": np.full(len(worker), HOLD, np.int64), "action": action}
         known = self._known(worker, session, tick)
@@ -70,37 +90,28 @@ class InferenceService:
             action[callers] = self._decide(actor, worker[callers], games)
         return {"status": np.where(known, ACT, RESET), "action": action}
 
-    @register(idempotent=True)
-    def use(self, version: int) -> int:
-        """Decide with that version of the weights, or a later one, from now on; the version that is used then."""
+    def use(self, version: int) -> None:
+        """Decide with that version of the weights, or a later one, from now on."""
         if self._snapshot is None or self._snapshot.version < version:
             self._snapshot = self._weights.at_least(version)
             if self._games is not None:
                 self._runner.use(self._snapshot, self._weights)
-        return self._snapshot.version
 
     @register()
-    def take(self) -> dict[str, Any]:
+    def take(self, version: int) -> dict[str, Any]:
         """The oldest whole rollout's or block's `columns`, None where none waits, and whether it is `broken` off from
-        the one before; the `version` used now, and how many environments one forward `served` lately, on average."""
+        the one before; and how many environments one forward `served` lately, on average. The learner has published
+        that version of the weights."""
+        self.use(version)
         columns, broken = self._buffer.oldest()
         served = self._rows / max(1, self._calls)
         self._calls = self._rows = 0
-        return {
-            "version": NONE if self._snapshot is None else self._snapshot.version,
-            "columns": columns,
-            "broken": broken,
-            "served": served,
-        }
+        return {"columns": columns, "broken": broken, "served": served}
 
     def close(self) -> None:
         """Give memory and sockets back."""
         self._weights.close()
         self._buffer.close()
-
-    @property
-    def _leaf(self) -> Any:
-        return self._spec.spec.seats[0].action
 
     def _open(self, shown: dict[str, Any]) -> tuple[Actor, "RemoteGames"] | None:
         """The actor, over all games; None: there are no weights yet."""
@@ -202,13 +213,13 @@ class RemoteGames:
         return self.shown
 
     def step(self, actions: Actions) -> View:
-        raise _not_here()
+        raise NotImplementedError  # their workers do
 
     def save(self) -> bytes:
-        raise _not_here()
+        raise NotImplementedError
 
     def restore(self, state: bytes) -> None:
-        raise _not_here()
+        raise NotImplementedError
 
     def _spread(self, column: Array, workers: Array, given: Any) -> Array:
         """The column [n, …] with the rows of those workers as given [workers, envs, …]."""
@@ -244,6 +255,166 @@ def _of_callers(shown: dict[str, Any], callers: Array) -> dict[str, Any]:
     return {name: picked(one) for name, one in shown.items() if name != "finals"} | {"finals": finals}
 
 
-def _not_here() -> ConfigError:
-    do = "Ask the worker that has the games"
-    return ConfigError("a worker steps these games", where="central", do=do)
+class RolloutBuffer:
+    """For algorithms fed with trajectories. At each tick: has_room, add, cut where streams broke off, finish."""
+
+    def __init__(self, spec: ActorSpec, workers: int) -> None:
+        self._spec, self._ring = spec, RolloutRing(spec)
+        self._rollout: Rollout | None = None  # that is not whole yet
+        self._before = (0, 0)  # steps and games of the actor when it began
+        self._oldest = NONE  # version of a decision in it
+        self._ticks = np.zeros(workers, np.int64)  # of each worker
+
+    def has_room(self, actor: Actor, version: int) -> bool:
+        """Whether one more tick fits; not where too many whole rollouts wait."""
+        if self._rollout is None and self._ring.room():
+            self._rollout = actor.open_rollout(self._spec.ticks, self._ring.places(actor))
+            self._before, self._oldest = (actor.env_steps, actor.episodes), version
+            self._ticks[:] = 0
+        return self._rollout is not None
+
+    def add(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
+        """The steps that a tick of those workers closed, decided with version `oldest` or a later one."""
+        assert self._rollout is not None  # has_room said so
+        self._oldest = min(self._oldest, oldest)
+        self._ticks[workers] += 1
+        actor.write(self._rollout, steps)
+
+    def cut(self, streams: Array, value: Array) -> None:
+        """What those streams do next follows nothing; `value` is their estimate of what is lost."""
+        assert self._rollout is not None
+        self._rollout.cut(streams, value)
+
+    def finish(self, actor: Actor) -> None:
+        """Let what is whole wait to be taken."""
+        if self._rollout is not None and self._ticks.max() >= self._spec.ticks:
+            self._ring.hand_over(actor, actor.close_rollout(self._rollout), self._oldest, self._before)
+            self._rollout = None
+
+    def oldest(self) -> tuple[dict[str, Array] | None, bool]:
+        """The columns of what waits longest, and whether they follow nothing."""
+        return (self._ring.take_columns() if self._ring.ready() else None), False
+
+    def close(self) -> None:
+        self._rollout = None
+        self._ring.close()
+
+
+class StepBlockBuffer:
+    """For algorithms with replay."""
+
+    def __init__(self, spec: ActorSpec, workers: int) -> None:
+        self._spec = spec
+        self._ring = StepBlockRing(spec)
+        self._held: list[Steps] = []
+        self._version = 0
+        self._counted = (0, 0)  # ticks of games and games that were handed over
+        self._broken: deque[bool] = deque()  # of the blocks that wait, which the ring bounds
+        self._follows = False  # what is held, what was handed over
+        self._cut = False  # what is held ends here
+
+    def has_room(self, actor: Actor, version: int) -> bool:
+        return self._ring.room()
+
+    def add(self, actor: Actor, steps: Steps, workers: Array, oldest: int) -> None:
+        self._version = min(self._version, oldest) if self._held else oldest
+        self._held.append(actor.in_frames(steps))
+
+    def cut(self, streams: Array, value: Array) -> None:
+        self._cut = True
+
+    def finish(self, actor: Actor) -> None:
+        if len(self._held) < self._spec.ticks and not self._cut:
+            return
+        if any(map(len, self._held)):
+            counted, self._counted = self._counted, (actor.env_steps, actor.episodes)
+            env_steps, games = actor.env_steps - counted[0], actor.episodes - counted[1]
+            self._ring.write(self._held, actor.ended(), version=self._version, env_steps=env_steps, games=games)
+            self._broken.append(not self._follows)
+            self._follows = True
+        self._follows = self._follows and not self._cut
+        self._held, self._cut = [], False
+
+    def oldest(self) -> tuple[dict[str, Array] | None, bool]:
+        return (self._ring.take_columns(), self._broken.popleft()) if self._ring.ready() else (None, False)
+
+    def close(self) -> None:
+        self._ring.close()
+
+
+class EnvService:
+    """`actor_spec` is an ActorSpec as JSON; `worker` is its number. A successor draws other seeds."""
+
+    def __init__(self, actor_spec: bytes, worker: int, generation: int = 0, solver: Any = None) -> None:
+        spec = read_actor_spec(actor_spec)
+        self._worker = worker
+        self._game = open_game(spec.game, spec.envs)
+        self._rng = np.random.default_rng([spec.seed, SEEDING, worker, spec.generation + generation])
+        self._solver: Any = Solver(deadline_s=DEADLINE_S) if solver is None else solver
+        self._session, self._tick = 0, 0
+        self._shown: dict[str, Any] = {}
+        self._begin()
+
+    @register(queue=16)
+    @told_as_users()
+    def play(self) -> int:
+        """Play for a little while; the number of ticks."""
+        ticks, until = 0, time.monotonic() + CALL_S
+        while time.monotonic() < until:
+            ticks += self.tick()
+        return ticks
+
+    def tick(self) -> bool:
+        """All games go on by one decision, where there is one."""
+        try:
+            answer = self._solver.retrieve(SERVICE, "act", self._worker, self._session, self._tick, self._shown)
+        except Unreachable:
+            time.sleep(RETRY_S)
+            self._begin()
+            return False
+        status = int(answer["status"])
+        if status == ACT:
+            self._tick += 1
+            self._step(answer["action"])
+            return True
+        if status == RESET:
+            self._begin()
+        else:
+            time.sleep(HOLD_S)
+        return False
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._solver.close()
+
+    def _begin(self) -> None:
+        """New games, and a new session number."""
+        self._session, self._tick = int(self._rng.integers(2**62)), 0
+        view = self._reset(np.ones(self._game.n, bool))
+        self._shown = shown_by(view, view)
+
+    def _step(self, action: Any) -> None:
+        stepped = self._game.step([np.array(one) for one in action])  # they came read-only
+        over = stepped.over
+        now = self._reset(over) if over.any() else stepped
+        self._shown = shown_by(stepped, now)
+
+    def _reset(self, which: Any) -> View:
+        return self._game.reset(self._rng.integers(0, 2**64, self._game.n, dtype=np.uint64), which)
+
+
+def shown_by(stepped: View, now: View) -> dict[str, Any]:
+    """One worker's tick as plain data of one shape: after the step, and after games that ended were reset."""
+    over, finals = np.flatnonzero(stepped.over), b""
+    if len(over):
+        last = [{leaf: column[over] for leaf, column in seen.items()} for seen in stepped.observation]
+        finals = pack({"rows": over, "seen": last})
+    return {
+        "to_act": now.to_act,
+        "seen": list(now.observation),
+        "legal": [] if any(one is None for one in now.legal) else list(now.legal),
+        "reward": stepped.reward,
+        "ending": stepped.ending,
+        "tick": stepped.tick,
+        "finals": finals,
+    }

@@ -6,37 +6,16 @@ dying young ends the run with the last lines of its log.
 """
 
 import os
-import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.learn.actors.actor_process import ANSWER
-from sparring.learn.actors.wakeup import Wakeup, wait_any
-from sparring.processes.supervisor import ONE_THREAD, ChildProcess, Launch, ProcessLog, SupervisedProcess, stop_all
+from sparring.learn.actors.shared_memory import Wakeup, wait_any
+from sparring.processes.supervisor import ONE_THREAD, Launch, ProcessLog, SupervisedProcess, stop_all
 
 WORKER = "sparring.learn.actors.actor_process"
 STOP_S = 2.0  # then those that are left are killed
-ANSWER_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class StartRequest:
-    """Who is to be started: its number, how many starts were before, and the descriptor of its wake-up socket."""
-
-    actor: int
-    generation: int
-    bell: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """How it is started: what it is told (one line) and which descriptors it inherits beside its wake-up socket."""
-
-    told: bytes
-    descriptors: tuple[int, ...]
-    module: str = WORKER
 
 
 @dataclass(slots=True, eq=False)
@@ -49,32 +28,43 @@ class _Actor:
 
 
 class ProcessPool:
-    """`launch` is asked at every start, and gives the successor of a dead process memory that it has not touched."""
+    """`launch` is asked at every start, with the process's number, how many starts were before, and the descriptor of
+    its wake-up socket. It says what the process is told (one line) and which descriptors it inherits beside that; it
+    gives the successor of a dead process memory that it has not touched."""
 
-    def __init__(self, size: int, launch: Callable[[StartRequest], ProcessSpec], generation: int = 0) -> None:
+    def __init__(self, launch: Callable[[int, int, int], tuple[bytes, tuple[int, ...]]], module: str = WORKER) -> None:
         if os.name != "posix":
             raise ConfigError(
                 "processes inherit no memory here", where="--topology", do="Use `--topology single` on this system"
             )
-        self._launch = launch
+        self._launch, self._module = launch, module
         self._actors: list[_Actor] = []
         self.restarts = 0
-        self._add(size, generation)
 
     def __len__(self) -> int:
         return len(self._actors)
 
     @property
     def generation(self) -> int:
-        """More than that of any process so far: where the pool that resumes this run begins."""
-        return max(actor.child.generation for actor in self._actors)
+        """More than that of any process that runs: where the pool that resumes this run begins."""
+        return max((actor.child.generation for actor in self._actors), default=0)
 
-    def resize(self, size: int) -> None:
-        """So many from now on: the last are stopped, new ones are started."""
-        leaving, generation = self._actors[size:], self.generation
+    def resize(self, size: int, generation: int = 0) -> None:
+        """So many from now on: the last are stopped, new ones are started, of that generation at least."""
+        leaving, generation = self._actors[size:], max(generation, self.generation)
         del self._actors[size:]
         _stop(leaving)
-        self._add(size, generation)
+        new = [
+            _Actor(number, SupervisedProcess(f"actor {number}", ProcessLog(), generation=generation))
+            for number in range(len(self._actors), size)
+        ]
+        self._actors += new
+        try:
+            for actor in new:
+                self._start(actor)
+        except BaseException:
+            self.close()
+            raise
 
     def pid(self, actor: int) -> int | None:
         """Of its process; None between two starts."""
@@ -102,22 +92,8 @@ class ProcessPool:
         now = time.monotonic()
         waking = [actor.child.next_start_s - now for actor in self._actors if actor.child.process is None]
         timeout_s = max(0.0, min([timeout_s, *waking]))
-        if bells:
-            wait_any(bells, timeout_s)
-        else:
-            time.sleep(timeout_s)
+        wait_any(bells, timeout_s)
         self.tend()
-
-    def wait_until(self, there: Callable[[], bool], timeout_s: float) -> bool:
-        """Sleep until something is there; False where it is not in time."""
-        until = time.monotonic() + timeout_s
-        self.tend()
-        while not there():
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
-            self.wait(left)
-        return True
 
     def tend(self) -> None:
         """Restart the dead whose time has come; TrainingStopped where one keeps dying young."""
@@ -134,7 +110,7 @@ class ProcessPool:
                         f"it ended {child.policy.loop_deaths} times within {child.policy.loop_s:.0f} s, "
                         f"last with code {code}: {child.log.last_lines()}",
                         where=child.name,
-                        do="Mend the game, or look at it with --topology single; --resume goes on from the last "
+                        do="Correct the game, or look at it with --topology single; --resume goes on from the last "
                         "checkpoint",
                     )
             if child.due(now):
@@ -143,59 +119,17 @@ class ProcessPool:
             elif child.process is not None:
                 child.process.send()
 
-    def ask(self, version: int) -> list[bytes]:
-        """Each actor as it was before it played that version; empty for one that does not answer."""
-        until = time.monotonic() + ANSWER_S
-        running = [actor.child.process for actor in self._actors]
-        asked = [one is not None and one.send(b"%d\n" % version, until - time.monotonic()) for one in running]
-        return [_answer(one, version, until) if one and sent else b"" for one, sent in zip(running, asked, strict=True)]
-
     def close(self) -> None:
         """Stop all."""
         _stop(self._actors)
         self._actors = []
 
-    def _add(self, size: int, generation: int) -> None:
-        new = []
-        for number in range(len(self._actors), size):
-            child = SupervisedProcess(f"actor {number}", ProcessLog(), generation=generation)
-            new.append(_Actor(number, child))
-        self._actors += new  # before they are started: `launch` may ask how many there will be
-        try:
-            for actor in new:
-                self._start(actor)
-        except BaseException:
-            self.close()
-            raise
-
     def _start(self, actor: _Actor) -> None:
         actor.bell, theirs = Wakeup.pair()
         with theirs:
-            spec = self._launch(StartRequest(actor.number, actor.child.generation, theirs.fileno()))
-            descriptors = (*spec.descriptors, theirs.fileno())
-            actor.child.start(Launch([spec.module], spec.told + b"\n", descriptors, ONE_THREAD, answers=True))
-
-
-def _answer(process: ChildProcess, version: int, until: float) -> bytes:
-    """What it says of that version; answers to earlier questions, which came too late, are passed over."""
-    while (head := _read(process, ANSWER.size, until)) is not None:
-        said, length = ANSWER.unpack(head)
-        state = _read(process, length, until)
-        if state is not None and said == version:
-            return state
-    return b""
-
-
-def _read(process: ChildProcess, size: int, until: float) -> bytes | None:
-    assert process.stdout is not None
-    descriptor, parts = process.stdout.fileno(), b""
-    while len(parts) < size:
-        readable, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
-        part = os.read(descriptor, size - len(parts)) if readable else b""
-        if not part:
-            return None
-        parts += part
-    return parts
+            told, descriptors = self._launch(actor.number, actor.child.generation, theirs.fileno())
+            descriptors = (*descriptors, theirs.fileno())
+            actor.child.start(Launch([self._module], told + b"\n", descriptors, ONE_THREAD))
 
 
 def _stop(actors: list[_Actor]) -> None:

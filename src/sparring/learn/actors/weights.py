@@ -16,24 +16,18 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from sparring.acting.opponents import PastSelves
 from sparring.learn.actors.shared_memory import Layout, SharedArrays, fence
-from sparring.learn.actors.wakeup import Wakeup
-from sparring.learn.protocol import Algorithm, Learner
 from sparring.nets.shapes import parameters
-from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
-from sparring.wire.tree import Tree
 
 NONE = -1  # the version before anything was published
 TOPIC, PAST_TOPIC = "weights/main", "weights/past"
 ARRIVAL_S = 30.0  # that a published version may take to an actor
 _ROWS = 2
-_RNG_STREAM = 4  # of the seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,50 +38,6 @@ class WeightsSnapshot:
     weights: Weights
     epsilon: float
     past_version: int = NONE  # of the past selves that were published before it; topics only
-
-
-class WeightChannel(Protocol):
-    """The learner's side."""
-
-    @property
-    def version(self) -> int:
-        """The newest that was published; NONE before the first."""
-        ...
-
-    def wants(self, version: int) -> bool:
-        """Whether that version is worth publishing now."""
-        ...
-
-    def publish(self, weights: Weights, version: int, epsilon: float = 0.0) -> None: ...
-
-    def put_past_self(self, place: int, weights: Weights) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class WeightPublisher:
-    """Publishes a learner's weights and ε, and now and then keeps them as a past self to play against."""
-
-    def __init__(self, algorithm: Algorithm, seed: int, past: int, channel: WeightChannel) -> None:
-        self._algorithm, self.channel = algorithm, channel
-        self._past = PastSelves(past, np.random.default_rng([seed, _RNG_STREAM]))
-
-    def publish(self, learner: Learner, env_steps: int) -> None:
-        """Publish the learner's weights, unless the channel does not want them."""
-        if not self.channel.wants(learner.updates):
-            return
-        weights = learner.weights()
-        if self._past.due(env_steps):
-            self.channel.put_past_self(self._past.add(weights, env_steps), weights)
-        self.channel.publish(weights, learner.updates, self._algorithm.exploration(learner, env_steps))
-
-    def save(self) -> Tree:
-        return self._past.save()
-
-    def load(self, state: Tree) -> None:
-        self._past.load(state)
-        for place, weights in enumerate(self._past.weights):
-            self.channel.put_past_self(place, weights)
 
 
 class SharedWeights:
@@ -111,9 +61,11 @@ class SharedWeights:
 
     @property
     def version(self) -> int:
+        """The newest that was published; NONE before the first."""
         return int(self._newest[1]) if self._newest[0] else NONE
 
     def wants(self, version: int) -> bool:
+        """Whether that version is worth publishing now."""
         return version != self.version
 
     def publish(self, weights: Weights, version: int, epsilon: float = 0.0) -> None:
@@ -133,16 +85,6 @@ class SharedWeights:
             if (found := self._read(count % _ROWS)) is not None:
                 return found[0]
         return None
-
-    def wait_for(self, version: int, wakeup: Wakeup, timeout_s: float) -> bool:
-        """Sleep until that version or a later one is out; False if it is not in time, or the learner is gone."""
-        until = time.monotonic() + timeout_s
-        while self.version < version:
-            left = until - time.monotonic()
-            if left <= 0 or wakeup.gone:
-                return False
-            wakeup.wait(left)
-        return True
 
     def new_past_selves(self, snapshot: WeightsSnapshot) -> dict[int, Weights]:
         """By place, those that this reader has not been given yet."""
@@ -177,12 +119,9 @@ class SharedWeights:
         fence()
         if stamp % 2 or int(self._stamp[row]) != stamp:
             return None
-        return WeightsSnapshot(version, self._named(numbers), epsilon), stamp
-
-    def _named(self, numbers: Array) -> Weights:
-        sizes = [math.prod(shape) for shape in self._shapes.values()]
-        parts = np.split(numbers, np.cumsum(sizes)[:-1])
-        return {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        parts = np.split(numbers, np.cumsum([math.prod(shape) for shape in self._shapes.values()])[:-1])
+        named = {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        return WeightsSnapshot(version, named, epsilon), stamp
 
 
 class TopicWeights:

@@ -23,8 +23,15 @@ ALGORITHMS = {
 ALIASES = {"apex": "dqn"}  # an algorithm with another topology and preset
 # What the same names mean in every algorithm; what one of them means alone is checked in its own file.
 COUNTS = ("n_steps", "batch_steps", "batch_sequences", "rollout_ticks", "target_every_updates", "sampled_actions")
-NEVER_NEGATIVE = ("learning_rate", "max_gradient_norm", "reward_scale", "minibatch_steps")
-SHARES = ("discount", "epsilon_first", "epsilon_last", "trace_decay", "target_rate", "priority_mix")
+NEVER_NEGATIVE = (
+    "learning_rate",
+    "max_gradient_norm",
+    "reward_scale",
+    "minibatch_steps",
+    "schedule_steps",
+    "warmup_steps",
+)
+SHARES = ("discount", "epsilon_first", "epsilon_last", "trace_decay", "target_rate", "priority_mix", "schedule_last")
 VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name")
 
 
@@ -65,4 +72,8 @@ def settings_of(algorithm: Algorithm, *tables: dict[str, Any]) -> Any:
         for name in names:
             if hasattr(settings, name) and not least <= getattr(settings, name) <= most:
                 raise ConfigError(f"{name} = {getattr(settings, name):g}", where=f"[{algorithm.name}]", do=do)
+    if hasattr(settings, "optimiser_options"):
+        from sparring.learn.optim import check_settings  # imports torch, as the algorithm itself has
+
+        check_settings(settings, f"[{algorithm.name}]")
     return settings

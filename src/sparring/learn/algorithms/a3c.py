@@ -10,25 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.actor_critic import ActorCritic
-from sparring.learn.algorithms.returns import annealed, discounted_returns, explained_variance, next_values, normalised
+from sparring.learn.algorithms.learner import ActorCritic, no_exploration
+from sparring.learn.algorithms.returns import discounted_returns, explained_variance, next_values, normalised
 from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, outputs, true_steps
-from sparring.learn.optim import Rmsprop
+from sparring.learn.optim import Optimiser, OptimiserSettings, Rmsprop
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import Distribution
 from sparring.nets.torch_network import Network
-from sparring.wire.chunk import Array
 from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
-class A3cConfig:
-    """What can be set with --algo-set."""
+class A3cConfig(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 1e-3
-    anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
     reward_scale: float = 1.0  # rewards times this are learned: values of the order of one are learned soonest
     rollout_ticks: int = 16  # of every game of a worker between two of its gradients; the paper's t_max
@@ -36,8 +33,7 @@ class A3cConfig:
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
     max_gradient_norm: float = 0.5
-    square_decay: float = 0.99  # α of RMSProp
-    square_epsilon: float = 1e-5  # ε of RMSProp
+    optimiser: str = "rmsprop"  # whose statistics workers share; its options are `alpha` (0.99) and `eps` (1e-5)
     network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (64, 64)
     activation: Activation = "tanh"
@@ -45,30 +41,17 @@ class A3cConfig:
     separate_value: bool = True  # the value has a trunk of its own
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.square_decay < 1:
-            raise ConfigError(f"square_decay = {self.square_decay}", where="[a3c]", do="Keep it at 0 or more, below 1")
-
 
 class A3cLearner(ActorCritic):
     """An actor-critic whose network is a local copy of parameters that several workers may share."""
 
-    def _optimiser(self, config: A3cConfig) -> Rmsprop:
-        return Rmsprop(self.net.parameters(), config.learning_rate, config.square_decay, config.square_epsilon)
-
-    @property
-    def numbers(self) -> Array:
-        """Parameters and squares, for a topology that lets several learners share them."""
-        numbers: Array = self.optimiser.numbers
-        return numbers
-
-    def share(self, numbers: Array) -> None:
-        """From now on these are the parameters and squares."""
-        self.optimiser.share(numbers)
-
-    def pull(self) -> None:
-        """Take what the others have learned, before playing on."""
-        self.optimiser.pull()
+    def _optimiser(self, config: A3cConfig) -> Optimiser | Rmsprop:
+        options = config.optimiser_options
+        if config.optimiser != "rmsprop" or not options.keys() <= {"alpha", "eps"}:
+            return super()._optimiser(config)
+        return Rmsprop(
+            self.net.parameters(), config.learning_rate, options.get("alpha", 0.99), options.get("eps", 1e-5)
+        )
 
 
 def loss(net: Network, batch: Batch, chosen: Distribution, config: A3cConfig) -> tuple[Tensor, dict[str, Tensor]]:
@@ -102,6 +85,7 @@ class A3c:
     feeds = "trajectories"
     policy = "categorical"  # and a Gaussian of boxes
     settings = A3cConfig
+    exploration = no_exploration
 
     def begin(self, game: GameSpec, config: A3cConfig, seed: int) -> A3cLearner:
         return A3cLearner(game, config, "a3c", seed, 0xA3C)
@@ -110,15 +94,10 @@ class A3c:
         """One gradient, at the copy that played; one step of what is shared; and the copy follows."""
         assert isinstance(learner, A3cLearner)
         config = learner.config
-        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.steps, config.anneal_steps)
         total, metrics = loss(learner.net, batch, learner.chosen, config)
-        metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
-        learner.pull()
+        metrics["gradient_norm"] = learner.minimise(total)
+        if isinstance(learner.optimiser, Rmsprop):
+            learner.optimiser.pull()
         learner.updates += 1
-        learner.steps += batch.reward.size if batch.mask is None else int(batch.mask.sum())
         numbers = {name: value.item() for name, value in metrics.items()}
         return Update(learner, None, numbers | {"learning_rate": learner.optimiser.learning_rate})
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        """The policy samples, and needs no other chance."""
-        return 0.0

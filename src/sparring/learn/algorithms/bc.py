@@ -10,22 +10,21 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import ANY_ACTION, network_for, one_seat
-from sparring.learn.algorithms.learner import TorchLearner, mask_of, weighted_mean
-from sparring.learn.algorithms.returns import annealed
-from sparring.learn.optim import Adam
+from sparring.learn.algorithms.learner import TorchLearner, mask_of, no_exploration, weighted_mean
+from sparring.learn.optim import OptimiserSettings, open_optimiser
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.nets.distributions import Categorical, Gaussian, MultiCategorical, distribution
+from sparring.nets.distributions import Distribution, Gaussian, distribution
+from sparring.nets.module_network import open_network
 from sparring.nets.torch_network import Network, policy_heads
 from sparring.nets.torch_state import tensor, tensors
 from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
-class BcConfig:
-    """What can be set with --algo-set."""
+class BcConfig(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 1e-3
-    anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     batch_steps: int = 256
     label_smoothing: float = 0.0  # share of each goal that is spread over all legal actions; choices alone
     max_gradient_norm: float = 10.0
@@ -56,14 +55,12 @@ class BcLearner(TorchLearner):
         seat = one_seat(game, "bc", ANY_ACTION)
         self.policy = distribution(seat.action)
         network = network_for(game, seat, config, policy_heads(seat.action))
-        self.net = Network(network, seed)
-        self.optimiser = Adam(self.net.parameters(), config.learning_rate)
+        self.net = open_network(network, seed)
+        self.optimiser = open_optimiser(self.net.parameters(), config)
         super().__init__(config, network, self.net, net=self.net, optimiser=self.optimiser)
 
 
-def loss(
-    net: Network, policy: Categorical | MultiCategorical | Gaussian, batch: Batch, config: BcConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(net: Network, policy: Distribution, batch: Batch, config: BcConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """−E[(1 − ε) log π(a|s) + ε mean over legal b of log π(b|s)], where ε is the label smoothing, 0 for boxes."""
     legal = mask_of(batch.legal)
     out, action = net(tensors(batch.observation)), tensor(batch.action)
@@ -87,20 +84,15 @@ class Bc:
     feeds = "records"
     policy = "categorical"  # and a Gaussian of boxes
     settings = BcConfig
+    exploration = no_exploration
 
     def begin(self, game: GameSpec, config: BcConfig, seed: int) -> BcLearner:
         return BcLearner(game, config, seed)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
-        """One step of Adam towards what was recorded."""
+        """One step of the optimiser towards what was recorded."""
         assert isinstance(learner, BcLearner)
-        config = learner.config
-        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
-        total, metrics = loss(learner.net, learner.policy, batch, config)
-        metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
+        total, metrics = loss(learner.net, learner.policy, batch, learner.config)
+        metrics["gradient_norm"] = learner.minimise(total)
         learner.updates += 1
         return Update(learner, None, {name: value.item() for name, value in metrics.items()})
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        """No actor plays while it learns."""
-        return 0.0

@@ -10,14 +10,25 @@ import torch
 from torch import Tensor
 
 from sparring.errors import ConfigError
-from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.critics import critics_for, smaller, uniform_logp, value_of, values_of_many
+from sparring.games.spec import GameSpec, SeatSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.learner import QLearner, TorchLearner, bootstrap_discounts, legal_values, weighted_mean
-from sparring.learn.algorithms.returns import annealed, huber
-from sparring.learn.optim import Adam
+from sparring.learn.algorithms.learner import (
+    QLearner,
+    TorchLearner,
+    bootstrap_discounts,
+    critics_for,
+    legal_values,
+    no_exploration,
+    smaller,
+    value_of,
+    values_of_many,
+    weighted_mean,
+)
+from sparring.learn.algorithms.returns import huber
+from sparring.learn.optim import OptimiserSettings, open_optimiser
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import Gaussian, Outputs
+from sparring.nets.module_network import open_network
 from sparring.nets.policies import bounds_of
 from sparring.nets.torch_network import Network, policy_heads
 from sparring.nets.torch_state import tensor, tensors
@@ -25,11 +36,10 @@ from sparring.wire.network import Activation, Head
 
 
 @dataclass(frozen=True, slots=True)
-class CqlConfig:
-    """What can be set with --algo-set."""
+class CqlConfig(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 5e-4
-    anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
     n_steps: int = 1  # decisions that one target looks ahead; the players' own, uncorrected, beyond the first
     batch_steps: int = 256
@@ -51,15 +61,6 @@ class CqlConfig:
     def __post_init__(self) -> None:
         if self.conservatism < 0:
             raise ConfigError(f"conservatism = {self.conservatism}", where="[cql]", do="Let it be 0 or more")
-
-
-class CqlLearner(QLearner):
-    """DQN's."""
-
-    def __init__(self, game: GameSpec, config: CqlConfig, seed: int) -> None:
-        seat = one_seat(game, "cql")
-        network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
-        super().__init__(config, network, seed)
 
 
 def goals(online: Network, target: Network, batch: Batch, config: CqlConfig) -> Tensor:
@@ -91,13 +92,12 @@ def losses(online: Network, target: Network, batch: Batch, config: CqlConfig) ->
 class CqlBoxLearner(TorchLearner):
     """A Gaussian policy, two critics with their targets, an optimiser for each; what draws actions."""
 
-    def __init__(self, game: GameSpec, config: CqlConfig, seed: int) -> None:
-        seat = one_seat(game, "cql", ("box",))
-        self.action, self.policy = seat.action, Gaussian(bounds_of(seat.action), seat.action.shape)
+    def __init__(self, game: GameSpec, seat: SeatSpec, config: CqlConfig, seed: int) -> None:
+        self.policy = Gaussian(bounds_of(seat.action), seat.action.shape)
         network = network_for(game, seat, config, policy_heads(seat.action))
-        self.net, self.critics = Network(network, seed), critics_for(game, seat, config, seed + 1)
-        self.optimiser = Adam(self.critics.parameters(), config.learning_rate)
-        self.policy_optimiser = Adam(self.net.parameters(), config.learning_rate)
+        self.net, self.critics = open_network(network, seed), critics_for(game, seat, config, seed + 1)
+        self.optimiser = open_optimiser(self.critics.parameters(), config)
+        self.policy_optimiser = open_optimiser(self.net.parameters(), config)
         self.rng = torch.Generator().manual_seed(seed + 2)
         optimisers = {"optimiser": self.optimiser, "policy_optimiser": self.policy_optimiser}
         super().__init__(config, network, self.net, net=self.net, critics=self.critics, rng=self.rng, **optimisers)
@@ -105,13 +105,14 @@ class CqlBoxLearner(TorchLearner):
 
 def sampled_actions(learner: CqlBoxLearner, out: Outputs) -> tuple[Tensor, Tensor]:
     """Actions [n, 2 x sampled, *shape] and their log-densities: half of the policy's own, half drawn evenly."""
-    n, count, shape = len(out["mean"]), learner.config.sampled_actions, learner.action.shape
+    n, count, shape = len(out["mean"]), learner.config.sampled_actions, learner.policy.shape
     low, high = learner.policy.bounds or (-1.0, 1.0)
     wide = {name: value.detach().repeat_interleave(count, 0) for name, value in out.items()}
     own, logp = learner.policy.draw(wide, learner.rng)
     even = low + (high - low) * torch.rand((n, count, *shape), generator=learner.rng)
     actions = torch.cat((own.reshape(n, count, *shape), even), 1)
-    return actions, torch.cat((logp.reshape(n, count), torch.full((n, count), uniform_logp(learner.action))), 1)
+    uniform_logp = torch.full((n, count), -math.prod(shape) * math.log(high - low))
+    return actions, torch.cat((logp.reshape(n, count), uniform_logp), 1)
 
 
 def box_losses(learner: CqlBoxLearner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,38 +148,35 @@ class Cql:
     feeds = "records"
     policy = "greedy"  # and a Gaussian of boxes
     settings = CqlConfig
+    exploration = no_exploration
 
-    def begin(self, game: GameSpec, config: CqlConfig, seed: int) -> CqlLearner | CqlBoxLearner:
+    def begin(self, game: GameSpec, config: CqlConfig, seed: int) -> QLearner | CqlBoxLearner:
         seat = one_seat(game, "cql", ("discrete", "box"))
-        return CqlLearner(game, config, seed) if seat.action.choices else CqlBoxLearner(game, config, seed)
+        if not seat.action.choices:
+            return CqlBoxLearner(game, seat, config, seed)
+        network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
+        return QLearner(config, network, seed)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
-        """One step of Adam; the sizes of the TD errors are the priorities."""
+        """One step of the optimiser; the sizes of the TD errors are the priorities."""
         if isinstance(learner, CqlBoxLearner):
             metrics, delta = _update_box(learner, batch)
         else:
-            assert isinstance(learner, CqlLearner)
+            assert isinstance(learner, QLearner)
             each, delta, penalty = losses(learner.online, learner.target, batch, learner.config)
             metrics = learner.descend(each, batch) | {"penalty": penalty.mean()}
         size = delta.detach().abs()
         metrics["td_error"] = size.mean()
         return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
 
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        """No actor plays while it learns."""
-        return 0.0
-
 
 def _update_box(learner: CqlBoxLearner, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     """A step for the critics, one for the policy by the new critics, then the targets move. Metrics, and δ."""
-    config = learner.config
     each, delta, penalty = box_losses(learner, batch)
     loss = weighted_mean(each, batch)
-    rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
-    learner.optimiser.learning_rate = learner.policy_optimiser.learning_rate = rate
-    norm = learner.optimiser.descend(loss, config.max_gradient_norm)
+    norm = learner.minimise(loss)
     cost = policy_loss(learner, batch)
-    learner.policy_optimiser.descend(cost, config.max_gradient_norm)
-    learner.critics.follow(config.target_rate)
+    learner.minimise(cost, learner.policy_optimiser)
+    learner.critics.follow(learner.config.target_rate)
     learner.updates += 1
     return {"loss": loss, "gradient_norm": norm, "penalty": penalty.mean(), "policy_loss": cost}, delta

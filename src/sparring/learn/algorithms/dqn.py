@@ -14,8 +14,9 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.learner import QLearner, bootstrap_discounts, legal_values
+from sparring.learn.algorithms.learner import QLearner, bootstrap_discounts, falling_epsilon, legal_values
 from sparring.learn.algorithms.returns import huber, quantile_huber
+from sparring.learn.optim import OptimiserSettings
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.torch_network import Network
 from sparring.nets.torch_state import tensor, tensors
@@ -26,23 +27,24 @@ STATE_VALUE = "state_value"  # with quantiles: the head of a dueling network's v
 
 
 @dataclass(frozen=True, slots=True)
-class DqnConfig:
-    """What can be set with --algo-set."""
+class DqnConfig(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 5e-4
-    anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
+    normalise_observations: bool = True  # floats, by the running mean and deviation of each entry
     n_steps: int = 3  # decisions that one target looks ahead
     batch_steps: int = 128
-    target_every_updates: int = 200  # the target network is a copy this old at most
+    target_every_updates: int = 500  # the target network is a copy this old at most
     double: bool = True  # the online network chooses the next action, the target network values it
     dueling: bool = True
     quantiles: int = 0  # of each action's return, learned in place of its mean; 0: the mean alone
-    huber_threshold: float = 1.0  # of a TD error, in units of reward; beyond it the gradient no longer grows
+    huber_threshold: float = 10.0  # of a TD error, in units of reward; beyond it the gradient no longer grows
     max_gradient_norm: float = 10.0
     epsilon_first: float = 1.0
     epsilon_last: float = 0.05
-    epsilon_steps: int = 10_000  # over which ε falls from the first to the last
+    epsilon_steps: int = 50_000  # over which ε falls from the first to the last
+    repeat_exploration: bool = True  # in games of one seat: what is explored is repeated for a random time (εz-greedy)
     network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
     hidden_units: tuple[int, ...] = (128, 128)
     activation: Activation = "relu"
@@ -62,6 +64,9 @@ class DqnLearner(QLearner):
     def __init__(self, game: GameSpec, config: DqnConfig, seed: int) -> None:
         seat = one_seat(game, "dqn")
         network = network_for(game, seat, config, (Head("logits", seat.action.masks, dueling=config.dueling),))
+        if config.quantiles and network.module is not None:
+            do = "Leave out quantiles, or return a NetworkSpec"
+            raise ConfigError("quantiles need a linear head of ours", where=f"network {config.network!r}", do=do)
         learned = quantile_network(network, config.quantiles) if config.quantiles else network
         super().__init__(config, network, seed, learned)
 
@@ -94,12 +99,6 @@ def outcomes(online: Network, target: Network, batch: Batch, config: DqnConfig) 
 def _of(found: Tensor, action: Tensor) -> Tensor:
     """[n, quantiles] of one action in each row."""
     return found[torch.arange(len(action)), action]
-
-
-def td_errors(online: Network, target: Network, batch: Batch, config: DqnConfig) -> Tensor:
-    """δ = E goal − Q(s, a), [n]."""
-    chosen, goal = outcomes(online, target, batch, config)
-    return (goal - chosen).mean(1)
 
 
 def loss_of(chosen: Tensor, goal: Tensor, config: DqnConfig) -> Tensor:
@@ -147,20 +146,23 @@ class Dqn:
     feeds = "transitions"
     policy = "greedy"
     settings = DqnConfig
+    exploration = falling_epsilon
+
+    def replay(self, config: DqnConfig) -> dict[str, float]:
+        """Settings of replay where neither user nor preset says others: one update for four steps."""
+        return {"samples_per_insert": config.batch_steps / 4, "slack_samples": 400.0 * config.batch_steps}
 
     def begin(self, game: GameSpec, config: DqnConfig, seed: int) -> DqnLearner:
         return DqnLearner(game, config, seed)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
-        """One step of Adam on what `loss_of` says; the sizes of the TD errors are the priorities."""
+        """One step of the optimiser on what `loss_of` says; the sizes of the TD errors are the priorities."""
         assert isinstance(learner, DqnLearner)
         config = learner.config
+        learner.inputs.learn(batch.observation)
+        learner.inputs.apply()
         chosen, goal = outcomes(learner.online, learner.target, batch, config)
         metrics = learner.descend(loss_of(chosen, goal, config), batch)
         size = (goal - chosen.detach()).mean(1).abs()
         metrics["td_error"] = size.mean()
         return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        assert isinstance(learner, DqnLearner)
-        return learner.epsilon(env_steps)

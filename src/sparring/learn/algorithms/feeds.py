@@ -1,9 +1,13 @@
-"""What an algorithm is fed from replay, the seat that it learns to play, and the network that its settings ask for."""
+"""What an algorithm is fed from replay, the seat that it learns to play, and the network that its settings ask for.
+
+An algorithm fed with trajectories has the settings `rollout_ticks` (of every game between two updates) and `discount`;
+for --from mix also `records_steps` (of the store beside one rollout) and `records_n_steps` (that each of them spans).
+"""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 from numpy.random import Generator
@@ -13,24 +17,11 @@ from sparring.games.spec import GameSpec, SeatSpec
 from sparring.learn.protocol import Algorithm
 from sparring.nets.torch_network import default_network
 from sparring.nets.user_code import own_network
-from sparring.replay.sequences import Window
+from sparring.replay.gather import Window
 from sparring.replay.steps import Batch
 from sparring.replay.table import Table
 from sparring.wire.chunk import Array
 from sparring.wire.network import Conv, Gru, Head, Lstm, Memory, NetworkSpec
-
-
-class TrajectoryFeed(Protocol):
-    """Settings of an algorithm fed with trajectories."""
-
-    @property
-    def rollout_ticks(self) -> int: ...  # of every game between two updates
-    @property
-    def discount(self) -> float: ...
-    @property
-    def records_steps(self) -> int: ...  # from the store beside one rollout, with --from mix
-    @property
-    def records_n_steps(self) -> int: ...  # decisions that each of them spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +35,21 @@ class Draw:
 
 def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
     """Sequences where the algorithm is fed with them: `batch_sequences` of `sequence_steps` behind `burn_in_steps`, of
-    which neighbours share `overlap_steps`. Otherwise transitions: `batch_steps` that span `n_steps` decisions."""
+    which neighbours share `overlap_steps`. Otherwise transitions: `batch_steps` that span `n_steps` decisions; of the
+    records beside a rollout `records_steps` that span `records_n_steps`."""
     if algorithm.feeds == "sequences":
         window = Window(settings.sequence_steps, settings.burn_in_steps, settings.overlap_steps)
         count: int = settings.batch_sequences
         return Draw(count * window.length, count, lambda table, rng: table.sample_windows(count, rng, window))
-    steps, spans, discount = settings.batch_steps, settings.n_steps, settings.discount
+    beside = algorithm.feeds == "trajectories"
+    steps: int = settings.records_steps if beside else settings.batch_steps
+    spans, discount = settings.records_n_steps if beside else settings.n_steps, settings.discount
     return Draw(steps, steps, lambda table, rng: table.sample(steps, rng, n_steps=spans, discount=discount))
 
 
 ANY_ACTION = ("discrete", "multi-discrete", "box")  # what a policy with a probability can choose
 WHO_TAKES = {  # kinds of actions that some algorithms cannot take → those that can
+    "discrete": "ppo, dqn, impala, a3c or r2d2",
     "box": "ppo, impala, a3c, sac, bc, cql or iql",
     "multi-discrete": "ppo, impala, a3c or bc",
 }
@@ -90,9 +85,11 @@ def network_for(
     memory: str = "",
 ) -> NetworkSpec:
     """The network with these heads that an algorithm's settings ask for: the user's own where `network` names one, else
-    the default with their `hidden_units`, `activation` and `image_layers`."""
+    the default with their `hidden_units`, `activation`, `image_layers` and `normalise_observations`."""
     if settings.network:
-        return own_network(settings.network, seat, heads, memory=bool(memory), frame_stack=game.frame_stack)
+        return own_network(
+            settings.network, seat, heads, memory=hasattr(settings, "memory"), frame_stack=game.frame_stack
+        )
     spec = default_network(
         seat,
         frame_stack=game.frame_stack,
@@ -101,6 +98,7 @@ def network_for(
         heads=heads,
         separate_value=separate_value,
         memory=memory_for(memory),
+        normalise=getattr(settings, "normalise_observations", False),
     )
     return with_image_layers(spec, settings.image_layers)
 

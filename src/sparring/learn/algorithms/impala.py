@@ -12,9 +12,10 @@ from torch import Tensor
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.actor_critic import ActorCritic
-from sparring.learn.algorithms.returns import Truncation, annealed, explained_variance, next_values, normalised, vtrace
+from sparring.learn.algorithms.learner import ActorCritic, no_exploration
+from sparring.learn.algorithms.returns import Truncation, explained_variance, next_values, normalised, vtrace
 from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
+from sparring.learn.optim import OptimiserSettings
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import Distribution
 from sparring.nets.torch_network import Network
@@ -22,12 +23,13 @@ from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
-class ImpalaConfig:
-    """What can be set with --algo-set."""
+class ImpalaConfig(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 1e-3
-    anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
+    normalise_observations: bool = True  # floats, by the running mean and deviation of each entry
+    normalise_rewards: bool = True  # by the running deviation of discounted returns
     reward_scale: float = 1.0  # rewards times this are learned: values of the order of one are learned soonest
     rollout_ticks: int = 32  # of every game between two updates
     correction_clip: float = 1.0  # ρ̄ of V-trace
@@ -57,24 +59,18 @@ class ImpalaConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Corrected:
-    """What V-trace makes of the steps that others played, [steps]."""
-
-    goal: Tensor  # v: what the value should have been
-    advantage: Tensor  # with ρ in it
-    correction: Tensor  # ρ, cut
-
-
-def corrected(net: Network, batch: Batch, value: Tensor, log_ratio: Tensor, config: ImpalaConfig) -> Corrected:
-    """By the values and the policy as they are now; a cut episode goes on with the value that its actor gave it."""
+def corrected(
+    net: Network, batch: Batch, value: Tensor, log_ratio: Tensor, config: ImpalaConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """V-trace's v, A (with ρ in it) and ρ (cut) of each step, by the values and the policy as they are now; a cut
+    episode goes on with the value that its actor gave it."""
     values, ratio = grid(batch, value), np.exp(grid(batch, log_ratio))
     following = next_values(values, batch.ending, bootstrap(net, batch), batch.truncation_value, batch.mask)
     cut = Truncation(config.correction_clip, config.trace_clip, config.trace_decay)
     reward = batch.reward * np.float32(config.reward_scale)
     goal, advantage = vtrace(reward, values, following, batch.ending, ratio, config.discount, cut)
     correction = np.minimum(ratio, np.float32(cut.correction))
-    return Corrected(true_steps(batch, goal), true_steps(batch, advantage), true_steps(batch, correction))
+    return true_steps(batch, goal), true_steps(batch, advantage), true_steps(batch, correction)
 
 
 def loss(net: Network, batch: Batch, chosen: Distribution, config: ImpalaConfig) -> tuple[Tensor, dict[str, Tensor]]:
@@ -87,15 +83,18 @@ def loss(net: Network, batch: Batch, chosen: Distribution, config: ImpalaConfig)
     legal = None if batch.legal is None else true_steps(batch, batch.legal)
     logp, entropies = chosen.evaluate(out, actions(batch), legal)
     log_ratio = logp - true_steps(batch, batch.behaviour_logp)
-    found = corrected(net, batch, out["value"], log_ratio, config)
+    goal, advantage, correction = corrected(net, batch, out["value"], log_ratio, config)
+    if config.clip > 0:
+        advantage = advantage / correction.clamp(min=1e-8)
+    if config.normalise:
+        advantage = normalised(advantage)
     if config.clip > 0:
         ratio = log_ratio.exp()
-        advantage = _scaled(found.advantage / found.correction.clamp(min=1e-8), config)
         near = ratio.clamp(1 - config.clip, 1 + config.clip)
         policy_loss = -torch.min(ratio * advantage, near * advantage).mean()
     else:
-        policy_loss = -(_scaled(found.advantage, config) * logp).mean()
-    value_loss = 0.5 * (found.goal - out["value"]).square().mean()
+        policy_loss = -(advantage * logp).mean()
+    value_loss = 0.5 * (goal - out["value"]).square().mean()
     entropy = entropies.mean()
     total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
     with torch.no_grad():
@@ -105,14 +104,10 @@ def loss(net: Network, batch: Batch, chosen: Distribution, config: ImpalaConfig)
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
             "kl": (log_ratio.exp() - 1 - log_ratio).mean(),  # of the policy that acted to this one
-            "correction": found.correction.mean(),
-            "explained_variance": torch.tensor(explained_variance(out["value"].detach().numpy(), found.goal.numpy())),
+            "correction": correction.mean(),
+            "explained_variance": torch.tensor(explained_variance(out["value"].detach().numpy(), goal.numpy())),
         }
     return total, metrics
-
-
-def _scaled(advantage: Tensor, config: ImpalaConfig) -> Tensor:
-    return normalised(advantage) if config.normalise else advantage
 
 
 class Impala:
@@ -122,29 +117,25 @@ class Impala:
     feeds = "trajectories"
     policy = "categorical"  # and a Gaussian of boxes
     settings = ImpalaConfig
+    exploration = no_exploration
 
     def begin(self, game: GameSpec, config: ImpalaConfig, seed: int) -> ActorCritic:
         return ActorCritic(game, config, "impala", seed, 0x193)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
-        """One step of Adam, or one for each minibatch of each epoch."""
+        """One step of the optimiser, or one for each minibatch of each epoch."""
         assert isinstance(learner, ActorCritic)
-        config = learner.config
-        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.steps, config.anneal_steps)
+        config, batch = learner.config, learner.scaled(batch)
         history: list[dict[str, Tensor]] = []
         for _ in range(config.epochs):
             for part in _parts(learner, batch):
                 total, metrics = loss(learner.net, part, learner.chosen, config)
-                metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
+                metrics["gradient_norm"] = learner.minimise(total)
                 history.append(metrics)
+        learner.inputs.apply()
         learner.updates += 1
-        learner.steps += batch.reward.size if batch.mask is None else int(batch.mask.sum())
         means = {name: torch.stack([one[name] for one in history]).mean().item() for name in history[0]}
         return Update(learner, None, means | {"learning_rate": learner.optimiser.learning_rate})
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        """The policy samples, and needs no other chance."""
-        return 0.0
 
 
 def _parts(learner: ActorCritic, batch: Batch) -> list[Batch]:

@@ -9,24 +9,32 @@ from torch import Tensor
 
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.critics import critics_for, smaller, value_of
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.learner import TorchLearner, bootstrap_discounts, mask_of, weighted_mean
-from sparring.learn.algorithms.returns import annealed, huber
-from sparring.learn.optim import Adam
+from sparring.learn.algorithms.learner import (
+    TorchLearner,
+    bootstrap_discounts,
+    critics_for,
+    mask_of,
+    no_exploration,
+    smaller,
+    value_of,
+    weighted_mean,
+)
+from sparring.learn.algorithms.returns import huber
+from sparring.learn.optim import OptimiserSettings, open_optimiser
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import distribution
-from sparring.nets.torch_network import Network, default_heads
+from sparring.nets.module_network import open_network
+from sparring.nets.torch_network import default_heads
 from sparring.nets.torch_state import tensor, tensors
 from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
-class IqlConfig:
-    """What can be set with --algo-set."""
+class IqlConfig(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 5e-4
-    anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
     n_steps: int = 1  # decisions that one target looks ahead; the players' own, uncorrected, beyond the first
     batch_steps: int = 256
@@ -58,8 +66,8 @@ class IqlLearner(TorchLearner):
         seat = one_seat(game, "iql", ("discrete", "box"))
         self.policy = distribution(seat.action)
         network = network_for(game, seat, config, default_heads(seat.action), separate_value=True)
-        self.net, self.critics = Network(network, seed), critics_for(game, seat, config, seed + 1)
-        self.optimiser = Adam([*self.net.parameters(), *self.critics.parameters()], config.learning_rate)
+        self.net, self.critics = open_network(network, seed), critics_for(game, seat, config, seed + 1)
+        self.optimiser = open_optimiser([*self.net.parameters(), *self.critics.parameters()], config)
         super().__init__(config, network, self.net, net=self.net, critics=self.critics, optimiser=self.optimiser)
 
 
@@ -106,22 +114,17 @@ class Iql:
     feeds = "records"
     policy = "categorical"  # and a Gaussian of boxes
     settings = IqlConfig
+    exploration = no_exploration
 
     def begin(self, game: GameSpec, config: IqlConfig, seed: int) -> IqlLearner:
         return IqlLearner(game, config, seed)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
-        """One step of Adam for policy, V and critics; then the targets move a little."""
+        """One step of the optimiser for policy, V and critics; then the targets move a little."""
         assert isinstance(learner, IqlLearner)
-        config = learner.config
-        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.updates, config.anneal_updates)
         total, size, metrics = loss(learner, batch)
-        metrics["gradient_norm"] = learner.optimiser.descend(total, config.max_gradient_norm)
+        metrics["gradient_norm"] = learner.minimise(total)
         metrics["td_error"] = size.mean()
-        learner.critics.follow(config.target_rate)
+        learner.critics.follow(learner.config.target_rate)
         learner.updates += 1
         return Update(learner, size.numpy(), {name: value.item() for name, value in metrics.items()})
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        """No actor plays while it learns."""
-        return 0.0

@@ -1,22 +1,36 @@
-"""What the learners of several algorithms share: how they are saved, and the two networks of DQN, R2D2 and CQL."""
+"""What the learners of several algorithms share: how they are saved, the two networks of DQN, R2D2 and CQL, the
+actor-critic of PPO, IMPALA and A3C, and the critics of SAC, CQL and IQL.
 
+A critic is a network that values an action in an observation. One number for each choice, or, where actions are a box,
+one number of observation and action together: the action is then one more input of the network.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_setting
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from sparring.games.protocol import TERMINATED
-from sparring.learn.algorithms.returns import annealed
-from sparring.learn.optim import Adam
-from sparring.learn.protocol import Batch
-from sparring.nets.torch_network import Network
+from sparring.games.spec import GameSpec, Leaf, SeatSpec
+from sparring.learn.algorithms.feeds import ANY_ACTION, network_for, one_seat
+from sparring.learn.algorithms.normalisation import InputStatistics, RewardScale
+from sparring.learn.optim import Optimiser, Rmsprop, open_optimiser, scheduled_rate
+from sparring.learn.protocol import Batch, Learner
+from sparring.nets.distributions import ILLEGAL, Gaussian, distribution
+from sparring.nets.module_network import open_network
+from sparring.nets.policies import bounds_of
+from sparring.nets.torch_network import Network, default_heads
 from sparring.nets.torch_state import load_module, save_module, tensor
 from sparring.wire.chunk import Array
-from sparring.wire.network import NetworkSpec, Weights
+from sparring.wire.network import Head, Input, NetworkSpec, Weights
 from sparring.wire.tree import Tree, pack, rng_state, set_rng_state, unpack
 
-ILLEGAL = -1e9  # the value of an action that is not legal: below any other
+LOG_STD_FIRST = -0.5  # of an actor-critic's box, before it is squashed
+TAKEN = "action"  # the leaf that an action is to a critic of boxes
 
 
 class Saved(Protocol):
@@ -35,8 +49,16 @@ class TorchLearner:
     def __init__(self, config: Any, network: NetworkSpec, acting: Network, **parts: Part) -> None:
         self.config: Any = config  # the algorithm's own settings
         self.network, self._acting, self._parts = network, acting, parts
-        self.updates = 0
-        self.steps = 0  # learned from so far
+        self.updates = self.steps = 0
+
+    optimiser: Any  # an Optimiser, or the Rmsprop of A3C; of algorithms that have one alone
+
+    def minimise(self, loss: Tensor, optimiser: Optimiser | None = None) -> Tensor:
+        """One step of the optimiser at the rate of the schedule; the norm of the gradient before it was clipped."""
+        stepping = self.optimiser if optimiser is None else optimiser
+        stepping.learning_rate = scheduled_rate(self.config, self.steps)
+        norm: Tensor = stepping.descend(loss, self.config.max_gradient_norm)
+        return norm
 
     def weights(self) -> Weights:
         return self._acting.weights()
@@ -56,25 +78,77 @@ class QLearner(TorchLearner):
     """Online network, target network, optimiser: of DQN, R2D2 and CQL. `learned` may have more heads than acts."""
 
     def __init__(self, config: Any, network: NetworkSpec, seed: int, learned: NetworkSpec | None = None) -> None:
-        self.online, self.target = Network(learned or network, seed), Network(learned or network, seed)
-        self.optimiser = Adam(self.online.parameters(), config.learning_rate)
-        super().__init__(config, network, self.online, online=self.online, target=self.target, optimiser=self.optimiser)
+        self.online, self.target = open_network(learned or network, seed), open_network(learned or network, seed)
+        self.optimiser = open_optimiser(self.online.parameters(), config)
+        self.inputs = InputStatistics(self.online, self.target)
+        parts: dict[str, Part] = {"online": self.online, "target": self.target, "optimiser": self.optimiser}
+        super().__init__(config, network, self.online, **parts, inputs=self.inputs)
 
     def descend(self, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """One step of Adam on the mean of the rows' losses; the target network becomes a copy when it is time to."""
-        config, loss = self.config, weighted_mean(losses, batch)
-        self.optimiser.learning_rate = annealed(config.learning_rate, self.updates, config.anneal_updates)
-        norm = self.optimiser.descend(loss, config.max_gradient_norm)
+        """One step down the mean of the rows' losses; the target network becomes a copy when it is time to."""
+        loss = weighted_mean(losses, batch)
+        norm = self.minimise(loss)
         self.updates += 1
-        if self.updates % config.target_every_updates == 0:
+        if self.updates % self.config.target_every_updates == 0:
             self.target.load_state_dict(self.online.state_dict())
         return {"loss": loss, "gradient_norm": norm}
 
-    def epsilon(self, env_steps: int) -> float:
-        """ε falls in a straight line from `epsilon_first` to `epsilon_last`, then stays."""
-        config = self.config
-        gone = min(1.0, env_steps / max(1, config.epsilon_steps))
-        return float(config.epsilon_first + gone * (config.epsilon_last - config.epsilon_first))
+
+class ActorCritic(TorchLearner):
+    """A policy and a value in one network, its optimiser, and the random generator that shuffles minibatches. `salt`
+    makes its numbers differ from those of other uses of the seed."""
+
+    def __init__(self, game: GameSpec, config: Any, algorithm: str, seed: int, salt: int) -> None:
+        seat = one_seat(game, algorithm, ANY_ACTION)
+        heads, separate = default_heads(seat.action), config.separate_value
+        network = network_for(game, seat, config, heads, separate_value=separate, memory=config.memory)
+        self.chosen = distribution(seat.action)
+        self.net = open_network(network, seed)
+        if isinstance(self.chosen, Gaussian) and network.module is None:
+            # One deviation for all states (Andrychowicz et al. 2021): its weights stay 0, and its bias is learned.
+            weight, bias = (self.net.get_parameter(f"log_std/{part}") for part in ("weight", "bias"))
+            with torch.no_grad():
+                weight.zero_()
+                bias.fill_(LOG_STD_FIRST)
+            weight.requires_grad_(False)
+        self.optimiser = self._optimiser(config)
+        self.rng = np.random.default_rng([seed, salt])
+        self.inputs, self.rewards = InputStatistics(self.net), RewardScale(config.discount)
+        super().__init__(
+            config,
+            network,
+            self.net,
+            net=self.net,
+            optimiser=self.optimiser,
+            rng=self.rng,
+            inputs=self.inputs,
+            rewards=self.rewards,
+        )
+
+    def scaled(self, batch: Batch) -> Batch:
+        """Trajectories with normalised rewards where the settings say so. What was seen is counted, too, for
+        `inputs.apply` after the update: until then the network sees what its actors saw."""
+        average = getattr(self.optimiser, "average", None)
+        self.inputs.learn(batch.observation, batch.mask, average)
+        if not self.config.normalise_rewards:
+            return batch
+        return replace_setting(batch, reward=self.rewards.scaled(batch, average))
+
+    def _optimiser(self, config: Any) -> Optimiser | Rmsprop:
+        return open_optimiser(self.net.parameters(), config, epsilon=1e-5)
+
+
+def falling_epsilon(algorithm: object, learner: Learner, env_steps: int) -> float:
+    """`exploration` whose ε falls in a straight line from `epsilon_first` to `epsilon_last`, then stays."""
+    assert isinstance(learner, QLearner)
+    config = learner.config
+    gone = min(1.0, env_steps / max(1, config.epsilon_steps))
+    return float(config.epsilon_first + gone * (config.epsilon_last - config.epsilon_first))
+
+
+def no_exploration(algorithm: object, learner: Learner, env_steps: int) -> float:
+    """`exploration` of an algorithm whose policy samples, or learns while no actor plays."""
+    return 0.0
 
 
 def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
@@ -116,3 +190,75 @@ def _load(part: Part, state: Tree) -> None:
         part.set_state(torch.from_numpy(state.copy()))
     else:
         part.load(state)
+
+
+def critic_heads(action: Leaf) -> tuple[Head, ...]:
+    """Of a critic's network, before `critic_spec`."""
+    return (Head("logits", action.masks),) if action.choices else (Head("value", 1),)
+
+
+def critic_spec(spec: NetworkSpec, action: Leaf) -> NetworkSpec:
+    """A network of views, with `critic_heads`, as one that sees the action too where that is a box."""
+    if action.choices:
+        return spec
+    shift, scale = 0.0, 1.0
+    if (bounds := bounds_of(action)) is not None:
+        shift, scale = (bounds[0] + bounds[1]) / 2, 2.0 / (bounds[1] - bounds[0])
+    shape = action.shape or (1,)
+    return replace(spec, inputs=(*spec.inputs, Input(TAKEN, shape, shift, scale, dtype="float32")))
+
+
+def value_of(critic: Network, seen: Mapping[str, Tensor], action: Tensor) -> Tensor:
+    """Q(s, a), [n]."""
+    if critic.spec.inputs[-1].name == TAKEN:
+        value: Tensor = critic({**seen, TAKEN: action.float().reshape(len(action), -1)})["value"]
+        return value
+    chosen: Tensor = critic(seen)["logits"].gather(1, action.long().unsqueeze(1)).squeeze(1)
+    return chosen
+
+
+def values_of_many(critic: Network, seen: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+    """Q(s, a) of several box actions in each view: actions [n, several, *shape] to values [n, several]."""
+    n, several = actions.shape[:2]
+    wide = {name: leaf.repeat_interleave(several, 0) for name, leaf in seen.items()}
+    return value_of(critic, wide, actions.flatten(0, 1)).reshape(n, several)
+
+
+class Critics:
+    """Two critics that began apart, and a slower copy of each, which targets are made of."""
+
+    def __init__(self, spec: NetworkSpec, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)  # one for both, so that they differ
+        self.online = [Network(spec, draw) for _ in range(2)]
+        self.slow = [Network(spec, 0) for _ in range(2)]
+        self.follow(1.0)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those that are learned."""
+        return [value for one in self.online for value in one.parameters()]
+
+    def follow(self, rate: float) -> None:
+        """The slow ones move towards the others by `rate`; 1 makes them the same."""
+        with torch.no_grad():
+            for online, slow in zip(self.online, self.slow, strict=True):
+                for new, old in zip(online.parameters(), slow.parameters(), strict=True):
+                    old.lerp_(new, rate)
+
+    def save(self) -> Tree:
+        return [save_module(one) for one in (*self.online, *self.slow)]
+
+    def load(self, state: Tree) -> None:
+        """Back to what `save` gave."""
+        for one, saved in zip((*self.online, *self.slow), state, strict=True):
+            load_module(one, saved)
+
+
+def critics_for(game: GameSpec, seat: SeatSpec, config: Any, seed: int) -> Critics:
+    """Two critics with the layers of the settings; a network of the user's own is the policy's alone."""
+    views = network_for(game, seat, replace_setting(config, network=""), critic_heads(seat.action))
+    return Critics(critic_spec(views, seat.action), seed)
+
+
+def smaller(critics: Sequence[Network], seen: Mapping[str, Tensor], action: Tensor) -> Tensor:
+    """The smaller of two critics' Q(s, a), [n]: what chance makes too large in one is seldom so in the other."""
+    return torch.min(value_of(critics[0], seen, action), value_of(critics[1], seen, action))

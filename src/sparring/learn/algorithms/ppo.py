@@ -14,9 +14,10 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.actor_critic import ActorCritic
-from sparring.learn.algorithms.returns import annealed, explained_variance, gae, next_values, normalised
+from sparring.learn.algorithms.learner import ActorCritic
+from sparring.learn.algorithms.returns import explained_variance, gae, next_values, normalised
 from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
+from sparring.learn.optim import OptimiserSettings
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import Distribution, Outputs
 from sparring.nets.torch_network import Network
@@ -25,23 +26,24 @@ from sparring.wire.network import Activation
 
 
 @dataclass(frozen=True, slots=True)
-class PpoConfig:
-    """What can be set with --algo-set."""
+class PpoConfig(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 1e-3
-    anneal_steps: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
     trace_decay: float = 0.95  # λ of generalised advantages
+    normalise_observations: bool = True  # floats, by the running mean and deviation of each entry
+    normalise_rewards: bool = True  # by the running deviation of discounted returns
     reward_scale: float = 1.0  # rewards times this are learned: values of the order of one are learned soonest
     rollout_ticks: int = 128  # of every game between two updates
-    minibatch_steps: int = 512
-    epochs: int = 4  # times that each rollout is learned from
+    minibatch_steps: int = 256
+    epochs: int = 10  # times that each rollout is learned from
     clip: float = 0.2  # how far the ratio of new to old probability counts
     value_clip: float = 0.0  # how far a value may move from its old one within an update; 0: as far as it likes
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
     max_gradient_norm: float = 0.5
-    stop_at_kl: float = 0.0  # an update ends early above this divergence from the old policy; 0: never
+    stop_at_kl: float = 0.03  # an update ends with the epoch above this divergence from the old policy; 0: never
     records_coefficient: float = 0.1  # weight of self-imitation, with --from mix
     records_steps: int = 512  # of the store beside each rollout
     records_n_steps: int = 64  # decisions over which what people did is judged
@@ -130,13 +132,15 @@ def loss(out: Outputs, batch: Samples, chosen: Distribution, config: PpoConfig) 
     return total, metrics
 
 
-def imitation(net: Network, records: Batch, chosen: Distribution, config: PpoConfig) -> Tensor:
-    """−E[max(G − V(s), 0) log π(a|s)]: people's actions, by how much better than expected they turned out."""
+def imitation(net: Network, records: Batch, chosen: Distribution, config: PpoConfig, scale: float = 1.0) -> Tensor:
+    """−E[max(G − V(s), 0) log π(a|s)]: people's actions, by how much better than expected they turned out. `scale`
+    normalises rewards."""
     out: Outputs = net(tensors(records.observation))
     assert records.n_steps is not None
     with torch.no_grad():
         after = net(tensors(records.next_observation))["value"] * (tensor(records.ending) != TERMINATED)
-        earned = tensor(records.reward) * config.reward_scale + config.discount ** tensor(records.n_steps) * after
+        reward = tensor(records.reward) * (config.reward_scale * scale)
+        earned = reward + config.discount ** tensor(records.n_steps) * after
         better = (earned - out["value"]).clamp(min=0)
         better = better / (better.mean() + 1e-8)  # whatever the scale of rewards, the weights have mean 1
     legal = None if records.legal is None else tensor(records.legal).bool()
@@ -174,16 +178,16 @@ class Ppo:
     def update(self, learner: Learner, batch: Batch) -> Update:
         """Several epochs of minibatches over one rollout."""
         assert isinstance(learner, ActorCritic)
-        config, samples = learner.config, judged(learner.net, batch, learner.config)
-        learner.optimiser.learning_rate = annealed(config.learning_rate, learner.steps, config.anneal_steps)
+        config, batch = learner.config, learner.scaled(batch)
+        samples = judged(learner.net, batch, config)
         history: list[dict[str, Tensor]] = []
         for _ in range(config.epochs):
-            for out, part in minibatches(learner, batch, samples):
-                history.append(_descend(learner, out, part, batch.records))
-            if 0 < config.stop_at_kl < history[-1]["kl"].item():
+            epoch = [_descend(learner, out, part, batch.records) for out, part in minibatches(learner, batch, samples)]
+            history += epoch
+            if 0 < config.stop_at_kl < torch.stack([one["kl"] for one in epoch]).mean().item():
                 break
+        learner.inputs.apply()
         learner.updates += 1
-        learner.steps += len(samples.action)
         metrics = {name: torch.stack([one[name] for one in history]).mean().item() for name in history[0]}
         metrics["explained_variance"] = explained_variance(samples.value.numpy(), samples.goal.numpy())
         metrics["learning_rate"] = learner.optimiser.learning_rate
@@ -195,11 +199,12 @@ class Ppo:
 
 
 def _descend(learner: ActorCritic, out: Outputs, batch: Samples, records: Batch | None) -> dict[str, Tensor]:
-    """One step of Adam."""
+    """One step of the optimiser."""
     total, metrics = loss(out, batch, learner.chosen, learner.config)
     if records is not None:
-        imitated = imitation(learner.net, records, learner.chosen, learner.config)
+        scale = learner.rewards.factor if learner.config.normalise_rewards else 1.0
+        imitated = imitation(learner.net, records, learner.chosen, learner.config, scale)
         total = total + learner.config.records_coefficient * imitated
         metrics["imitation_loss"] = imitated.detach()
-    metrics["gradient_norm"] = learner.optimiser.descend(total, learner.config.max_gradient_norm)
+    metrics["gradient_norm"] = learner.minimise(total)
     return metrics

@@ -13,23 +13,24 @@ from sparring.errors import ConfigError
 from sparring.games.protocol import RUNNING, TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.learner import ILLEGAL, QLearner
+from sparring.learn.algorithms.learner import QLearner, falling_epsilon
 from sparring.learn.algorithms.returns import huber, rescaled, unscaled
+from sparring.learn.optim import OptimiserSettings
 from sparring.learn.protocol import Batch, Learner, Update
+from sparring.nets.distributions import ILLEGAL
 from sparring.nets.shapes import STATE
 from sparring.nets.torch_network import Network
 from sparring.nets.torch_state import tensor, tensors
-from sparring.replay.sequences import Window
+from sparring.replay.gather import Window
 from sparring.wire.chunk import Array
 from sparring.wire.network import Activation, Head
 
 
 @dataclass(frozen=True, slots=True)
-class R2d2Config:
-    """What can be set with --algo-set."""
+class R2d2Config(OptimiserSettings):
+    """What can be set with --algo-set, beside how it descends (learn/optim.py)."""
 
     learning_rate: float = 5e-4
-    anneal_updates: int = 0  # over which the rate falls in a straight line to a tenth; 0 keeps it
     discount: float = 0.99
     n_steps: int = 5  # decisions that one target looks ahead; fewer at the end of a sequence
     batch_sequences: int = 32
@@ -65,7 +66,7 @@ class R2d2Learner(QLearner):
         heads = (Head("logits", seat.action.masks, dueling=config.dueling),)
         network = network_for(game, seat, config, heads, memory=config.memory or "its own")
         if network.memory is None:
-            do = "Give it a Gru or an Lstm, or use dqn"
+            do = "Give it a memory (docs/models.md), or use dqn"
             raise ConfigError("it has no memory", where=f"network {config.network!r}", do=do)
         super().__init__(config, network, seed)
 
@@ -172,12 +173,13 @@ class R2d2:
     feeds = "sequences"
     policy = "greedy"
     settings = R2d2Config
+    exploration = falling_epsilon
 
     def begin(self, game: GameSpec, config: R2d2Config, seed: int) -> R2d2Learner:
         return R2d2Learner(game, config, seed)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
-        """One step of Adam on the mean Huber loss of each sequence's TD errors; priorities mix their sizes."""
+        """One step of the optimiser on the mean Huber loss of each sequence's TD errors; priorities mix their sizes."""
         assert isinstance(learner, R2d2Learner)
         config = learner.config
         delta, there = td_errors(learner.online, learner.target, batch, config)
@@ -188,7 +190,3 @@ class R2d2:
         priorities = config.priority_mix * size.amax(0) + (1 - config.priority_mix) * mean
         metrics["td_error"] = mean.mean()
         return Update(learner, priorities.numpy(), {name: value.item() for name, value in metrics.items()})
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        assert isinstance(learner, R2d2Learner)
-        return learner.epsilon(env_steps)

@@ -135,8 +135,3 @@ def explained_variance(predicted: Array, target: Array) -> float:
 def normalised(advantage: Tensor) -> Tensor:
     """(A − mean) / deviation: the scale of a game's rewards no longer sets the step."""
     return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-
-
-def annealed(rate: float, done: int, over: int) -> float:
-    """A learning rate that falls in a straight line to a tenth while `done` goes to `over`; 0 keeps it."""
-    return rate * max(1 - done / over, 0.1) if over else rate

@@ -54,9 +54,7 @@ def outputs(net: Network, batch: Batch) -> Outputs:
         return heads
     state = None if batch.state is None else tensor(batch.state)
     heads = net.unroll(tensors(batch.observation), state, tensor(starts(batch)))
-    if batch.mask is None or batch.mask.all():
-        return {head.name: heads[head.name].flatten(0, 1) for head in net.spec.heads}
-    keep = tensor(batch.mask)
+    keep = tensor(np.ones_like(batch.ending, bool) if batch.mask is None else batch.mask)
     return {head.name: heads[head.name][keep] for head in net.spec.heads}
 
 
@@ -82,12 +80,7 @@ def parts(batch: Batch, rng: np.random.Generator, steps: int) -> list[Array]:
     return [part for part in np.array_split(rng.permutation(used), count) if len(part)]
 
 
-BY_STREAM = (
-    "next_observation",
-    "state",
-    "next_state",
-    "version",
-)  # columns [streams, …]; others are [time, streams, …]
+BY_STREAM = ("next_observation", "state", "next_state", "version")  # [streams, …]; others are [time, streams, …]
 
 
 def of_streams(batch: Batch, streams: Array) -> Batch:

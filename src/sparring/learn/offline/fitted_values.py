@@ -11,9 +11,8 @@ from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.bc import Bc, BcConfig
 from sparring.learn.algorithms.feeds import one_seat, with_image_layers
-from sparring.learn.offline.estimators import FittedValues
 from sparring.learn.offline.records import RecordedEpisodes
-from sparring.learn.offline.worlds import WorldConfig
+from sparring.learn.offline.vector_world import WorldConfig
 from sparring.learn.optim import Adam
 from sparring.learn.protocol import Batch
 from sparring.nets.forward import Forward
@@ -47,6 +46,15 @@ class RecordedPolicy:
 
     steps: Array
     final: Array
+
+
+@dataclass(frozen=True, slots=True)
+class FittedValues:
+    """A fitted Q^π on the records: Q of the actions taken, V of the observations, V of the final observations."""
+
+    q: Array  # [steps]
+    v: Array  # [steps]
+    v_final: Array  # [episodes]; 0 after a true end
 
 
 def greedy_policy(forward: Forward, records: RecordedEpisodes) -> RecordedPolicy:
@@ -94,7 +102,7 @@ def fitted_q(
     pay, so that a fit that feeds on its own errors does not diverge.
     """
     least, most = value_bounds(game, discount, records.pays_once)
-    returns = _returns(records, discount)
+    returns = records.returns(discount)
     scale, shift = max(float(returns.std()), 1e-3), float(returns.mean())
     seat, heads = one_seat(game, "fqe"), (Head("logits", policy.steps.shape[1]),)
     network = default_network(seat, hidden=config.hidden_units, activation="relu", heads=heads)
@@ -134,15 +142,6 @@ def value_bounds(game: GameSpec, discount: float, pays_once: bool = False) -> tu
     ticks = game.max_ticks
     worth = float(ticks) if discount == 1 else (1 - discount**ticks) / (1 - discount)
     return min(low, low * worth), max(high, high * worth)
-
-
-def _returns(records: RecordedEpisodes, discount: float) -> Array:
-    """Each step's discounted return to the end of its recorded episode; a cut one adds nothing after the cut."""
-    table = records.padded(records.reward)
-    for t in range(table.shape[1] - 2, -1, -1):
-        table[:, t] += discount * table[:, t + 1]
-    lengths = np.diff(records.start)
-    return table[np.arange(table.shape[1]) < lengths[:, None]].astype(np.float32)
 
 
 def _rows(columns: Mapping[str, Array], rows: Array) -> dict[str, Tensor]:

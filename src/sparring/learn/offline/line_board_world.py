@@ -5,7 +5,7 @@ own stone, then the answers), one event after another in the order of the planes
 game is over. Each event is sampled from a network that was fitted to the records. Rules, turns, opponents and legal
 actions are not given: they are learned as well.
 
-What is specific to such games is the network's shape (`LineNetwork`): around each cell it reads the row, the column and
+What is specific to such games is the network's shape (`EventModel`): around each cell it reads the row, the column and
 both diagonals, from either side, REACH cells far. The same small network reads all eight, and their sum says whether a
 bit of the cell flips next; for the bit that flipped last it also says whether nothing flips any more, and with which
 outcome. So a pattern is learned once for all places and directions (as in n-tuple networks, Lucas 2008): a few
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from sparring.games.spec import GameSpec, Leaf
 from sparring.learn.offline.records import RecordedEpisodes
-from sparring.learn.offline.worlds import WorldConfig
+from sparring.learn.offline.vector_world import WorldConfig
 from sparring.learn.optim import Adam
 from sparring.nets.forward import Forward
 from sparring.nets.policies import masked
@@ -78,48 +78,6 @@ class BoardEvents:
         return BoardEvents(self.bits[rows], self.last[rows], self.action[rows], self.event[rows], self.step[rows])
 
 
-class LineNetwork(nn.Module):
-    """Logits [n, sites + outcomes] of the next event."""
-
-    def __init__(self, shape: tuple[int, ...], choices: int, outcomes: int, units: int, rng: Generator) -> None:
-        super().__init__()
-        self.planes, height, width = shape
-        self.sites, self.cells = self.planes * height * width, height * width
-        self.lines = tensor(line_cells(height, width))
-        self.first = nn.Linear((2 * REACH + 1) * (self.planes + 1), units)
-        self.direction = nn.Parameter(torch.zeros(len(DIRECTIONS), units))
-        self.second = nn.Linear(units, units)
-        self.cell, self.flip = nn.Linear(units, units), nn.Linear(units, self.planes)
-        self.end, self.outcome = nn.Linear(units + self.planes, units), nn.Linear(units, outcomes)
-        self.table = nn.Parameter(torch.zeros(choices, self.sites + outcomes))
-        draw = torch.Generator().manual_seed(int(rng.integers(2**31)))
-        for layer in (self.first, self.second, self.cell, self.flip, self.end, self.outcome):
-            nn.init.kaiming_normal_(layer.weight, generator=draw)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, bits: Tensor, last: Tensor, action: Tensor, possible: Tensor) -> Tensor:
-        """`possible` [n, planes, cells] are the bits that may flip; the others are not evaluated."""
-        n = len(bits)
-        flat = bits.reshape(n, self.planes, self.cells)
-        board = torch.zeros(n, self.cells + 1, self.planes + 1)
-        board[:, : self.cells, : self.planes] = flat.transpose(1, 2)
-        board[:, self.cells, self.planes] = 1.0  # off the board
-        row, cell = possible.any(1).nonzero(as_tuple=True)
-        flips = self.flip(functional.relu(self.cell(self._features(board, row, cell))))
-        sites = torch.full((n, self.cells, self.planes), IMPOSSIBLE)
-        sites = sites.index_put((row, cell), flips).transpose(1, 2)
-        sites = torch.where(possible, sites, IMPOSSIBLE).reshape(n, -1)
-        near = self._features(board, torch.arange(n), last.clamp(min=0) % self.cells) * (last >= 0)[:, None]
-        ends = functional.relu(self.end(torch.cat([near, flat.mean(2)], 1)))
-        return torch.cat([sites, self.outcome(ends)], 1) + self.table[action]
-
-    def _features(self, board: Tensor, row: Tensor, cell: Tensor) -> Tensor:
-        """[cells, units] of the lines through those cells."""
-        lines = board[row[:, None], self.lines[cell].flatten(1)]
-        lines = lines.reshape(len(row), len(DIRECTIONS), self.first.in_features)
-        return functional.relu(self.second(functional.relu(self.first(lines) + self.direction))).sum(1)
-
-
 def line_cells(height: int, width: int) -> Array:
     """int64 [cells, directions, 2 REACH + 1]: the cells of each line through each cell; `cells` is off the board."""
     y, x = np.divmod(np.arange(height * width), width)
@@ -166,25 +124,32 @@ def _contents(bits: Array) -> Array:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class EventModel:
-    """The distribution of the next event."""
+class EventModel(nn.Module):
+    """The distribution of the next event, by a network of lines that is fitted to events."""
 
-    network: LineNetwork
-    rules: FlipRules
+    def __init__(self, known: BoardEvents, choices: int, outcomes: int, rng: Generator, config: WorldConfig) -> None:
+        super().__init__()
+        self.planes, height, width = known.bits.shape[1:]
+        self.sites, self.cells, units = self.planes * height * width, height * width, config.board_units
+        self.lines, self.rules = tensor(line_cells(height, width)), FlipRules.of(known)
+        self.first = nn.Linear((2 * REACH + 1) * (self.planes + 1), units)
+        self.direction = nn.Parameter(torch.zeros(len(DIRECTIONS), units))
+        self.second = nn.Linear(units, units)
+        self.cell, self.flip = nn.Linear(units, units), nn.Linear(units, self.planes)
+        self.end, self.outcome = nn.Linear(units + self.planes, units), nn.Linear(units, outcomes)
+        self.table = nn.Parameter(tensor(_log_frequencies(known, choices, self.sites + outcomes)))
+        draw = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        for layer in (self.first, self.second, self.cell, self.flip, self.end, self.outcome):
+            nn.init.kaiming_normal_(layer.weight, generator=draw)
+            nn.init.zeros_(layer.bias)
+        self._fit(known, rng, config)
 
-    @classmethod
-    def fitted(
-        cls, known: BoardEvents, choices: int, outcomes: int, rng: Generator, config: WorldConfig
-    ) -> "EventModel":
-        model = cls(LineNetwork(known.bits.shape[1:], choices, outcomes, config.board_units, rng), FlipRules.of(known))
-        with torch.no_grad():
-            model.network.table.copy_(tensor(_log_frequencies(known, model.network.table.shape)))
-        possible = model.rules.possible(known.bits)
-        optimiser, losses = Adam(model.network.parameters(), config.learning_rate), 0.0
+    def _fit(self, known: BoardEvents, rng: Generator, config: WorldConfig) -> None:
+        possible = self.rules.possible(known.bits)
+        optimiser, losses = Adam(self.parameters(), config.learning_rate), 0.0
         for update in range(config.board_updates):
             rows = rng.integers(0, len(known.event), config.board_batch_steps)
-            loss = functional.cross_entropy(model.logits(known.of(rows), possible[rows]), tensor(known.event[rows]))
+            loss = functional.cross_entropy(self(known.of(rows), possible[rows]), tensor(known.event[rows]))
             optimiser.learning_rate = config.learning_rate * max(1 - update / config.board_updates, 0.02)
             optimiser.descend(loss, 10.0)
             losses += float(loss.detach())
@@ -192,12 +157,28 @@ class EventModel:
                 if losses < LEARNED * CHECK_UPDATES:
                     break
                 losses = 0.0
-        return model
 
-    def logits(self, boards: BoardEvents, possible: Array) -> Tensor:
-        bits = tensor(boards.bits.astype(np.float32))
-        logits: Tensor = self.network(bits, tensor(boards.last), tensor(boards.action), tensor(possible))
-        return logits
+    def forward(self, boards: BoardEvents, possible: Array) -> Tensor:
+        """Logits [n, sites + outcomes]. `possible` [n, planes, cells] may flip; other bits are not evaluated."""
+        n, last, may_flip = len(boards.bits), tensor(boards.last), tensor(possible)
+        flat = tensor(boards.bits.astype(np.float32)).reshape(n, self.planes, self.cells)
+        board = torch.zeros(n, self.cells + 1, self.planes + 1)
+        board[:, : self.cells, : self.planes] = flat.transpose(1, 2)
+        board[:, self.cells, self.planes] = 1.0  # off the board
+        row, cell = may_flip.any(1).nonzero(as_tuple=True)
+        flips = self.flip(functional.relu(self.cell(self._features(board, row, cell))))
+        sites = torch.full((n, self.cells, self.planes), IMPOSSIBLE)
+        sites = sites.index_put((row, cell), flips).transpose(1, 2)
+        sites = torch.where(may_flip, sites, IMPOSSIBLE).reshape(n, -1)
+        near = self._features(board, torch.arange(n), last.clamp(min=0) % self.cells) * (last >= 0)[:, None]
+        ends = functional.relu(self.end(torch.cat([near, flat.mean(2)], 1)))
+        return torch.cat([sites, self.outcome(ends)], 1) + self.table[tensor(boards.action)]
+
+    def _features(self, board: Tensor, row: Tensor, cell: Tensor) -> Tensor:
+        """[cells, units] of the lines through those cells."""
+        lines = board[row[:, None], self.lines[cell].flatten(1)]
+        lines = lines.reshape(len(row), len(DIRECTIONS), self.first.in_features)
+        return functional.relu(self.second(functional.relu(self.first(lines) + self.direction))).sum(1)
 
     def sample(self, boards: BoardEvents, rng: Generator) -> Array:
         """For every row the site that flips, or sites + the outcome."""
@@ -207,7 +188,7 @@ class EventModel:
     def cross_entropies(self, known: BoardEvents) -> Array:
         """Four sums: the cross-entropy of the events, and its expectation under this model; that of their outcomes
         (or none yet), and of a prediction by how often each outcome comes."""
-        logs, rows, sites = self._log_chances(known), np.arange(len(known.event)), self.network.sites
+        logs, rows, sites = self._log_chances(known), np.arange(len(known.event)), self.sites
         chance = np.exp(logs)
         outcomes = np.concatenate([chance[:, :sites].sum(axis=1, keepdims=True), chance[:, sites:]], axis=1)
         outcome = np.maximum(known.event - sites + 1, 0)
@@ -218,19 +199,19 @@ class EventModel:
         )
 
     def _log_chances(self, boards: BoardEvents) -> Array:
-        logs = [torch.zeros(0, self.network.table.shape[1])]
+        logs = [torch.zeros(0, self.table.shape[1])]
         with torch.no_grad():
             for first in range(0, len(boards.action), ROWS):
                 part = boards.of(slice(first, first + ROWS))
-                logs.append(functional.log_softmax(self.logits(part, self.rules.possible(part.bits)), 1))
+                logs.append(functional.log_softmax(self(part, self.rules.possible(part.bits)), 1))
         return torch.cat(logs).numpy().astype(np.float64)
 
 
-def _log_frequencies(known: BoardEvents, shape: torch.Size) -> Array:
+def _log_frequencies(known: BoardEvents, choices: int, events: int) -> Array:
     """float32 [choices, sites + outcomes]: log of how often each event followed each action, smoothed by any."""
-    counts = np.zeros(shape)
+    counts = np.zeros((choices, events))
     np.add.at(counts, (known.action, known.event), 1)
-    usual = (counts.sum(axis=0) + 0.1) / (counts.sum() + 0.1 * shape[1])
+    usual = (counts.sum(axis=0) + 0.1) / (counts.sum() + 0.1 * events)
     chance = (counts + usual) / (counts.sum(axis=1, keepdims=True) + 1)
     return np.asarray(np.log(chance), np.float32)
 
@@ -281,7 +262,7 @@ class BoardModel:
 
 @dataclass(frozen=True, slots=True)
 class LineBoardWorld:
-    """See World. The shares say how much of the left-out steps is predicted: 1 is all."""
+    """An ensemble of models of the game. The shares say how much of the left-out steps is predicted: 1 is all."""
 
     models: tuple[BoardModel, ...]
     outcomes: float  # share of the cross-entropy of rewards and ends, given the board
@@ -290,8 +271,8 @@ class LineBoardWorld:
 
     @property
     def trusted(self) -> bool:
-        """Answers may be random, but the models must know how random: overfitted ones expect a lower cross-entropy
-        than they have."""
+        """Whether models should be ranked by it. Answers may be random, but the models must know how random:
+        overfitted ones expect a lower cross-entropy than they have."""
         return self.outcomes >= TRUST and self.legal >= TRUST_LEGAL and self.entropy_ratio <= 1 + EXCESS
 
     @property
@@ -304,7 +285,7 @@ class LineBoardWorld:
     def returns(
         self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
-        """See World. Every event is sampled."""
+        """Discounted returns [folds, games] of the greedy policy, from first observations; every event is sampled."""
         first = rng.choice(records.first, min(GAMES, records.episodes), replace=False)
         kind = self.models[0].kind
         start = kind.bits(records.observation[kind.leaf.name][first])
@@ -327,7 +308,7 @@ def line_board_world(
         events = []
         for k, stage in enumerate(stages):
             known, rng = stage.of(np.flatnonzero(own[stage.step])), np.random.default_rng([seed, fold, k, 0x30])
-            events.append(EventModel.fitted(known, 1 if k else kind.choices, len(kind.outcomes), rng, config))
+            events.append(EventModel(known, 1 if k else kind.choices, len(kind.outcomes), rng, config))
         weight = None if legal is None else _least_squares(boards[own], legal[own])
         model = BoardModel(kind, tuple(events), weight)
         models.append(model)

@@ -65,6 +65,13 @@ class RecordedEpisodes:
         goes[self.start[1:] - 1] = self.ending != TERMINATED
         return goes
 
+    def returns(self, discount: float) -> Array:
+        """Each step's discounted return to the end of its recorded episode; a cut one adds nothing after the cut."""
+        table = self.padded(self.reward)
+        for t in range(table.shape[1] - 2, -1, -1):
+            table[:, t] += discount * table[:, t + 1]
+        return table[np.arange(table.shape[1]) < np.diff(self.start)[:, None]].astype(np.float32)
+
     def padded(self, column: Array, fill: float = 0.0) -> Array:
         """A column of the steps as float64 [episodes, longest], `fill` behind each episode's end."""
         lengths = np.diff(self.start)
@@ -122,9 +129,10 @@ def of_episodes(episodes: Iterable[list[Chunk]], left_out: Mapping[str, int] | N
     leaves = [name for name in chunks[0].columns if name.startswith("observation/")]
     choices = next((chunk.columns["legal"].shape[1] for chunk in chunks if "legal" in chunk.columns), 0)
     lengths = [sum(chunk.header.steps for chunk in run) for run in runs]
+    action = column_of(chunks, "action")
     return RecordedEpisodes(
         observation={leaf: column_of(chunks, leaf) for leaf in leaves},
-        action=column_of(chunks, "action").astype(np.int64),
+        action=action if action.dtype.kind == "f" else action.astype(np.int64),
         reward=column_of(chunks, "reward").astype(np.float32),
         legal=legal_of(chunks, choices) if choices else None,
         logp=np.concatenate([_logp(chunk) for chunk in chunks]),

@@ -16,7 +16,6 @@ from torch.nn import functional
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
 from sparring.learn.offline.records import RecordedEpisodes
-from sparring.learn.offline.worlds import WorldConfig
 from sparring.learn.optim import Adam
 from sparring.nets.forward import Forward
 from sparring.nets.numpy_forward import NumpyForward
@@ -32,6 +31,20 @@ RIDGE = 1e-6  # per step, in units of the observations' spread
 TRUST, TRUST_ENDS = 0.95, 0.5  # of the left-out steps so much must be explained before a world is trusted
 SMALL = 1e-5  # in units of a number's spread: a smaller difference is none
 BEYOND = 0.1  # of a number's range: further outside nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    """How many models of the dynamics are fitted, how long, and how wide they are."""
+
+    folds: int = 3
+    updates: int = 4000  # of each vector model
+    batch_steps: int = 256
+    learning_rate: float = 2e-3
+    hidden_units: tuple[int, ...] = (64, 64)
+    board_updates: int = 2000  # of each network of a board model, at most
+    board_batch_steps: int = 128
+    board_units: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,7 @@ class LinearModel:
 
 @dataclass(frozen=True, slots=True)
 class VectorWorld:
-    """See World. The shares say how much of the left-out steps is explained: 1 is all."""
+    """An ensemble of models of the dynamics. The shares say how much of the left-out steps is explained: 1 is all."""
 
     linear: LinearModel
     networks: tuple[Forward, ...]
@@ -81,7 +94,7 @@ class VectorWorld:
 
     @property
     def trusted(self) -> bool:
-        """Errors in numbers add up with every step, those in ends do not."""
+        """Whether models should be ranked by it. Errors in numbers add up with every step, those in ends do not."""
         return self.explained >= TRUST and self.ends >= TRUST_ENDS
 
     @property
@@ -91,8 +104,11 @@ class VectorWorld:
     def returns(
         self, records: RecordedEpisodes, forward: Forward, game: GameSpec, discount: float, rng: Generator
     ) -> Array:
-        """See World. Probabilities of an end are multiplied, not sampled. Outside the range of the recorded numbers
-        nothing is known: from there on the game pays the least that it can."""
+        """Discounted returns [folds, games] of the greedy policy, from first observations of recorded games.
+
+        Probabilities of an end are multiplied, not sampled. Outside the range of the recorded numbers nothing is known:
+        from there on the game pays the least that it can.
+        """
         first = rng.choice(records.first, min(GAMES, records.episodes), replace=False)
         start = _numbers(records.observation, game)[first]
         return np.stack([_returns(self.linear, one, start, forward, game, discount) for one in self.networks])

@@ -1,13 +1,14 @@
 """Replay as a learner uses it, and its form in the learner's own process: one table, read and written in place."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from sparring.acting.actor import Episodes
-from sparring.learn.actors.protocol import AsyncActors
-from sparring.learn.algorithms.feeds import Draw, draw_for
+from sparring.learn.actors.experience import joined
+from sparring.learn.actors.protocol import Actors
+from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
 from sparring.nets.shapes import state_width
@@ -33,85 +34,83 @@ class InsertedBlock:
     fed: int = 0  # steps of the store that were inserted beside them
 
 
-class Replay(Protocol):
-    """What an off-policy learner samples: a table in its own process, or shards in services (sharded.py)."""
+class Replay:
+    """What an off-policy learner samples: a table in its own process, or shards in services (sharded.py).
 
-    feeder: Feeder | None
+    What is not said by a kind of replay is what holds for a table in the learner's process.
+    """
+
+    feeder: Feeder | None = None
 
     def pending(self) -> int:
         """Blocks on their way into replay."""
-        ...
+        return 0
 
     def has_room(self, actor: int) -> bool:
         """Whether one more block of that actor may be on its way."""
-        ...
+        return True
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a shard answers; False at once where none is asked."""
-        ...
+        return False
 
-    def insert(self, actors: AsyncActors[Any], actor: int) -> None:
+    def insert(self, actors: Actors, actor: int) -> None:
         """Take in the oldest block of an actor."""
-        ...
+        raise NotImplementedError
 
     def inserted(self) -> list[InsertedBlock]:
         """What was taken in since this was last asked."""
-        ...
+        raise NotImplementedError
 
     def break_off(self, actor: int) -> None:
         """What it plays next does not follow what it played last."""
-        ...
 
     def ready(self) -> bool:
         """Whether anything can be sampled."""
-        ...
+        raise NotImplementedError
 
     def sample(self) -> tuple[Batch, Any] | None:
         """A batch, and its rows for `learned`; None: it is not there yet."""
-        ...
+        raise NotImplementedError
 
     def learned(self, rows: Any, priorities: Array | None) -> None:
         """The priorities that the learner gave the batch."""
-        ...
+        raise NotImplementedError
 
     def emptied(self) -> bool:
         """Whether so much of what was taken in is lost that replay must fill again."""
-        ...
+        return False
 
-    def flow(self) -> dict[str, float]: ...
+    def flow(self) -> dict[str, float]:
+        return {}
 
-    def save(self) -> Tree: ...
+    def save(self) -> Tree:
+        raise NotImplementedError
 
-    def load(self, state: Tree) -> None: ...
+    def load(self, state: Tree) -> None:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop what was started."""
 
 
-class LocalReplay:
-    """A table, and a feeder where the store is mixed in. `streams` are those of one actor."""
+class LocalReplay(Replay):
+    """A table, and a feeder where the store is read. `streams` are those of one actor; 0: the store alone is read."""
 
     def __init__(
         self, plan: Plan, network: NetworkSpec, streams: int, store: Store | None, *, actors: int, masks: bool = True
     ) -> None:
+        self._seat = plan.spec.seats[0]
         self._store_share, self._streams, self._actors = plan.replay.store_share, streams, actors
         self.table = open_replay_table(plan, network, plan.replay.capacity_steps, actors * streams + 1, masks=masks)
         feeding = np.random.default_rng([plan.seed, FEEDING])
         self.feeder = None if store is None else Feeder(store, plan.spec, self.table, actors * streams, feeding)
-        self._draw: Draw = draw_for(plan.algorithm, plan.settings)
+        self._draw = draw_for(plan.algorithm, plan.settings)
         self._rng = np.random.default_rng([plan.seed, SAMPLING])
         self._inserted: list[InsertedBlock] = []
 
-    def pending(self) -> int:
-        return 0
-
-    def has_room(self, actor: int) -> bool:
-        return True
-
-    def wait(self, timeout_s: float) -> bool:
-        return False
-
-    def insert(self, actors: AsyncActors[Any], actor: int) -> None:
-        block = actors.take(actor)
+    def insert(self, actors: Actors, actor: int) -> None:
+        block = joined(actors.take(actor), self._seat)
         fed = self.insert_steps(block.steps, actor)
         ended = Episodes(block.episodes.returns.copy(), block.episodes.against_others.copy())
         self._inserted.append(InsertedBlock(ended, block.env_steps, block.games, len(block.steps), fed))
@@ -142,12 +141,6 @@ class LocalReplay:
     def learned(self, rows: Array, priorities: Array | None) -> None:
         self.table.update_priorities(rows, priorities)
 
-    def emptied(self) -> bool:
-        return False
-
-    def flow(self) -> dict[str, float]:
-        return {}
-
     def save(self) -> Tree:
         feeder = None if self.feeder is None else self.feeder.save()
         return {"table": self.table.save(), "feeder": feeder, "rng": rng_state(self._rng)}
@@ -157,9 +150,6 @@ class LocalReplay:
         if self.feeder is not None:
             self.feeder.load(state["feeder"])
         set_rng_state(self._rng, state["rng"])
-
-    def close(self) -> None:
-        """Nothing was started."""
 
     def _first(self, actor: int) -> int:
         """Of an actor's streams. The store's stream comes after those of the actors that the plan has."""

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sparring.config import ReplayConfig, read
+from sparring.config import ReplayConfig
 from sparring.games.spec import GameSpec
-from sparring.learn.actors.step_blocks import joined
+from sparring.learn.actors.experience import joined
+from sparring.replay.gather import Window
 from sparring.replay.sampler import Prioritised
-from sparring.replay.sequences import Window
 from sparring.replay.steps import Batch
 from sparring.replay.table import open_table
 from sparring.services.register import register
@@ -38,7 +38,7 @@ class ReplayShard:
         self._seat, self._streams, self._generation, self._draw = game.seats[0], streams, generation, draw
         self._table = open_table(
             self._seat,
-            read(ReplayConfig, replay, "[replay]"),
+            msgspec.convert(replay, ReplayConfig),
             streams=draw["actors"] * streams,
             masks=self._seat.action.masks > 0,
             frame_stack=game.frame_stack,
@@ -85,7 +85,8 @@ class ReplayShard:
     @register()
     def save(self) -> Tree:
         """The table, whole. A successor's is another, so that a lost call is not made again."""
-        return {"table": self._table.save(), "last": {str(actor): list(one) for actor, one in self._last.items()}}
+        state = self._table.save()
+        return {"table": state | {"rows": np.asarray(state["rows"])}}
 
     @register()
     def load(self, state: Tree) -> dict[str, Any]:
@@ -110,15 +111,10 @@ class ReplayShard:
 
     def _status(self) -> dict[str, Any]:
         sampler = self._table.sampler
-        size = len(sampler)
-        prioritised = isinstance(sampler, Prioritised)
-        return {
-            "generation": self._generation,
-            "size": size,
-            "mass": sampler.total if isinstance(sampler, Prioritised) else float(size),
-            "exponent": sampler.importance_exponent if isinstance(sampler, Prioritised) else 0.0,
-            "prioritised": prioritised,
-        }
+        mass, exponent = float(len(sampler)), None  # of draws that are not weighted
+        if isinstance(sampler, Prioritised):
+            mass, exponent = sampler.total, sampler.importance_exponent
+        return {"generation": self._generation, "size": len(sampler), "mass": mass, "exponent": exponent}
 
     def _chance(self, rows: Array) -> Array:
         """Of each draw to have been that row."""

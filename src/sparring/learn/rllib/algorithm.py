@@ -4,7 +4,6 @@ The settings are those of RLlib's own `training()`. Such an algorithm is not fed
 learn/rllib/topology.py RLlib plays, or reads the store, and learns.
 """
 
-import difflib
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from sparring.errors import ConfigError, Missing
+from sparring.games.game_state import did_you_mean
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.hosts.ray.cluster import prepare
 from sparring.learn.algorithms.feeds import network_for, one_seat
@@ -58,7 +58,6 @@ OFFERS = {
         RllibOffer("IQL", "soft", "store", ("box",), masks=False, instead="iql"),
     )
 }
-_REFUSED = {"DREAMERV3": "plays by a world model, which no model of the registry can hold"}
 
 
 def offer_of(name: str) -> RllibOffer:
@@ -67,10 +66,10 @@ def offer_of(name: str) -> RllibOffer:
     known = ", ".join(f"{PREFIX}{one}" for one in OFFERS)
     if asked in OFFERS:
         return OFFERS[asked]
-    if asked.upper() in _REFUSED:
-        raise ConfigError(f"RLlib's {asked} {_REFUSED[asked.upper()]}", where="--algo", do=f"Choose one of {known}")
-    near = difflib.get_close_matches(asked.upper(), OFFERS, n=1)
-    do = f"Did you mean {PREFIX + near[0]!r}" if near else f"Choose one of {known}"
+    if asked.upper() == "DREAMERV3":
+        wrong = f"RLlib's {asked} plays by a world model, which no model of the registry can hold"
+        raise ConfigError(wrong, where="--algo", do=f"Choose one of {known}")
+    do = did_you_mean(asked.upper(), OFFERS, f"Choose one of {known}", PREFIX)
     raise Missing(f"RLlib has no algorithm {asked!r} that can be used here", where="--algo", do=do)
 
 

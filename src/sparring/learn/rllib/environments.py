@@ -1,7 +1,7 @@
 """Our games as Gymnasium environments for RLlib's env runners: flat observations, RLlib's actions, and the games.
 
-A game with one seat is stepped as a vector, n at once. In a game with several seats the learner holds one of them,
-drawn for each episode; the others are played by the learner's last weights, past weights and scripts.
+In a game with several seats the learner holds one of them, drawn for each episode; the others are played by the
+learner's last weights, past weights and scripts.
 """
 
 import math
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents, PastSelves
 from sparring.errors import ConfigError
@@ -23,7 +21,8 @@ from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.games.spec import Leaf, SeatSpec
 from sparring.learn.rllib.algorithm import RllibOffer
 from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.policies import BUILT_IN, bounds_of, squashed
+from sparring.nets.policies import bounds_of, squashed
+from sparring.nets.user_code import open_policy
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec, Weights
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 OPPONENT_EPSILON = 0.05  # of an opponent that would always do the same
 NEARLY = 1.0 - 1e-6  # a recorded action at its bound has no finite raw number
 
-Context = Mapping[str, Any]  # RLlib's EnvContext: what config.py put in, and which runner this is
+Context = Mapping[str, Any]  # RLlib's EnvContext: what topology.py put in, and which runner this is
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,76 +142,20 @@ def action_space_of(leaf: Leaf, offer: RllibOffer) -> ActionSpace:
     return ActionSpace(leaf, squashes)
 
 
-class _Env:
-    """What both kinds of environment share."""
+class RllibGame(gymnasium.Env[Array, Any]):
+    """One game, from the seat that the learner holds: another one in each episode, where there are several."""
 
-    def __init__(self, context: Context, games: int) -> None:
-        self._game = open_game(context["game"], games)
+    def __init__(self, context: Context) -> None:
+        self._game = open_game(context["game"], 1)
+        spec = self._game.spec
         self._observation: FlatObservation = context["observation"]
         self._actions: ActionSpace = context["actions"]
         self._clip: float = context["reward_clip"]
         self._worker = getattr(context, "worker_index", 0) or 0
         self.resumed_at = 0  # position of the run when it was resumed: a resumed run plays other games than before
         self._rng = np.random.default_rng([context["seed"], self._worker])
-        self._stacks = [FrameStacks(seat, self._game.spec.frame_stack, games) for seat in self._game.spec.seats]
-
-    def _seed(self, seed: Any) -> None:
-        if seed is not None:
-            self._rng = np.random.default_rng([seed, self._worker, self.resumed_at])
-
-    def _clipped(self, reward: Any) -> Any:
-        return np.clip(reward, -self._clip, self._clip) if self._clip else reward
-
-    def _rows(self, view: View, seat: int) -> Array:
-        return self._observation.flatten(self._stacks[seat].push(view.observation[seat]), view.legal[seat])
-
-
-class GameVector(_Env, VectorEnv[Any, Any, Any]):
-    """n games of one seat. A finished game is reset at the next step, whose action is ignored."""
-
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012  (as Gymnasium has it)
-
-    def __init__(self, context: Context) -> None:
-        n = self.num_envs = context["num_envs"]
-        super().__init__(context, n)
-        self._over = np.ones(n, bool)
-        self._returns = np.zeros(n, np.float32)
-        self.single_observation_space, self.single_action_space = self._observation.space, self._actions.space
-        self.observation_space = batch_space(self.single_observation_space, n)
-        self.action_space = batch_space(self.single_action_space, n)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
-        self._seed(seed)
-        return self._rows(self._reset(np.ones(self.num_envs, bool)), 0), {}
-
-    def step(self, actions: Any) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        fresh = self._over
-        view = self._game.step([self._actions.to_game(np.asarray(actions))])
-        reward, ending = view.reward[:, 0], view.ending[:, 0]
-        if fresh.any():  # these were over; this step shows their next episode's first view
-            view = self._reset(fresh)
-            reward, ending = np.where(fresh, 0.0, reward), np.where(fresh, RUNNING, ending)
-        self._over = ending != RUNNING
-        self._returns += reward
-        infos = {"return": self._returns.copy(), "_return": self._over.copy()} if self._over.any() else {}
-        clipped = self._clipped(reward).astype(np.float32)
-        return self._rows(view, 0), clipped, ending == TERMINATED, ending == TRUNCATED, infos
-
-    def _reset(self, which: Array) -> View:
-        seeds = self._rng.integers(0, 2**64, self.num_envs, dtype=np.uint64)
-        self._stacks[0].begin(which)
-        self._returns[which] = 0.0
-        self._over = np.where(which, False, self._over)
-        return self._game.reset(seeds, which)
-
-
-class MultiSeatGame(_Env, gymnasium.Env[Array, Any]):
-    """One game with several seats, from the seat that the learner holds."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context, 1)
-        spec = self._game.spec
-        self._policy = BUILT_IN[context["policy"]](spec.seats[0].action)
+        self._stacks = [FrameStacks(seat, spec.frame_stack, 1) for seat in spec.seats]
+        self._policy = open_policy(context["policy"], spec.seats[0].action)
         self._network: NetworkSpec = context["network"]
         self._scripts: list[Script] = [script_for(spec, name) for name in scripts_for(context["game"])]
         self._opponents = Opponents(
@@ -231,7 +174,8 @@ class MultiSeatGame(_Env, gymnasium.Env[Array, Any]):
             self._opponents.put(self._past.add(weights), weights)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Array, dict[str, Any]]:
-        self._seed(seed)
+        if seed is not None:
+            self._rng = np.random.default_rng([seed, self._worker, self.resumed_at])
         self._opponent = int(self._opponents.draw(1, self._rng)[0])
         self._seat = int(self._rng.integers(len(self._game.spec.seats)))
         self._return = 0.0
@@ -239,30 +183,32 @@ class MultiSeatGame(_Env, gymnasium.Env[Array, Any]):
         view = self._game.reset(seeds, np.ones(1, bool))
         for stacks in self._stacks:
             stacks.begin(np.ones(1, bool))
-        view, _ = self._play_others(view)
-        return np.asarray(self._rows(view, self._seat)[0]), {}
+        self._play_others(view)
+        return self._row(), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         assert self._view is not None
-        chosen = self._actions.to_game(np.asarray(action)[None])
-        view = self._game.step(self._moves(self._view, chosen))
-        reward = float(view.reward[0, self._seat])
-        view, more = self._play_others(view)
-        reward += more
+        view = self._game.step(self._moves(self._view, self._actions.to_game(np.asarray(action)[None])))
+        reward = float(view.reward[0, self._seat]) + self._play_others(view)
         self._return += reward
-        ending = int(view.ending[0, self._seat])
+        ending = int(self._view.ending[0, self._seat])
         info = {"return": self._return} if ending != RUNNING else {}
-        row = np.asarray(self._rows(view, self._seat)[0])
-        return row, float(self._clipped(reward)), ending == TERMINATED, ending == TRUNCATED, info
+        clipped = float(np.clip(reward, -self._clip, self._clip)) if self._clip else reward
+        return self._row(), clipped, ending == TERMINATED, ending == TRUNCATED, info
 
-    def _play_others(self, view: View) -> tuple[View, float]:
-        """On to the learner's next decision, or its end; with what it earned meanwhile."""
+    def _play_others(self, view: View) -> float:
+        """On to the learner's next decision, or its end: what it earns meanwhile."""
         earned = 0.0
         while not view.to_act[0, self._seat] and view.ending[0, self._seat] == RUNNING:
             view = self._game.step(self._moves(view, None))
             earned += float(view.reward[0, self._seat])
         self._view = view
-        return view, earned
+        return earned
+
+    def _row(self) -> Array:
+        assert self._view is not None
+        seen = self._stacks[self._seat].push(self._view.observation[self._seat])
+        return np.asarray(self._observation.flatten(seen, self._view.legal[self._seat])[0])
 
     def _moves(self, view: View, own: Array | None) -> list[Array]:
         moves = []

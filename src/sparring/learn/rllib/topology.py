@@ -1,37 +1,60 @@
 """rllib: RLlib plays, or reads the store, and learns; one iteration is one iteration of RLlib's algorithm.
 
 sim      env runners ─► RLlib's learner ─► env runners      in this process, or in --actors N of their own
-store    store ─ Ray Data ─► RLlib's learner
+store    store ─ tasks on Ray ─► records ─► RLlib's learner
+
+The store's records are RLlib's offline data: read once, then handed out in another order each epoch.
 """
 
 import logging
 import math
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from ray.rllib.algorithms.cql import CQL
+from ray.rllib.algorithms.marwil import MARWIL
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.offline.offline_data import OfflineData
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from sparring.acting.actor import Episodes
-from sparring.errors import Missing, TrainingStopped
+from sparring.acting.opponents import PAST_EVERY_STEPS
+from sparring.errors import ConfigError, Missing, TrainingStopped
+from sparring.games.catalogue import open_game
 from sparring.hosts.ray.cluster import Cluster
 from sparring.learn.offline.parallel_store import LOCAL, require_node
+from sparring.learn.offline.records import consecutive, has_final, of_episodes
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Sources, Topology, Update
-from sparring.learn.rllib.algorithm import no_warnings
-from sparring.store.protocol import Store
+from sparring.learn.rllib.algorithm import RllibAlgorithm, default_config, no_warnings, training_arguments
+from sparring.learn.rllib.environments import (
+    ActionSpace,
+    FlatObservation,
+    RllibGame,
+    action_space_of,
+    flat_observation_of,
+)
+from sparring.learn.rllib.modules import MODULES, critic_of
+from sparring.store.protocol import Query, Store
+from sparring.wire.chunk import Array, Chunk
 from sparring.wire.network import NetworkSpec, Weights
 from sparring.wire.tree import Tree, pack, unpack
 
-if TYPE_CHECKING:
-    from sparring.learn.rllib.config import GameFit
-    from sparring.learn.rllib.offline_data import RllibRecords
-
-PAST_EVERY_STEPS = 100_000  # ticks of all games between two additions to the past weights
+EPISODE_RETURNS = "sparring_returns"  # the metric that holds each finished episode's return
+ASYNC, ASYNC_S = ("APPO", "IMPALA"), 0.2
+ITERATION_STEPS = {"policy": 0, "values": 128, "soft": 128}  # played at least between two checks of the run's limits
 _PLAYED = "num_env_steps_sampled_lifetime"
 _MODULE, _OPTIMIZER, _WEIGHTS_SEQ_NO = "rl_module", "optimizer", "weights_seq_no"  # RLlib's names in a learner's state
 _BESIDE = ("curr_log_alpha", "moving_avg_sqd_adv_norms_per_module")  # of SAC, of MARWIL: not in RLlib's own state
@@ -45,18 +68,13 @@ def build(plan: Plan, store: Store | None) -> Topology:
         require_node(cluster)
         folder = Path(tempfile.mkdtemp(prefix="sparring-rllib-"))
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
-        with no_warnings():
-            from sparring.learn.rllib.config import add_simulator, algorithm_config, fit_game
         fit = fit_game(plan)
         config = algorithm_config(plan, fit)
         records = None
         if plan.source == "store":
-            from sparring.learn.rllib.offline_data import read_store
-
             if store is None:
                 raise Missing("no store is open", where="--from store", do="Set [store] url")
-            records = read_store(config, plan, fit, store)
-            opened.callback(records.close)
+            records = read_store(config, plan, fit.observation, fit.actions, store)
         else:
             add_simulator(config, plan, fit)
         algorithm = _built(config, folder)
@@ -64,10 +82,97 @@ def build(plan: Plan, store: Store | None) -> Topology:
         return _Rllib(plan, fit, algorithm, records, opened.pop_all())
 
 
+@dataclass(frozen=True, slots=True)
+class GameFit:
+    """How one game fits one algorithm of RLlib."""
+
+    algorithm: RllibAlgorithm
+    network: NetworkSpec
+    observation: FlatObservation
+    actions: ActionSpace
+    several: bool  # seats
+
+
+def fit_game(plan: Plan) -> GameFit:
+    """How the plan's game is presented to RLlib; ConfigError where its spaces or masks do not suit."""
+    algorithm = plan.algorithm
+    assert isinstance(algorithm, RllibAlgorithm)
+    seat, offer = algorithm.seat(plan.spec), algorithm.offer
+    masked = bool(seat.action.choices) if plan.source == "store" else _is_masked(plan)
+    if masked and not offer.masks:
+        raise ConfigError(
+            f"it says which actions are legal, and RLlib's {offer.name} cannot keep to them",
+            where=f"game {plan.game}",
+            do=f"Use --algo {offer.instead}",
+        )
+    observation = flat_observation_of(seat, plan.spec.frame_stack, masks=masked)
+    network = algorithm.network(plan.spec, plan.settings)
+    return GameFit(algorithm, network, observation, action_space_of(seat.action, offer), len(plan.spec.seats) > 1)
+
+
+def algorithm_config(plan: Plan, fit: GameFit) -> Any:
+    """RLlib's configuration, still without a source of data: see `add_simulator` and `read_store`."""
+    offer = fit.algorithm.offer
+    model: dict[str, Any] = {"network": fit.network, "observation": fit.observation, "seed": plan.seed}
+    if offer.kind == "soft":
+        model["critic"] = critic_of(fit.network)
+    config = default_config(offer)
+    config.framework("torch").training(**training_arguments(offer, plan.settings))
+    config.learners(num_learners=0, num_gpus_per_learner=0)
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=MODULES[offer.name], model_config=model))
+    config.environment(
+        observation_space=fit.observation.space,
+        action_space=fit.actions.space,
+        normalize_actions=False,  # ActionSpace converts between RLlib's numbers and the game's
+        clip_actions=False,
+    )
+    config.debugging(seed=plan.seed, log_level="ERROR")
+    return config
+
+
+def add_simulator(config: Any, plan: Plan, fit: GameFit) -> None:
+    """Let RLlib play: in the learner's own process where one actor is asked for."""
+    offer = fit.algorithm.offer
+    context = {
+        "game": plan.game,
+        "observation": fit.observation,
+        "actions": fit.actions,
+        "network": fit.network,
+        "policy": plan.policy,
+        "seed": plan.seed,
+        "reward_clip": plan.reward_clip,
+        "opponents": plan.opponents,
+        "opponent_share": plan.opponent_share,
+        "script_share": plan.script_share,
+    }
+    config.environment(env=RllibGame, env_config=context)
+    config.env_runners(
+        num_env_runners=plan.actors if plan.actors > 1 or offer.name in ASYNC else 0,
+        num_envs_per_env_runner=plan.envs,
+        num_cpus_per_env_runner=plan.cpus_per_actor,
+    )
+    least_s = ASYNC_S if offer.name in ASYNC else 0  # these return at once, whether there is a result or not
+    config.reporting(min_time_s_per_iteration=least_s, min_sample_timesteps_per_iteration=ITERATION_STEPS[offer.kind])
+    config.callbacks(callbacks_class=ReturnLogger)
+
+
+class ReturnLogger(RLlibCallback):
+    """Logs the return of each finished episode, before any clipping of rewards."""
+
+    def on_episode_end(self, **about: Any) -> None:
+        episode, metrics_logger = about["episode"], about["metrics_logger"]
+        earned = episode.get_infos(-1).get("return", episode.get_return())
+        metrics_logger.log_value(EPISODE_RETURNS, float(earned), reduce="item_series")
+
+
+def _is_masked(plan: Plan) -> bool:
+    """Whether a started game says which actions are legal."""
+    view = open_game(plan.game, 1).reset(np.array([plan.seed], np.uint64), np.ones(1, bool))
+    return any(legal is not None for legal in view.legal)
+
+
 def _built(config: Any, folder: Path) -> Any:
     """RLlib's algorithm, whose log goes to `folder` alone."""
-    from ray.rllib.algorithms.cql import CQL
-    from ray.rllib.algorithms.marwil import MARWIL
 
     def set_up_folder(algorithm: Any) -> None:
         algorithm._logdir = str(folder)
@@ -86,7 +191,7 @@ class RllibLearner:
     """RLlib's learner, which is in this process, as the platform's `Learner`."""
 
     def __init__(self, algorithm: Any, network: NetworkSpec) -> None:
-        self._algorithm, self.network, self.updates = algorithm, network, 0
+        self._algorithm, self.network, self.updates, self.steps = algorithm, network, 0, 0
 
     @property
     def _learner(self) -> Any:
@@ -110,13 +215,14 @@ class RllibLearner:
         state = learner.get_state(components=[_MODULE, _OPTIMIZER])
         parts = {name: state[name] for name in (_MODULE, _OPTIMIZER, _WEIGHTS_SEQ_NO)}
         beside = {name: getattr(learner, name)["default_policy"] for name in _BESIDE if hasattr(learner, name)}
-        return pack({"state": to_tree(parts), "beside": to_tree(beside)})
+        arrays = {name: value.numpy(force=True) for name, value in beside.items()}
+        return pack({"state": _with_keys(parts, str), "beside": arrays})
 
     def load(self, state: bytes) -> None:
-        tree, algorithm = unpack(state), self._algorithm
-        self._learner.set_state(from_tree(tree["state"]))
-        for name, value in from_tree(tree["beside"]).items():
-            getattr(self._learner, name)["default_policy"].data.copy_(value)
+        algorithm, saved = self._algorithm, unpack(state)
+        self._learner.set_state(_with_keys(saved["state"], lambda key: int(key) if key.isdigit() else key))
+        for name, value in saved["beside"].items():
+            getattr(self._learner, name)["default_policy"].data.copy_(torch.from_numpy(value.copy()))
         self.count_updates()
         if (runners := algorithm.env_runner_group) is not None:
             runners.sync_weights(from_worker_or_learner_group=algorithm.learner_group, inference_only=True)
@@ -124,7 +230,7 @@ class RllibLearner:
 
 class _Rllib:
     def __init__(
-        self, plan: Plan, fit: "GameFit", algorithm: Any, records: "RllibRecords | None", opened: ExitStack
+        self, plan: Plan, fit: GameFit, algorithm: Any, records: "StoreRecords | None", opened: ExitStack
     ) -> None:
         self.plan, self.fit, self.algorithm, self.records = plan, fit, algorithm, records
         self.learner = RllibLearner(algorithm, fit.network)
@@ -141,7 +247,8 @@ class _Rllib:
             self.env_steps = self.position = int(result[_PLAYED])
             self._set_opponents()
         else:
-            self.position += self.records.taken()
+            self.position += self.records.taken
+            self.records.taken = 0
         self.learner.count_updates()
         metrics = _numbers(result.get("learners", {}).get("default_policy", {}))
         self._check(metrics)
@@ -188,8 +295,6 @@ class _Rllib:
             )
 
     def _ended(self, result: dict[str, Any]) -> Episodes | None:
-        from sparring.learn.rllib.config import EPISODE_RETURNS
-
         found = np.asarray(result.get("env_runners", {}).get(EPISODE_RETURNS, ()), np.float32).reshape(-1)
         returns = found[np.isfinite(found)]  # RLlib reports NaN where there was none
         if not len(returns):
@@ -219,8 +324,7 @@ def _set_position(runner: Any, position: int) -> None:
     """In an env runner: the run's position when it was resumed."""
     if runner.env is None:
         return
-    around = runner.env.unwrapped
-    for game in getattr(around, "envs", [around]):
+    for game in runner.env.unwrapped.envs:
         game.unwrapped.resumed_at = position
     runner.num_env_steps_sampled_lifetime = position  # by which DQN's ε falls
     if runner.worker_index <= 1:  # one of them reports to RLlib, which counts on from there
@@ -240,34 +344,92 @@ def _numbers(learned: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def to_tree(value: Any) -> Tree:
-    """RLlib's state as a tree: nested dicts with any plain keys, lists, tuples, arrays, tensors and numbers.
-
-    RLlib's own checkpoints are pickles, which are never read here.
-    """
-    if isinstance(value, dict):
-        return {"pairs": [[to_tree(key), to_tree(one)] for key, one in value.items()]}
-    if isinstance(value, torch.Tensor):
-        return {"tensor": value.detach().cpu().numpy().copy()}
-    if isinstance(value, tuple):
-        return {"tuple": [to_tree(one) for one in value]}
-    if isinstance(value, list):
-        return [to_tree(one) for one in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str | bytes | np.ndarray):
-        return value
-    raise TypeError(f"{type(value).__name__} has no place in a tree")
+def _with_keys(state: Any, key: Callable[[Any], Any]) -> Any:
+    """A copy of RLlib's state with other keys: a tree has text alone, and torch numbers an optimiser's parameters."""
+    if isinstance(state, dict):
+        return {key(name): _with_keys(value, key) for name, value in state.items()}
+    return state.item() if isinstance(state, np.generic) else copy(state)
 
 
-def from_tree(tree: Tree) -> Any:
-    """The inverse of `to_tree`; arrays are copied, since a tree's are read-only."""
-    if isinstance(tree, dict):
-        if "pairs" in tree:
-            return {from_tree(key): from_tree(one) for key, one in tree["pairs"]}
-        if "tensor" in tree:
-            return torch.from_numpy(np.array(tree["tensor"]))
-        return tuple(from_tree(one) for one in tree["tuple"])
-    if isinstance(tree, list):
-        return [from_tree(one) for one in tree]
-    return np.array(tree) if isinstance(tree, np.ndarray) else tree
+class StoreRecords:
+    """Runs of consecutive chunks, handed out in batches: each step with the observation after it."""
+
+    def __init__(self, runs: list[list[Chunk]], observation: FlatObservation, actions: ActionSpace, plan: Plan) -> None:
+        self._observation, self._seed = observation, plan.seed
+        self._ages = np.arange(-plan.spec.frame_stack + 1, 1)  # of the frames in a stack, the newest last
+        records = of_episodes(runs)
+        if plan.reward_clip:
+            records = replace(records, reward=np.clip(records.reward, -plan.reward_clip, plan.reward_clip))
+        run, ends = records.episode_of_step(), records.start[1:]
+        # Views are the observations of a run's steps and then the one after its last step.
+        self._views = {
+            leaf: np.insert(records.observation[leaf], ends, records.final[leaf], axis=0) for leaf in observation.names
+        }
+        self._legal = None if records.legal is None else np.insert(records.legal, ends, True, axis=0)
+        self._view = np.arange(records.steps) + run  # of each step
+        self._first_view = records.first[run] + run  # of its run
+        self._columns = {  # by RLlib's names
+            "actions": actions.from_game(records.action),
+            "rewards": records.reward,
+            "terminateds": ~records.goes_on(),
+            "value_targets": records.returns(plan.settings.gamma),
+        }
+        followed = np.ones(records.steps, bool)
+        followed[ends - 1] = [run[-1].header.ending != "running" or has_final(run[-1]) for run in runs]
+        self.rows = np.flatnonzero(followed)  # that can be learned from
+        self._order = self.rows[:0]  # what is left of this epoch
+        self.epoch = self.taken = 0
+        headers = [chunk.header for run in runs for chunk in run]
+        self.steps: Counter[str] = Counter()
+        for header in headers:
+            self.steps[header.source] += header.steps
+        self.until_ms = max(header.received_at_ms for header in headers)
+
+    def batch(self, steps: int) -> Any:
+        """The next batch of so many steps, or of what is left of the epoch, as RLlib takes it."""
+        if not len(self._order):
+            self._order = np.random.default_rng([self._seed, self.epoch]).permutation(self.rows)
+            self.epoch += 1
+        rows, self._order = self._order[:steps], self._order[steps:]
+        self.taken += len(rows)
+        columns = {name: column[rows] for name, column in self._columns.items()}
+        columns |= {"obs": self._observed(rows, 0), "new_obs": self._observed(rows, 1)}
+        make: Any = SampleBatch  # which RLlib left untyped
+        return MultiAgentBatch({DEFAULT_MODULE_ID: make(columns)}, env_steps=len(rows))
+
+    def _observed(self, rows: Array, later: int) -> Array:
+        """Flat observations at those steps, or `later`. The first frame of a run is repeated before it."""
+        view = self._view[rows] + later
+        frames = np.maximum(view[:, None] + self._ages, self._first_view[rows, None])
+        seen = {leaf: column[frames] for leaf, column in self._views.items()}
+        return self._observation.flatten(seen, None if self._legal is None else self._legal[view])
+
+
+def read_store(
+    config: Any, plan: Plan, observation: FlatObservation, actions: ActionSpace, store: Store
+) -> StoreRecords:
+    """Configure RLlib to learn from the store's records of the plan's game; Missing where there are none."""
+    query = Query(plan.spec.id, complete=plan.algo == "rllib:MARWIL")  # whose targets are returns to the end
+    runs = list(consecutive(chunk for chunk in store.read(query) if chunk.header.spec == plan.spec.hash))
+    records = StoreRecords(runs, observation, actions, plan) if runs else None
+    if records is None or not len(records.rows):
+        raise Missing(
+            f"the store holds {store.stats(plan.spec.id).steps} steps of {plan.game}, "
+            f"and none that {plan.algo} can learn from",
+            where="--from store",
+            do=f"Collect some: `spar collect {plan.game}`",
+        )
+    batch = records.batch
+
+    class StoreData(OfflineData):
+        def __init__(self, config: Any) -> None:  # RLlib's own would look for files
+            self.config = config
+            self.iter_batches_kwargs: dict[str, Any] = {}
+
+        def sample(self, num_samples: int, *args: Any, **kwargs: Any) -> Any:
+            return batch(num_samples)
+
+    config.offline_data(input_=["store"], offline_data_class=StoreData, dataset_num_iters_per_learner=1)
+    config._is_online = False  # as BC's is; RLlib forgot it of CQL, which would otherwise ask for a simulator
+    config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
+    return records

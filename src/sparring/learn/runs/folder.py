@@ -1,10 +1,12 @@
 """A run's folder: its plan, its status, its metrics, and a checkpoint that is whole or absent.
 
 run.json          the plan and what it was made with: never changed
+settings.json     every setting of the run and where it comes from, as `spar train --explain` shows them
 status.json       running, done, stopped or failed
 metrics.jsonl     one object a line
-tensorboard/      the same for TensorBoard
 checkpoint/state  everything needed to resume; replaced by one rename, so a crash leaves the one before
+
+Trackers (trackers.py) get the same metrics.
 """
 
 import hashlib
@@ -15,7 +17,9 @@ import platform
 import secrets
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,12 +29,17 @@ from sparring.durable import disk_errors, remove_drafts, replace_file
 from sparring.errors import Missing, TrainingStopped
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Batch
-from sparring.learn.runs.tensorboard import EventFile, MetricsLine
-from sparring.wire.tree import Tree, pack, unpack
+from sparring.wire.tree import Tree, pack, pack_parts, part_bytes, unpack_parts
 
-FORMAT = 3  # of run.json and of the checkpoint
+FORMAT = 4  # of run.json and of the checkpoint
 _MAGIC = b"SPK\x01"
 _DIGEST = 32
+MetricsLine = Mapping[str, float | int | str | None]
+
+
+def step_of(line: MetricsLine) -> int:
+    """Where a line of metrics stands on the x axis: steps played, or updates where no game is played."""
+    return int(line["env_steps"] or line["updates"] or 0)
 
 
 class RunFolder:
@@ -41,10 +50,11 @@ class RunFolder:
         self.about: dict[str, Any] = json.loads((folder / "run.json").read_bytes())
         self._checkpoint = folder / "checkpoint" / "state"
         self._metrics = folder / "metrics.jsonl"
-        self._events = EventFile(folder / "tensorboard", self.about["started_at_ms"] / 1000)
+        self.logged_step = -1  # of the last line of metrics before the run was resumed
+        self._writing: Future[None] | None = None
 
     @classmethod
-    def create(cls, runs: Path, plan: Plan, argv: list[str]) -> "RunFolder":
+    def create(cls, runs: Path, plan: Plan, argv: list[str], track: Sequence[str] = ()) -> "RunFolder":
         """A new folder under `runs`, named by time, game and algorithm."""
         now = datetime.now(UTC)
         words = "".join(char if char.isalnum() or char in "-_" else "-" for char in f"{plan.game}-{plan.algo}")
@@ -61,10 +71,12 @@ class RunFolder:
             "commit": commit(),
             "versions": _versions(),
             "argv": argv,
+            "track": list(track),
             "started_at_ms": int(now.timestamp() * 1000),
         }
         with disk_errors(folder):
             (folder / "checkpoint").mkdir(parents=True)
+            replace_file(folder / "settings.json", _json([asdict(row) for row in plan.explained]))
             replace_file(folder / "run.json", _json(about))
         run = cls(folder)
         run.status("running")
@@ -106,13 +118,32 @@ class RunFolder:
         clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
         with disk_errors(self._metrics), self._metrics.open("ab") as file:
             file.write(json.dumps(clean).encode() + b"\n")
-        self._events.add(clean)
 
     def checkpoint(self, state: Tree) -> None:
-        """Write `state`, durable on return. A crash at any moment leaves this one or the one before, whole."""
-        body = pack({"format": FORMAT, "spec": self.about["spec"], "state": state})
+        """Begin to write `state` in a thread, once the checkpoint before is written. A crash at any moment leaves this
+        one or the one before, whole. `state` may change afterwards: all of it is copied here but the rows of replay
+        tables, which are copied in that thread, as they stand now."""
+        self.finish_checkpoint()
+        parts = pack_parts({"format": FORMAT, "spec": self.about["spec"], "state": state})
+        writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing = writer.submit(self._write_checkpoint, parts)
+        writer.shutdown(wait=False)  # its thread ends with the write
+
+    def finish_checkpoint(self, *, wait: bool = True) -> bool:
+        """Whether the last checkpoint is durable, after waiting for it unless told not to; StoreFailed where the disk
+        refused it."""
+        if self._writing is not None and (wait or self._writing.done()):
+            self._writing.result()
+            self._writing = None
+        return self._writing is None
+
+    def _write_checkpoint(self, parts: list[Any]) -> None:
+        body = [part_bytes(part) for part in parts]
+        digest = hashlib.sha256()
+        for part in body:
+            digest.update(part)
         with disk_errors(self._checkpoint):
-            replace_file(self._checkpoint, b"".join((_MAGIC, hashlib.sha256(body).digest(), body)))
+            replace_file(self._checkpoint, [_MAGIC, digest.digest(), *body])
 
     def restore(self) -> Tree:
         """The state of the last checkpoint; TrainingStopped where there is none or its bytes are damaged."""
@@ -127,7 +158,7 @@ class RunFolder:
         if head != _MAGIC + hashlib.sha256(body).digest():
             wrong = "its checkpoint is damaged: the bytes are not those that were written"
             raise TrainingStopped(wrong, where=where, do="Repair the disk, and start a new run")
-        checkpoint = unpack(body)
+        checkpoint = unpack_parts(body)
         self.check_format(checkpoint["format"])
         if checkpoint["spec"] != self.about["spec"]:
             wrong = f"its checkpoint is of another game than {self.about['game']}"
@@ -139,17 +170,24 @@ class RunFolder:
         if not self._metrics.exists():
             return
         lines = self._metrics.read_bytes().splitlines(keepends=True)
-        valid = [line for line in lines if line.endswith(b"\n") and json.loads(line)["seconds"] <= seconds]
+        whole = [line for line in lines if line.endswith(b"\n")]
+        valid = [line for line in whole if json.loads(line)["seconds"] <= seconds]
+        self.logged_step = max((step_of(json.loads(line)) for line in whole), default=-1)
         if len(valid) < len(lines):
             with disk_errors(self._metrics):
                 replace_file(self._metrics, b"".join(valid))
-        self._events.rewrite(map(json.loads, valid))
+
+    def metrics(self) -> list[MetricsLine]:
+        """The lines of metrics so far."""
+        if not self._metrics.exists():
+            return []
+        return [json.loads(line) for line in self._metrics.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
 
     def save_broken_batch(self, batch: Batch) -> Path:
         """Write the batch that stopped a run, for debugging; `sparring.wire.tree.unpack` reads it."""
         path = self.folder / "broken_batch"
         with disk_errors(path):
-            replace_file(path, pack(_batch_tree(batch)))
+            replace_file(path, pack(asdict(batch)))
         return path
 
 
@@ -181,15 +219,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _batch_tree(batch: Batch) -> Tree:
-    def plain(value: Any) -> Tree:
-        if isinstance(value, Batch):
-            return _batch_tree(value)
-        return dict(value) if isinstance(value, Mapping) else value
-
-    return {name: plain(getattr(batch, name)) for name in Batch.__slots__}
 
 
 def _json(value: object) -> bytes:

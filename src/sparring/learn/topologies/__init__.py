@@ -1,26 +1,25 @@
 """How actors, replay and learner are wired: one file each, one function in it that reads like the picture.
 
-A topology learns in iterations. The session (learn/runs/session.py) owns the loop around them: limits, metrics,
+A topology learns in iterations. The training loop (learn/runs/train.py) owns the loop around them: limits, metrics,
 checkpoints and models.
 """
 
 import importlib
-from collections.abc import Callable
 
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Topology
 from sparring.store.protocol import Store
 
 TOPOLOGIES = {
-    "single": "sparring.learn.topologies.single:build",
-    "sync": "sparring.learn.topologies.sync:build",
-    "allreduce": "sparring.learn.topologies.allreduce:build",
-    "async": "sparring.learn.topologies.async_:build",
-    "apex": "sparring.learn.topologies.apex:build",
-    "central": "sparring.learn.topologies.central:build",
-    "hogwild": "sparring.learn.topologies.hogwild:build",
-    "offline": "sparring.learn.topologies.offline:build",
-    "rllib": "sparring.learn.rllib.topology:build",
+    "single": "sparring.learn.topologies.single",
+    "sync": "sparring.learn.topologies.sync",
+    "allreduce": "sparring.learn.topologies.allreduce",
+    "async": "sparring.learn.topologies.async_",
+    "apex": "sparring.learn.topologies.apex",
+    "central": "sparring.learn.topologies.central",
+    "hogwild": "sparring.learn.topologies.hogwild",
+    "offline": "sparring.learn.topologies.offline",
+    "rllib": "sparring.learn.rllib.topology",
 }
 
 
@@ -29,6 +28,5 @@ def build(plan: Plan, store: Store | None) -> Topology:
     from sparring.nets import delta_conv
 
     delta_conv.enable(plan.delta_conv)
-    module, name = TOPOLOGIES[plan.topology].split(":")
-    build: Callable[[Plan, Store | None], Topology] = getattr(importlib.import_module(module), name)
-    return build(plan, store)
+    topology: Topology = importlib.import_module(TOPOLOGIES[plan.topology]).build(plan, store)
+    return topology

@@ -14,28 +14,39 @@ import logging
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
-import numpy as np
+import torch
 
 from sparring.acting.actor import Episodes
+from sparring.config import Config
 from sparring.errors import ConfigError, SparringError, TrainingStopped
-from sparring.hosts.open import open_host
-from sparring.hosts.protocol import Handle, Pending, Resources
-from sparring.learn.plan import Plan
+from sparring.hosts.protocol import Handle, Pending, Resources, open_host
+from sparring.learn.actors.experience import joined_episodes
+from sparring.learn.plan import Plan, from_record
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
-from sparring.learn.ring_allreduce import DEADLINE_S, Meeting, RingAlgorithm, RingAllReduce, RingBroken, meeting_host
-from sparring.learn.topologies.allreduce_learner import RingLearner, share_of
+from sparring.learn.ring_allreduce import (
+    DEADLINE_S,
+    Meeting,
+    RingAlgorithm,
+    RingAllReduce,
+    RingBroken,
+    meeting_host,
+    visit,
+)
+from sparring.learn.topologies import single
+from sparring.learn.topologies.sync import SyncLoop
+from sparring.services.register import register
 from sparring.store.protocol import Store
-from sparring.wire.tree import Tree
+from sparring.user_code import told_as_users
+from sparring.wire.tree import Tree, pack, unpack
 
 SERVICE = "learner"
 SEED_STEP = 1_000_003  # between the seeds of two learners, for what they play
 ARRIVE_S = 900.0  # for the first meeting: a cluster may have to start machines
 ANSWER_S = 10.0  # that an answer may take once the update is over here
-OF = "steps of "  # a source, in what is counted
 
 log = logging.getLogger("sparring.learn")
 
@@ -52,7 +63,7 @@ def build(plan: Plan, store: Store | None) -> Topology:
 class _AllReduce:
     """One iteration: every learner plays a rollout and learns it, with one averaged gradient."""
 
-    def __init__(self, plan: Plan, algorithm: RingAlgorithm, share: Topology) -> None:
+    def __init__(self, plan: Plan, algorithm: RingAlgorithm, share: SyncLoop) -> None:
         self._algorithm, self._share = algorithm, share
         self._host = open_host(plan.on, seen=plan.discovery)
         record = msgspec.json.encode(plan.record())
@@ -85,10 +96,11 @@ class _AllReduce:
 
     def iterate(self) -> Iteration:
         if not self._generation:
-            self._answers({number: member.ask("digest") for number, member in self.members.items()}, ARRIVE_S)
+            self._answers({number: member.ask("state") for number, member in self.members.items()}, ARRIVE_S)
             self._meet(self.learner.save())
-        before = self.learner.save()
-        asked = {number: member.ask("iterate") for number, member in self.members.items()}
+        before, played = self.learner.save(), self.env_steps
+        self._share.steps_elsewhere = played - self._share.env_steps
+        asked = {number: member.ask("iterate", played) for number, member in self.members.items()}
         iteration: Iteration | None = None
         patience_s = ANSWER_S
         try:
@@ -99,19 +111,18 @@ class _AllReduce:
             if iteration is None:
                 self._algorithm.leave()  # so that no learner waits for this one
         answers = self._answers(asked, patience_s)
-        self._counts |= {number: _tally(answer) for number, answer in answers.items()}
+        self._counts |= {number: Counter(answer["counts"]) for number, answer in answers.items()}
         if iteration is None or len(answers) < len(asked) or not all(answer["whole"] for answer in answers.values()):
             self._recover(before if iteration is None else self.learner.save(), answers)
         flow = {"learners": 1.0 + len(self.members)}
         if iteration is None:
             return Iteration(None, None, None, flow)
-        return replace(iteration, episodes=_joined(iteration.episodes, answers), metrics={**iteration.metrics, **flow})
+        others = [Episodes(**answer["episodes"]) for answer in answers.values() if answer["episodes"] is not None]
+        ended = joined_episodes([*([] if iteration.episodes is None else [iteration.episodes]), *others])
+        return replace(iteration, episodes=ended, metrics={**iteration.metrics, **flow})
 
     def sources(self) -> Sources:
-        own = self._share.sources()
-        others = self._all_counts()
-        steps = Counter({name.removeprefix(OF): count for name, count in others.items() if name.startswith(OF)})
-        return Sources(dict(Counter(own.steps) + steps), own.store_until_ms)
+        return Sources({"selfplay": self._share.sources().steps["selfplay"] + self._all_counts()["selfplay"]}, None)
 
     def close(self) -> None:
         self._algorithm.leave()
@@ -194,16 +205,78 @@ class _AllReduce:
         return sum(self._counts.values(), Counter(self._gone))
 
 
-def _tally(answer: dict[str, Any]) -> Counter[str]:
-    steps = {f"{OF}{source}": count for source, count in answer["steps"].items()}
-    return Counter({"env_steps": answer["env_steps"], "episodes": answer["episodes"], **steps})
+def share_of(plan: Plan) -> tuple[RingAlgorithm, SyncLoop]:
+    """What one learner of the ring does: it plays in its own process, and learns with the others."""
+    algorithm = RingAlgorithm(plan.algorithm)
+    share = single.build(replace(plan, algorithm=algorithm), None)
+    assert isinstance(share, SyncLoop)  # `begin` has refused what is fed otherwise
+    return algorithm, share
 
 
-def _joined(own: Episodes | None, answers: dict[int, dict[str, Any]]) -> Episodes | None:
-    """The games that ended anywhere."""
-    parts = [] if own is None else [(own.returns, own.against_others)]
-    parts += [(one["returns"], one["against_others"]) for one in answers.values() if one["returns"] is not None]
-    if not parts:
-        return None
-    returns, against = zip(*parts, strict=True)
-    return Episodes(np.concatenate(returns), np.concatenate(against).astype(bool))
+class RingLearner:
+    """A learner of the ring as a service: it plays and learns its share, one update for each call, and does not decide.
+
+    `record` is the plan's, as JSON; `seed` this learner's own, for what it plays.
+    """
+
+    def __init__(self, game: str, seed: int, record: bytes) -> None:
+        torch.set_num_threads(1)  # the machine's cores are the learners' to share
+        self._algorithm, self._topology = share_of(from_record(game, seed, msgspec.json.decode(record), Config()))
+
+    @register()
+    def join(self, place: list[Any], generation: int, seat: list[int], state: bytes, deadline_s: float) -> bool:
+        """Enter a generation of the ring with everybody's state; False where it broke before it began."""
+        (host, port), (rank, world) = place, seat
+        self._algorithm.leave()
+        self._algorithm.take(self._topology.learner, state)
+        try:
+            self._algorithm.ring = RingAllReduce(visit(host, port), host, generation, (rank, world), deadline_s)
+        except RingBroken:
+            return False
+        return True
+
+    @register()
+    @told_as_users()
+    def iterate(self, played: int) -> dict[str, Any]:
+        """Play, and learn with the others, who have played so many steps with this one. `completed` says of which
+        update all of it is known."""
+        self._topology.steps_elsewhere = played - self._topology.env_steps
+        whole, ended = False, None
+        try:
+            with suppress(RingBroken):
+                ended = self._topology.iterate().episodes
+                whole = True
+        finally:
+            if not whole:
+                self._algorithm.leave()  # whatever failed, no learner may wait for this one
+        return {
+            "whole": whole,
+            "completed": self._algorithm.completed,
+            "counts": {
+                "env_steps": self._topology.env_steps,
+                "episodes": self._topology.episodes,
+                "selfplay": self._topology.sources().steps["selfplay"],
+            },
+            "episodes": None if ended is None else asdict(ended),
+        }
+
+    @register(idempotent=True)
+    def state(self) -> bytes:
+        """The learner, for others to go on from."""
+        return self._topology.learner.save()
+
+    @register(idempotent=True)
+    def save(self) -> bytes:
+        """All of it, for a checkpoint."""
+        return pack(self._topology.save())
+
+    @register()
+    def load(self, state: bytes) -> None:
+        """Back to what `save` gave."""
+        self._topology.load(unpack(state))
+        self._algorithm.completed = self._topology.learner.updates
+
+    def close(self) -> None:
+        """Leave the ring."""
+        self._algorithm.leave()
+        self._topology.close()

@@ -15,20 +15,20 @@ when the rate limiter lets no block in. The clock decides who plays when: a resu
 counters whole, and goes on with new games.
 """
 
-from typing import Any
+from collections import Counter
 
-import numpy as np
-
-from sparring.acting.actor import NO_EPISODES, Episodes
+from sparring.acting.actor import Episodes
 from sparring.errors import ConfigError, TrainingStopped
-from sparring.learn.actors import is_local, open_async_actors
+from sparring.learn.actors import is_local, open_actors
 from sparring.learn.actors.actor_spec import ActorSpec, actor_spec
-from sparring.learn.actors.protocol import AsyncActors
+from sparring.learn.actors.experience import joined_episodes
+from sparring.learn.actors.protocol import Actors
+from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Iteration, Learner, Topology
+from sparring.learn.protocol import Iteration, Learner, Sources, Topology
 from sparring.learn.replay.local import InsertedBlock, LocalReplay, Replay
-from sparring.learn.topologies.on_policy_loop import WAIT_S
-from sparring.learn.topologies.replay_loop import ReplayLoop
+from sparring.learn.topologies.sync import WAIT_S
+from sparring.replay.rate_limiter import open_rate_limiter
 from sparring.replay.table import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
@@ -44,7 +44,7 @@ def build(plan: Plan, store: Store | None) -> Topology:
     spec, sharded = block_spec(plan, learner), plan.replay.shards > 0
     if sharded and store is not None:
         raise ConfigError("shards take in what actors play alone", where="--from mix", do="Set replay.shards to 0")
-    actors = open_async_actors(plan, spec, actor_epsilon, forward=sharded)
+    actors = open_actors(plan, spec, actor_epsilon, forward=sharded)
     if not sharded:
         replay = LocalReplay(plan, learner.network, spec.streams, store, actors=plan.actors)
         return ApexLoop(plan, learner, actors, replay, spec)
@@ -67,10 +67,88 @@ def block_spec(plan: Plan, learner: Learner) -> ActorSpec:
     return actor_spec(plan, learner.network, **blocks)
 
 
+class ReplayLoop:
+    """Learning from replay, here and in single: insert, limit the rate, sample, update, write priorities back.
+
+    `insert_steps` is the most that one insert brings.
+    """
+
+    def __init__(self, plan: Plan, learner: Learner, replay: Replay, insert_steps: int) -> None:
+        self.plan, self.learner, self.replay, self._insert_steps = plan, learner, replay, insert_steps
+        self._batch_steps = draw_for(plan.algorithm, plan.settings).steps
+        config = plan.replay
+        self.rate_limiter = open_rate_limiter(
+            config.samples_per_insert,
+            config.min_steps,
+            config.slack_samples,
+            insert_steps=insert_steps,
+            batch_steps=self._batch_steps,
+        )
+        self.env_steps = self.episodes = 0  # that were inserted
+        self.played: Counter[str] = Counter()
+
+    @property
+    def position(self) -> int:
+        return self.env_steps
+
+    def count(self, block: InsertedBlock) -> None:
+        """Count an inserted block: the rate limiter must know of each before the next one."""
+        self.env_steps += block.env_steps
+        self.episodes += block.games
+        self.played["selfplay"] += block.steps
+        self.rate_limiter.insert(block.steps + block.fed)
+
+    def may_sample(self) -> bool:
+        """Whether a batch can be sampled, and the rate limiter permits it."""
+        return self.replay.ready() and self.rate_limiter.may_sample(self._batch_steps)
+
+    def learn(self, ended: Episodes) -> Iteration | None:
+        """One update; None where its batch is still on its way. `ended` are the games that ended meanwhile."""
+        if (found := self.replay.sample()) is None:
+            return None
+        batch, rows = found
+        stale = 0.0 if batch.version is None else float(self.learner.updates - batch.version.mean())
+        self.learner.steps = self.position
+        update = self.plan.algorithm.update(self.learner, batch)
+        self.learner = update.learner
+        self.replay.learned(rows, update.priorities)
+        self.rate_limiter.sample(self._batch_steps)
+        return Iteration(update, batch, ended, self.flow() | {"staleness_updates": stale})
+
+    def flow(self) -> dict[str, float]:
+        """How the rate limiter and replay stand."""
+        return self.rate_limiter.flow() | self.replay.flow()
+
+    def sources(self) -> Sources:
+        feeder = self.replay.feeder
+        fed = Counter() if feeder is None else feeder.steps
+        return Sources(dict(self.played + fed), None if feeder is None else feeder.until_ms)
+
+    def close(self) -> None:
+        self.replay.close()
+
+    def save(self) -> Tree:
+        return {
+            "learner": self.learner.save(),
+            "replay": self.replay.save(),
+            "rate_limiter": [self.rate_limiter.inserted, self.rate_limiter.sampled],
+            "played": dict(self.played),
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+        }
+
+    def load(self, state: Tree) -> None:
+        self.learner.load(state["learner"])
+        self.replay.load(state["replay"])
+        self.rate_limiter.inserted, self.rate_limiter.sampled = state["rate_limiter"]
+        self.played = Counter(state["played"])
+        self.env_steps, self.episodes = state["env_steps"], state["episodes"]
+
+
 class ApexLoop(ReplayLoop):
     """One iteration: insert the blocks that the rate limiter lets in, then learn one batch where it permits one."""
 
-    def __init__(self, plan: Plan, learner: Learner, actors: AsyncActors[Any], replay: Replay, spec: ActorSpec) -> None:
+    def __init__(self, plan: Plan, learner: Learner, actors: Actors, replay: Replay, spec: ActorSpec) -> None:
         super().__init__(plan, learner, replay, spec.ticks * spec.streams)
         self.actors = actors
         self._begun = False
@@ -110,9 +188,7 @@ class ApexLoop(ReplayLoop):
             self.replay.insert(self.actors, actor)
             self._next = (actor + 1) % actors
             ended += self._count(self.replay.inserted())
-        if not ended:
-            return NO_EPISODES
-        return Episodes(*(np.concatenate([getattr(one, name) for one in ended]) for name in Episodes.__slots__))
+        return joined_episodes(ended)
 
     def _room(self) -> bool:
         """Whether the rate limiter lets one more block in, those on their way counted."""
@@ -145,13 +221,8 @@ class ApexLoop(ReplayLoop):
         )
 
     def flow(self) -> dict[str, float]:
-        actors = self.actors
-        waiting = sum(map(actors.waiting, range(actors.actors)))
-        return super().flow() | {
-            "blocks_waiting": waiting,
-            "actors": actors.actors,
-            "actor_restarts": actors.restarts,
-        }
+        waiting = sum(map(self.actors.waiting, range(self.actors.actors)))
+        return super().flow() | self.actors.flow() | {"blocks_waiting": waiting}
 
     def close(self) -> None:
         super().close()

@@ -12,13 +12,13 @@ can be (it was frozen) is counted and not learned from. The clock decides who pl
 optimiser and counters whole, and goes on with new games.
 """
 
-from sparring.learn.actors import open_async_actors
+from sparring.learn.actors import open_actors
 from sparring.learn.actors.actor_spec import actor_spec
-from sparring.learn.actors.protocol import AsyncActors, wait_until
-from sparring.learn.actors.rollout_slots import PlayedRollout
+from sparring.learn.actors.experience import played
+from sparring.learn.actors.protocol import Actors, wait_until
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Topology
-from sparring.learn.topologies.on_policy_loop import WAIT_S, OnPolicyLoop
+from sparring.learn.topologies.sync import WAIT_S, OnPolicyLoop
 from sparring.store.protocol import Store
 
 SLOTS = 2
@@ -29,13 +29,13 @@ def build(plan: Plan, store: Store | None) -> Topology:
     """A learner, and actors that play at their own pace."""
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     spec = actor_spec(plan, learner.network, feeds="rollouts", ticks=plan.settings.rollout_ticks, slots=SLOTS)
-    return _AsyncLoop(plan, learner, open_async_actors(plan, spec), store)
+    return AsyncLoop(plan, learner, open_actors(plan, spec), store)
 
 
-class _AsyncLoop(OnPolicyLoop[AsyncActors[PlayedRollout]]):
-    """One iteration: the oldest rollout that waits, learned from."""
+class AsyncLoop(OnPolicyLoop):
+    """One iteration: the oldest rollout that waits, learned from. Also for central, which has one actor."""
 
-    def __init__(self, plan: Plan, learner: Learner, actors: AsyncActors[PlayedRollout], store: Store | None) -> None:
+    def __init__(self, plan: Plan, learner: Learner, actors: Actors, store: Store | None) -> None:
         super().__init__(plan, learner, actors, store)
         self.stalest = STALEST_ROUNDS * SLOTS  # updates, for each actor
         self._held: int | None = None  # the actor whose slot holds the last iteration's batch
@@ -52,20 +52,16 @@ class _AsyncLoop(OnPolicyLoop[AsyncActors[PlayedRollout]]):
         if actor is None:
             return Iteration(None, None, None, self.flow())
         self._held = self._last = actor
-        played = self.actors.take(actor)
-        self.count(played)
-        if self.learner.updates - played.version > self.stalest * self.actors.actors:
+        rollout = played(self.actors.take(actor), self.plan.spec.seats[0])
+        self.count(rollout)
+        if self.learner.updates - rollout.version > self.stalest * self.actors.actors:
             self._refused += 1
-            return Iteration(None, None, played.episodes, self.flow())
-        return self.learn(played)
+            return Iteration(None, None, rollout.episodes, self.flow())
+        return self.learn(rollout)
 
     def flow(self) -> dict[str, float]:
         waiting = sum(map(self.actors.waiting, range(self.actors.actors)))
         return super().flow() | {"rollouts_waiting": waiting, "rollouts_refused": self._refused}
-
-    def close(self) -> None:
-        super().close()
-        self._held = None
 
     def _oldest(self) -> int | None:
         """The actor that waits with the oldest weights; among equals the next in turn."""

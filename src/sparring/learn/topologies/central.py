@@ -20,15 +20,12 @@ from msgspec.structs import replace
 
 from sparring.errors import ConfigError
 from sparring.learn.actors.actor_spec import actor_spec
-from sparring.learn.actors.central import CentralActors
-from sparring.learn.actors.protocol import wait_until
-from sparring.learn.actors.rollout_slots import PlayedRollout
-from sparring.learn.actors.step_blocks import StepBlock
+from sparring.learn.actors.remote import CentralActors
 from sparring.learn.plan import Plan
-from sparring.learn.protocol import Iteration, Learner, Topology
+from sparring.learn.protocol import Learner, Topology
 from sparring.learn.replay.local import LocalReplay
 from sparring.learn.topologies.apex import BLOCK_TICKS, ApexLoop, block_spec
-from sparring.learn.topologies.on_policy_loop import WAIT_S, OnPolicyLoop
+from sparring.learn.topologies.async_ import AsyncLoop
 from sparring.store.protocol import Store
 
 SLOTS = 1  # of whole rollouts that wait in the service; one more waits with the learner
@@ -40,7 +37,7 @@ def build(plan: Plan, store: Store | None) -> Topology:
     if plan.algorithm.feeds != "trajectories":
         return _with_replay(plan, learner, store)
     spec = actor_spec(plan, learner.network, feeds="rollouts", ticks=plan.settings.rollout_ticks, slots=SLOTS)
-    return _CentralLoop(plan, learner, CentralActors(plan, spec), store)
+    return AsyncLoop(plan, learner, CentralActors(plan, spec), store)
 
 
 def _with_replay(plan: Plan, learner: Learner, store: Store | None) -> Topology:
@@ -51,25 +48,6 @@ def _with_replay(plan: Plan, learner: Learner, store: Store | None) -> Topology:
     # The table sets first priorities; a block of all environments is as large as one of an actor's.
     spec = replace(block_spec(plan, learner), n_steps=0, ticks=max(1, BLOCK_TICKS // plan.actors))
     whole = replace(spec, envs=plan.actors * plan.envs)
-    actors: CentralActors[StepBlock] = CentralActors(plan, spec)
+    actors = CentralActors(plan, spec)
     replay = LocalReplay(plan, learner.network, whole.streams, store, actors=1)
     return ApexLoop(dataclasses.replace(plan, actors=1, envs=whole.envs), learner, actors, replay, whole)
-
-
-class _CentralLoop(OnPolicyLoop[CentralActors[PlayedRollout]]):
-    """One iteration: learn the oldest whole rollout."""
-
-    def iterate(self) -> Iteration:
-        self.begin()
-        if not wait_until(self.actors, lambda: self.actors.waiting() > 0, WAIT_S):
-            return Iteration(None, None, None, self.flow())
-        played = self.actors.take()
-        self.count(played)
-        return self.learn(played)
-
-    def flow(self) -> dict[str, float]:
-        return super().flow() | {
-            "inference_restarts": self.actors.inference_restarts,
-            "environments_per_forward": self.actors.served,
-            "rollouts_waiting": self.actors.waiting(),
-        }

@@ -7,19 +7,16 @@ sampled while learning goes on: chunks in proportion to their steps, each whole,
 often than they were played.
 """
 
-import numpy as np
-from numpy.random import Generator
+from dataclasses import replace
 
 from sparring.errors import Missing
 from sparring.learn.algorithms.feeds import draw_for
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology
-from sparring.learn.replay.local import FEEDING, SAMPLING, open_replay_table
-from sparring.replay.feeder import Feeder
+from sparring.learn.replay.local import LocalReplay
 from sparring.replay.rows import row_layout
-from sparring.replay.table import Table
 from sparring.store.protocol import Store
-from sparring.wire.tree import Tree, rng_state, set_rng_state
+from sparring.wire.tree import Tree
 
 MOST_BYTES = 1 << 30  # that a table may grow to, unless capacity_bytes says otherwise
 
@@ -29,10 +26,7 @@ def build(plan: Plan, store: Store | None) -> Topology:
     if store is None:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    rows = room(plan, store.stats(plan.spec.id).steps)
-    feeding, sampling = (np.random.default_rng([plan.seed, stream]) for stream in (FEEDING, SAMPLING))
-    table = open_replay_table(plan, learner.network, rows, 1)
-    return _Offline(plan, learner, table, Feeder(store, plan.spec, table, 0, feeding), sampling)
+    return _Offline(plan, learner, store)
 
 
 def room(plan: Plan, held_steps: int) -> int:
@@ -49,22 +43,23 @@ class _Offline:
     env_steps = 0
     episodes = 0
 
-    def __init__(self, plan: Plan, learner: Learner, table: Table, feeder: Feeder, rng: Generator) -> None:
-        self.plan, self.learner, self.table, self.feeder, self.rng = plan, learner, table, feeder, rng
-        self.draw = draw_for(plan.algorithm, plan.settings)
+    def __init__(self, plan: Plan, learner: Learner, store: Store) -> None:
+        self.plan, self.learner, self._store = plan, learner, store
+        self._open_table(room(plan, store.stats(plan.spec.id).steps))
         self.position = 0  # steps sampled
         self._whole = False  # the table holds all that the store held
 
     def iterate(self) -> Iteration:
-        size = self.draw.steps
+        size = draw_for(self.plan.algorithm, self.plan.settings).steps
         if not self.table.ready:
             self._fill()
         elif not self._whole:
             self.feeder.feed(max(1, int(size / self.plan.replay.samples_per_insert)))
-        batch, rows = self.draw.sample(self.table, self.rng)
+        batch, rows = self.replay.sample()
+        self.learner.steps = self.position
         update = self.plan.algorithm.update(self.learner, batch)
         self.learner = update.learner
-        self.table.update_priorities(rows, update.priorities)
+        self.replay.learned(rows, update.priorities)
         self.position += size
         return Iteration(update, batch, None, self.table.flow())
 
@@ -75,26 +70,26 @@ class _Offline:
         """Nothing was started."""
 
     def save(self) -> Tree:
-        return {
+        return self.replay.save() | {
             "learner": self.learner.save(),
-            "table": self.table.save(),
             "capacity": self.table.capacity,
-            "feeder": self.feeder.save(),
-            "rng": rng_state(self.rng),
             "position": self.position,
             "whole": self._whole,
         }
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
-        rows = state["capacity"]
-        if rows != self.table.capacity:  # the store has grown since
-            self.table = open_replay_table(self.plan, self.learner.network, rows, 1)
-            self.feeder.into(self.table)
-        self.table.load(state["table"])
-        self.feeder.load(state["feeder"])
-        set_rng_state(self.rng, state["rng"])
+        if state["capacity"] != self.table.capacity:  # the store has grown since
+            self._open_table(state["capacity"])
+        self.replay.load(state)
         self.position, self._whole = state["position"], state["whole"]
+
+    def _open_table(self, rows: int) -> None:
+        plan = replace(self.plan, replay=replace(self.plan.replay, capacity_steps=rows))
+        self.replay = LocalReplay(plan, self.learner.network, 0, self._store, actors=1)
+        self.table = self.replay.table
+        assert self.replay.feeder is not None  # it was given a store
+        self.feeder = self.replay.feeder
 
     def _fill(self) -> None:
         self.feeder.fill()

@@ -7,15 +7,20 @@
 Everything happens in turn in one thread, so a seed determines everything: for debugging and for small games.
 """
 
-from sparring.acting.actor import NO_EPISODES
-from sparring.learn.actors.actor_spec import actor_spec
-from sparring.learn.actors.in_process import InProcessActor
+import numpy as np
+
+from sparring.acting.actor import NO_EPISODES, Actor, Episodes
+from sparring.acting.opponents import PastSelves
+from sparring.learn.actors.actor_spec import ActorSpec, actor_spec
+from sparring.learn.actors.experience import PlayedRollout
+from sparring.learn.actors.protocol import PAST_SELVES, Actors
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Topology
 from sparring.learn.replay.local import InsertedBlock, LocalReplay
-from sparring.learn.topologies.replay_loop import ReplayLoop
+from sparring.learn.topologies.apex import ReplayLoop
 from sparring.learn.topologies.sync import SyncLoop
 from sparring.nets import delta_conv
+from sparring.nets.forward import forward_with_torch
 from sparring.replay.table import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
@@ -36,6 +41,55 @@ def build(plan: Plan, store: Store | None) -> Topology:
     actor = InProcessActor(spec, learner)
     replay = LocalReplay(plan, learner.network, spec.streams, store, actors=1, masks=actor.masks)
     return _SingleReplay(plan, learner, actor, replay, spec.streams)
+
+
+class InProcessActor(Actors):
+    """The learner's own process as the one actor: nothing is played ahead, so that a seed determines everything."""
+
+    def __init__(self, spec: ActorSpec, learner: Learner) -> None:
+        self._spec, self._learner = spec, learner
+        self._actor, self._opponents = spec.open_actor(learner.weights(), forward=forward_with_torch)
+        self._past = PastSelves(spec.past, np.random.default_rng([spec.seed, PAST_SELVES]))
+        self._version = 0  # updates of the weights that the actor plays with
+        self.masks = self._actor.masks
+
+    def newest(self) -> Actor:
+        """The actor with the learner's newest weights."""
+        learner, actor = self._learner, self._actor
+        if self._version != learner.updates:
+            weights = learner.weights()
+            actor.use(forward_with_torch(learner.network, weights), learner.updates)
+            self._version = learner.updates
+            if self._past.due(actor.env_steps):
+                self._opponents.put(self._past.add(weights, actor.env_steps), weights)
+        return actor
+
+    def ended(self) -> Episodes:
+        """The games that ended since this was last asked."""
+        return self._actor.ended()
+
+    def publish(self, learner: Learner, env_steps: int) -> None:
+        self._learner = learner
+
+    def take_all(self) -> PlayedRollout:
+        actor = self.newest()
+        env_steps, games = actor.env_steps, actor.episodes
+        batch = actor.rollout(self._spec.ticks)
+        env_steps, games = actor.env_steps - env_steps, actor.episodes - games
+        return PlayedRollout(batch, actor.ended(), env_steps, games, self._version)
+
+    def save(self) -> Tree:
+        return {"actor": self._actor.save(), "past": self._past.save(), "version": self._version}
+
+    def load(self, state: Tree) -> None:
+        """After the learner was loaded."""
+        self._actor.load(state["actor"])
+        self._past.load(state["past"])
+        self._opponents.forwards.clear()
+        for place, weights in enumerate(self._past.weights):
+            self._opponents.put(place, weights)
+        self._version = state["version"]
+        self._actor.use(forward_with_torch(self._learner.network, self._learner.weights()), self._version)
 
 
 class _SingleReplay(ReplayLoop):

@@ -9,12 +9,10 @@ import contextlib
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import botocore.loaders
 import botocore.session
@@ -23,66 +21,69 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from sparring import aws
+from sparring.aws import AwsAddress, code_of
 from sparring.errors import ConfigError, ModelDamaged
 from sparring.registry.protocol import ListedObject
-from sparring.registry.s3.errors import TAKEN, code_of, sentence
+from sparring.urls import read_url
 
 PART_BYTES = 8 << 20
 ALONE_BYTES = 16 << 20  # up to here one request carries the whole object
 PARTS_AT_ONCE = 4
 STALE_UPLOAD_S = 86_400.0
-OPTIONS = ("endpoint", "region", "public", "key", "fresh_s")
+# The condition of a put does not hold; AWS says 409 where two conditional puts meet, and a repeated completion finds
+# its upload gone.
+TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "NoSuchUpload")
 READ_TRIES = 3
 _LOADER = botocore.loaders.create_loader()  # what S3 can do, read from disk once: a tenth of a second each time else
+
+_OPTIONS = aws.OPTIONS | {
+    "public": ("[01]", "public=1 or public=0"),
+    "key": (".*", "a file"),
+    "fresh_s": (r"\d{1,4}(\.\d{1,3})?", "seconds, such as 1 or 0.5"),
+}
+_ACTIONS = {
+    "ListObjectsV2": "ListBucket",
+    **dict.fromkeys(("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), "PutObject"),
+    "ListMultipartUploads": "ListBucketMultipartUploads",
+}
+_ELSEWHERE = ConfigError, "the bucket is in another region", "Set region= in {setting} to the bucket's own"
+_REFUSALS: dict[str, aws.Refusal] = {
+    "NoSuchBucket": (ConfigError, "there is no such bucket", "Create it, or check its name and endpoint= in {setting}"),
+    **dict.fromkeys(("PermanentRedirect", "301", "AuthorizationHeaderMalformed"), _ELSEWHERE),
+    "NotImplemented": (ConfigError, "this server has no {called}", "Use AWS S3, MinIO or versitygw"),
+}
 
 logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found credentials, each time
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class Address(AwsAddress):
     """What an s3:// URL says."""
 
     bucket: str
     prefix: str  # "" or ends with a slash
-    endpoint: str | None = None  # None: AWS
-    region: str | None = None
     public: bool = False  # models are read by everybody, without a signature
-    key: str | None = None  # the file of the key that signs champions here
+    key: str = ""  # the file of the key that signs champions here
     fresh_s: float = 1.0  # for so many seconds a champion may be answered from memory
-    setting: str = "registry.url"  # where it is written: errors name it
+
+    service = "S3"
+    policy_page = "docs/models.md"
+    actions = _ACTIONS
+    refusals = _REFUSALS
 
     @classmethod
     def read(cls, url: str, setting: str = "registry.url") -> "Address":
         """The address in `url`; ConfigError with the right form where it is none."""
-
-        def wrong(what: str, do: str) -> ConfigError:
-            return ConfigError(f"{what}, in {plain!r}", where=setting, do=do)
-
-        parts = urlsplit(url)
-        given = parse_qs(parts.query, keep_blank_values=True)
-        plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        if parts.username is not None or parts.password is not None:
-            raise wrong("credentials do not belong in it", "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        if not parts.netloc or parts.fragment:
-            raise wrong("it names no bucket", "Write s3://BUCKET/PREFIX")
-        if strange := sorted(set(given) - set(OPTIONS)) or [name for name, all in given.items() if len(all) != 1]:
-            raise wrong(f"there is no option {strange[0]!r}, or it is there twice", f"Use {', '.join(OPTIONS)}")
-        said = {name: values[0] for name, values in given.items()}
-        endpoint = said.get("endpoint") or None
-        if endpoint is not None and not (endpoint.startswith(("http://", "https://")) and urlsplit(endpoint).netloc):
-            raise wrong(f"endpoint = {endpoint!r}", "Begin it with https:// (or http://), then the host")
-        if said.get("public", "0") not in ("0", "1"):
-            raise wrong(f"public = {said['public']!r}", "Write public=1 or public=0")
-        if not re.fullmatch(r"\d{1,4}(\.\d{1,3})?", said.get("fresh_s", "1")):
-            raise wrong(f"fresh_s = {said['fresh_s']!r}", "Give seconds, such as 1 or 0.5")
+        parts, said = read_url(url, setting, "[^/]+(/.*)?", "s3://BUCKET/PREFIX", aws.SECRETS, _OPTIONS)
         prefix = parts.path.strip("/")
         return cls(
             bucket=parts.netloc,
             prefix=f"{prefix}/" if prefix else "",
-            endpoint=endpoint,
-            region=said.get("region") or None,
+            endpoint=said.get("endpoint", ""),
+            region=said.get("region", ""),
             public=said.get("public") == "1",
-            key=said.get("key") or None,
+            key=said.get("key", ""),
             fresh_s=float(said.get("fresh_s", "1")),
             setting=setting,
         )
@@ -99,7 +100,7 @@ class Bucket:
         with self._sentences():
             described = botocore.session.Session()
             described.register_component("data_loader", _LOADER)
-            self._session = Session(region_name=address.region, botocore_session=described)
+            self._session = Session(region_name=address.region or None, botocore_session=described)
             # Opening asks once with short timeouts, so that a wrong setting is reported within seconds.
             quick = self._client(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2})
             try:
@@ -235,7 +236,7 @@ class Bucket:
             response_checksum_validation="when_required",
             **settings,
         )
-        return self._session.client("s3", endpoint_url=self.address.endpoint, config=config)
+        return self._session.client("s3", endpoint_url=self.address.endpoint or None, config=config)
 
     def _call(self, verb: str, **what: Any) -> Any:
         with self._sentences():
@@ -250,8 +251,8 @@ class Bucket:
         try:
             yield
         except (BotoCoreError, ClientError, ValueError) as error:
-            if not (isinstance(error, ClientError) and code_of(error) in expected):
-                raise sentence(error, str(self.address), self.address.endpoint, self.address.setting) from None
+            if code_of(error) not in expected:
+                raise aws.explain(error, self.address) from None
 
 
 def _md5(content: bytes) -> str:

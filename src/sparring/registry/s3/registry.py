@@ -4,25 +4,22 @@
     models/<id>/weights.safetensors, model.onnx             put first,
     models/<id>/card.json                                   put last: without it there is no model
     evidence/<id>.json                                      the model's newest evaluation
-    champions/…                                             see champions/log.py
-    trust                                                   the signing key's public name; see signing_key.py
+    champions/…                                             see champions.py
+    trust                                                   the signing key's public name; see champions.py
 
 Nothing is locked: what must not be overwritten is put on condition that nothing is there.
 """
 
 import logging
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sparring.errors import ConfigError
-from sparring.registry.cards import CARD, MAX_CARD_BYTES, MAX_FILE_BYTES, check_has, check_whole, place
+from sparring.registry.champions import SigningKey
 from sparring.registry.protocol import Evidence
-from sparring.registry.registry import Registry
+from sparring.registry.registry import CARD, MAX_CARD_BYTES, MAX_FILE_BYTES, Registry, check_whole, place
 from sparring.registry.s3.bucket import ALONE_BYTES, Address, Bucket
-from sparring.registry.signing_key import SigningKey
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
 
@@ -35,25 +32,18 @@ log = logging.getLogger(__name__)
 
 
 class S3Registry(Registry):
-    """`clock` gives Unix seconds. Safe to call from several threads."""
+    """Safe to call from several threads."""
 
     models_prefix = MODELS
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        champion_days: float = 7.0,
-        rollout_share: float = 1.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, url: str, **settings: Any) -> None:
+        """`settings` are those of `Registry`."""
         address = Address.read(url)
         self._bucket = bucket = Bucket(address)
         key = SigningKey(bucket, Path(address.key) if address.key else None)
-        super().__init__(
-            bucket, key, champion_days=champion_days, rollout_share=rollout_share, fresh_s=address.fresh_s, clock=clock
-        )
-        self._file_cache = _FileCache(CACHE_BYTES)
+        super().__init__(bucket, key, address.fresh_s, **settings)
+        self._files: dict[tuple[ModelId, str], bytes] = {}  # verified: many clients download a new champion at once
+        self._lock = threading.Lock()
         self._may_write = False
 
     def publish(self, model: Model) -> ModelId:
@@ -75,17 +65,19 @@ class S3Registry(Registry):
     def file(self, model: ModelId, name: str) -> bytes:
         if name == CARD:
             return super().file(model, name)
-        known = self._file_cache.get((model, name))
+        known = self._files.get((model, name))
         if known is None:
             known = super().file(model, name)
-            self._file_cache.add((model, name), known)
+            with self._lock:
+                if len(known) <= CACHE_BYTES:
+                    self._files[model, name] = known
+                while sum(map(len, self._files.values())) > CACHE_BYTES:
+                    del self._files[next(iter(self._files))]  # the oldest
         return known
 
     def link(self, model: ModelId, name: str) -> str | None:
         """An address to download that file from, signed for LINK_S seconds; not signed where models are public."""
-        card = self._cards.get(model) or self._card(model)
-        if name != CARD:
-            check_has(card, model, name)
+        self._card_with(model, name)
         return self._bucket.link(self._key_of(model, name), LINK_S)
 
     def ids(self) -> list[ModelId]:
@@ -138,24 +130,3 @@ class S3Registry(Registry):
             if found is not None:
                 log.warning("published again over a damaged %s of %s", name, place(model))
             self._bucket.put(key, content)
-
-
-class _FileCache:
-    """Verified files, the oldest dropped first: many clients download a new champion at once."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._files: OrderedDict[tuple[ModelId, str], bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[ModelId, str]) -> bytes | None:
-        return self._files.get(key)
-
-    def add(self, key: tuple[ModelId, str], content: bytes) -> None:
-        with self._lock:
-            if key in self._files or len(content) > self._max_bytes:
-                return
-            self._files[key] = content
-            self._bytes += len(content)
-            while self._bytes > self._max_bytes:
-                self._bytes -= len(self._files.popitem(last=False)[1])

@@ -15,12 +15,12 @@ from typing import Any
 
 from sparring.errors import Unreachable
 from sparring.store.cassandra import removal
-from sparring.store.cassandra.change_feed import Arrival
-from sparring.store.cassandra.partitions import BucketLayout, Partition, Stored
+from sparring.store.cassandra.reader import Arrival
+from sparring.store.cassandra.schema import BucketLayout, Partition, Stored
 from sparring.store.cassandra.session import CassandraSession, hundreds
 from sparring.store.protocol import Appended, AppendResult
-from sparring.store.records import erased_player
-from sparring.store.rows import Neighbour, Prepared, Row, judge, prepare
+from sparring.store.records import erased_verdict, insert
+from sparring.store.rows import Neighbour, Prepared, Row, judge, prepare, tombstone_marks
 from sparring.wire.chunk import Chunk
 from sparring.wire.ids import EpisodeId, GameId
 
@@ -29,12 +29,9 @@ ROW_BYTES = 1_200  # what a chunk's two rows take beside header and body
 STAMP_EVERY_S = 30.0  # readers look again at what changed in the last minutes, so this need not be more often
 CLAIM_TRIES = 12
 
-_CHUNK = (*Row._fields, "arrived", "header", "body", "day", "bucket")
-_INSERT = f"INSERT INTO chunks ({', '.join(_CHUNK)}) VALUES ({', '.join('?' * len(_CHUNK))})"
-_ARRIVAL = ("game", "day", "bucket", *Arrival._fields)
-_INSERT_ARRIVAL = f"INSERT INTO chunks_by_arrival ({', '.join(_ARRIVAL)}) VALUES ({', '.join('?' * len(_ARRIVAL))})"
-_POINT = "INSERT INTO chunks_by_player (game, mark, episode, seat) VALUES (?, ?, ?, ?)"
-_KEPT = """SELECT episode, seat, first_step, steps, ending, uploader, content, arrived FROM chunks
+_INSERT = insert("chunks", (*Row._fields, "arrived", "header", "body", "day", "bucket"))
+_INSERT_ARRIVAL = insert("chunks_by_arrival", ("game", "day", "bucket", *Arrival._fields))
+_KEPT = """SELECT episode, seat, first_step, steps, ending, uploader, content, batch_id, arrived FROM chunks
     WHERE game = ? AND day = ? AND bucket = ? AND episode IN ?"""
 _CLAIMS = """SELECT seat, first_step, steps, ending, uploader, content, revision FROM claims_by_episode
     WHERE game = ? AND episode = ?"""
@@ -85,7 +82,9 @@ class EpisodeState:
         at = bisect.bisect_right(near, row.first_step, key=lambda one: one.first_step)
         kept = judge(row, near[at - 1] if at else None, near[at] if at < len(near) else None)
         if kept.verdict == "new":
-            self.add(row.seat, Neighbour(row.first_step, row.steps, row.ending, row.uploader, row.content))
+            self.add(
+                row.seat, Neighbour(row.first_step, row.steps, row.ending, row.uploader, row.content, row.batch_id)
+            )
         elif kept.verdict == "had" and chunk.seat_step in self.claimed:
             self.claimed.discard(chunk.seat_step)  # claimed by a writer that died, or is about to write the same
             return AppendResult("new")
@@ -102,18 +101,14 @@ class Appender:
         self._last_stamp = 0
         self._stamped: dict[Partition, float] = {}
 
-    def append(self, chunks: Sequence[Chunk]) -> Appended:
+    def append(self, chunks: Sequence[Chunk], batch: str) -> Appended:
         """Each is judged alone; durable on the replicas that the consistency level asks for."""
         layout, results = self._layout(), [AppendResult("new")] * len(chunks)
         pending = []
         for at, chunk in enumerate(chunks):
             partition = layout.partition(chunk.header.game, chunk.header.episode)
-            pending.append(PendingChunk(at, prepare(chunk), partition, self._stamp()))
-        gone = removal.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
-        for one in pending:
-            if (one.row.game, one.row.mark) in gone:
-                results[one.at] = erased_player(one.row)
-        pending = [one for one in pending if results[one.at].verdict == "new"]
+            pending.append(PendingChunk(at, prepare(chunk, batch), partition, self._stamp()))
+        pending = self._not_erased(pending, results)
         if self._sole:
             with self._writing:
                 self._keep(pending, results)
@@ -167,9 +162,9 @@ class Appender:
         jobs = [(partition, group) for partition, named in partitions.items() for group in hundreds(named)]
         answers = self._session.all(self._session.look(_KEPT, (*at, episodes)) for at, episodes in jobs)
         for (partition, _), rows in zip(jobs, answers, strict=True):
-            for episode, seat, first_step, steps, ending, uploader, content, arrived in rows:
+            for episode, seat, first_step, *near, arrived in rows:
                 found = known[partition.game, EpisodeId(episode)]
-                found.add(seat, Neighbour(first_step, steps, ending, uploader, content))
+                found.add(seat, Neighbour(first_step, *near))
                 found.arrived[seat, first_step] = arrived
         if not self._sole:
             self._add_claims(known)
@@ -181,7 +176,7 @@ class Appender:
             for seat, first_step, steps, ending, uploader, content, revision in rows:
                 found.revision = revision
                 if seat is not None and content is not None and (seat, first_step) not in found.arrived:
-                    found.add(seat, Neighbour(first_step, steps, ending, uploader, content))
+                    found.add(seat, Neighbour(first_step, steps, ending, uploader, content, 0))
                     found.claimed.add((seat, first_step))
 
     def _claim(self, key: EpisodeKey, revision: int | None, new: list[PendingChunk]) -> Any:
@@ -210,7 +205,7 @@ class Appender:
                 seats[row.game, row.mark].add((row.episode, row.seat))
         for player, theirs in seats.items():
             for group in hundreds(sorted(theirs)):
-                yield self._session.batch(self._session.write(_POINT, (*player, *one)) for one in group)
+                yield self._session.batch(self._session.write(removal.POINT, (*player, *one)) for one in group)
 
     def _batches(self, groups: dict[Partition, list[PendingChunk]]) -> Iterable[Any]:
         for pending in groups.values():
@@ -243,17 +238,27 @@ class Appender:
         return self._session.write(_INSERT_ARRIVAL, (*chunk.partition, *Arrival.of(chunk.row, chunk.arrived)))
 
     def _last_look(self, pending: list[PendingChunk], results: Appended) -> None:
-        """A player erased meanwhile: the eraser saw our pointer, or we see its tombstone now."""
-        gone = removal.erased(self._session, {(p.row.game, p.row.mark) for p in pending if p.row.mark is not None})
-        late = [p for p in pending if (p.row.game, p.row.mark) in gone]
+        """A player erased meanwhile: the eraser saw our pointer or row, or we see its tombstone now."""
+        self._not_erased(pending, results)
+        late = [p for p in pending if results[p.at].verdict == "gone"]
         if late:
             removal.remove_rows(
                 self._session, [Stored(p.partition, p.row, p.arrived) for p in late], removal.erasure_stamp()
             )
             for game in {chunk.partition.game for chunk in late}:
                 removal.removed(self._session, game)
-            for chunk in late:
-                results[chunk.at] = erased_player(chunk.row)
+
+    def _not_erased(self, pending: list[PendingChunk], results: Appended) -> list[PendingChunk]:
+        """Those for which no tombstone stands; the others have their verdict."""
+        marks = {chunk.at: [(chunk.row.game, one) for one in tombstone_marks(chunk.row)] for chunk in pending}
+        gone = removal.erased(self._session, {one for some in marks.values() for one in some})
+        if not gone:
+            return pending
+        removal.erase_late(self._session, self._layout(), [chunk.row for chunk in pending], gone)
+        for chunk in pending:
+            if not gone.isdisjoint(marks[chunk.at]):
+                results[chunk.at] = erased_verdict(of_player=(chunk.row.game, chunk.row.mark) in gone)
+        return [chunk for chunk in pending if results[chunk.at].verdict != "gone"]
 
     def _stamp(self) -> int:
         with self._stamping:

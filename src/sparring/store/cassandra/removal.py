@@ -1,18 +1,21 @@
-"""Removing rows: a player's in every table (erasure), and whole old episodes (retention).
+"""Removing rows: a player's episodes in every table (erasure), and whole old ones (retention).
 
 Erasing first writes the tombstone and a note that the work is not done; after a kill the next open or trim does the
-rest. Rows are deleted with a timestamp a day ahead, so that no write by a fast clock survives it.
+rest, of every seat, since it does not know the game's spec. Rows are deleted with a timestamp a day ahead, so that no
+write by a fast clock survives it.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparring.store.cassandra.partitions import DAY_MS, SELECT_ROWS, BucketLayout, Partition, Stored, stored
 from sparring.store.cassandra.reader import buckets, days, merged
+from sparring.store.cassandra.schema import DAY_MS, SELECT_ROWS, BucketLayout, Partition, Stored, stored
 from sparring.store.cassandra.session import CassandraSession, hundreds
-from sparring.store.protocol import Erased, Trimmed
+from sparring.store.protocol import NO_VIEWS, Erased, Trimmed, Views
+from sparring.store.records import MINUTE_COLUMNS, MINUTE_MS, insert, minute_count, minute_row, minutes_without
+from sparring.store.rows import Row, erased_of, late_rows, to_erase, tombstone_marks
 from sparring.wire.ids import EpisodeId, GameId
 
 BATCH_CHUNKS = 1_024  # removed at once by retention
@@ -24,7 +27,6 @@ _BEGIN = "INSERT INTO erasing (name, game, mark) VALUES ('pending', ?, ?)"
 _END = "DELETE FROM erasing WHERE name = 'pending' AND game = ? AND mark = ?"
 _PENDING = "SELECT game, mark FROM erasing WHERE name = 'pending'"
 _POINTERS = "SELECT episode, seat FROM chunks_by_player WHERE game = ? AND mark = ?"
-_SEAT = f"{SELECT_ROWS} AND episode = ? AND seat = ?"
 _CHUNK = """DELETE FROM chunks USING TIMESTAMP ?
     WHERE game = ? AND day = ? AND bucket = ? AND episode = ? AND seat = ? AND first_step = ?"""
 _ARRIVAL = """DELETE FROM chunks_by_arrival USING TIMESTAMP ?
@@ -32,12 +34,16 @@ _ARRIVAL = """DELETE FROM chunks_by_arrival USING TIMESTAMP ?
 _AROUND = """SELECT arrived, episode, seat, first_step FROM chunks_by_arrival
     WHERE game = ? AND day = ? AND bucket = ? AND arrived >= ? AND arrived <= ?"""
 _POINTER = "DELETE FROM chunks_by_player USING TIMESTAMP ? WHERE game = ? AND mark = ? AND episode = ? AND seat = ?"
-_POINT = "INSERT INTO chunks_by_player (game, mark, episode, seat) VALUES (?, ?, ?, ?)"
+POINT = "INSERT INTO chunks_by_player (game, mark, episode, seat) VALUES (?, ?, ?, ?)"
 _KEPT = f"{SELECT_ROWS} AND episode = ?"
 _GAMES = "SELECT DISTINCT game FROM days"
 _ANY = "SELECT episode FROM chunks WHERE game = ? AND day = ? AND bucket = ? LIMIT 1"
 _NO_BUCKET = "DELETE FROM buckets WHERE game = ? AND day = ? AND bucket = ?"
 _NO_DAY = "DELETE FROM days WHERE game = ? AND day = ?"
+COUNT_COLUMNS = ["batch_id" if name == "batch" else name for name in MINUTE_COLUMNS]  # the one is a CQL word
+PUT_COUNT = insert("minutes", [*COUNT_COLUMNS, "day"])
+_MINUTE = f"SELECT {', '.join(COUNT_COLUMNS)} FROM minutes WHERE game = ? AND day = ? AND minute_ms = ?"
+_NO_MINUTE = "DELETE FROM minutes WHERE game = ? AND day = ? AND minute_ms = ? AND batch_id = ?"
 _REMOVED = "UPDATE removals SET removed = removed + 1 WHERE game = ?"
 
 
@@ -81,12 +87,88 @@ def _around(session: CassandraSession, placed: dict[Partition, dict[tuple[str, i
         yield session.look(_AROUND, (*partition, *bounds))
 
 
-def erase(session: CassandraSession, layout: BucketLayout, game: GameId, mark: int) -> Erased:
-    """Remove the rows of the player behind `mark`, and refuse more from now on."""
-    session.all([session.write(_BEGIN, (game, mark)), session.write(_BURY, (game, mark, int(time.time() * 1000)))])
-    gone = _clear(session, layout, game, mark)
+def erase(session: CassandraSession, layout: BucketLayout, game: GameId, mark: int, views: Views = NO_VIEWS) -> Erased:
+    """Remove the episodes of the player behind `mark`, and refuse more from now on."""
+    session.one(session.write(_BEGIN, (game, mark)))
+    _bury(session, game, [mark])
+    pointers = session.one(session.look(_POINTERS, (game, mark)))
+    gone = erase_episodes(session, layout, game, sorted({EpisodeId(one) for one, _ in pointers}), mark, views)
+    stamp = erasure_stamp()
+    session.all(session.write(_POINTER, (stamp, game, mark, episode, seat)) for episode, seat in pointers)
     session.one(session.write(_END, (game, mark)))
+    return erased_of(gone)
+
+
+def erase_episodes(
+    session: CassandraSession,
+    layout: BucketLayout,
+    game: GameId,
+    episodes: Sequence[EpisodeId],
+    player: int,
+    views: Views = NO_VIEWS,
+) -> list[Row]:
+    """Remove from the episodes what shows the moves of the player of that mark, and refuse it from now on."""
+    gone: list[Row] = []
+    for group in hundreds(episodes):
+        found = zip(group, _rows_of(session, layout, game, group), strict=True)
+        _bury(
+            session, game, [one for episode, rows in found for one in _leaving(game, episode, rows, player, views)[1]]
+        )
+        # Looked at again: a writer sees the tombstones, or its rows are here.
+        found = zip(group, _rows_of(session, layout, game, group), strict=True)
+        leaving = [one for episode, rows in found for one in _leaving(game, episode, rows, player, views)[0]]
+        remove_rows(session, leaving, erasure_stamp())
+        gone += [one.row for one in leaving]
+    if gone:
+        removed(session, game)
+    _uncount(session, game, gone, player)
     return gone
+
+
+def erase_late(
+    session: CassandraSession, layout: BucketLayout, rows: Iterable[Row], gone: set[tuple[str, int | None]]
+) -> None:
+    """An erased player played on, or their chunk was late: the other seats of that episode go, too."""
+    for row in late_rows(rows, gone):
+        game, episode = GameId(row.game), EpisodeId(row.episode)
+        (found,) = _rows_of(session, layout, game, [episode])
+        # Only by one whose seat it is: a stranger who knows an episode's name must not remove it.
+        if row.mark is None or any(one.row.seat == row.seat and one.row.uploader != row.uploader for one in found):
+            continue
+        erase_episodes(session, layout, game, [episode], row.mark)
+        gone.add((row.game, tombstone_marks(row)[0]))
+
+
+def _rows_of(
+    session: CassandraSession, layout: BucketLayout, game: GameId, episodes: Sequence[EpisodeId]
+) -> list[list[Stored]]:
+    places = [layout.partition(game, episode) for episode in episodes]
+    answers = session.all(session.look(_KEPT, (*at, one)) for at, one in zip(places, episodes, strict=True))
+    return [[stored(at, found) for found in rows] for at, rows in zip(places, answers, strict=True)]
+
+
+def _leaving(
+    game: GameId, episode: EpisodeId, found: list[Stored], player: int, views: Views
+) -> tuple[list[Stored], list[int]]:
+    rows, marks = to_erase(game, episode, [one.row for one in found], player, views)
+    seats = {row.seat for row in rows}
+    return [one for one in found if one.row.seat in seats], marks
+
+
+def _bury(session: CassandraSession, game: GameId, marks: Sequence[int]) -> None:
+    now_ms = int(time.time() * 1000)
+    session.all(session.write(_BURY, (game, one, now_ms)) for one in marks)
+
+
+def _uncount(session: CassandraSession, game: GameId, gone: list[Row], player: int) -> None:
+    """Take the rows out of the sink's counts by the minute."""
+    minutes = sorted({row.received_at_ms // MINUTE_MS * MINUTE_MS for row in gone if row.batch_id})
+    answers = session.all(session.look(_MINUTE, (game, at_ms // DAY_MS, at_ms)) for at_ms in minutes)
+    found = (minute_count(row) for rows in answers for row in rows)
+    for before, after in minutes_without(found, gone, player):
+        day = before.minute_ms // DAY_MS
+        drop = session.write(_NO_MINUTE, (game, day, before.minute_ms, before.batch))
+        session.one(session.write(PUT_COUNT, (*minute_row(after), day)) if after.chunks else drop)
 
 
 def finish(session: CassandraSession, layout: BucketLayout) -> None:
@@ -98,27 +180,6 @@ def finish(session: CassandraSession, layout: BucketLayout) -> None:
 def removed(session: CassandraSession, game: GameId) -> None:
     """Make every reader count and sample from nothing again."""
     session.one(session.once(_REMOVED, (game,)))
-
-
-def _clear(session: CassandraSession, layout: BucketLayout, game: GameId, mark: int) -> Erased:
-    pointers = session.one(session.look(_POINTERS, (game, mark)))
-    partitions = [(layout.partition(game, EpisodeId(episode)), episode, seat) for episode, seat in pointers]
-    stamp, rows = erasure_stamp(), list[Stored]()
-    answers = session.all(session.look(_SEAT, (*partition, episode, seat)) for partition, episode, seat in partitions)
-    for (partition, _, _), found in zip(partitions, answers, strict=True):
-        rows += [one for one in (stored(partition, columns) for columns in found) if one.row.mark == mark]
-    remove_rows(session, rows, stamp)
-    session.all(session.write(_POINTER, (stamp, game, mark, episode, seat)) for _, episode, seat in partitions)
-    if rows:
-        removed(session, game)
-    received = [one.row.received_at_ms for one in rows]
-    return Erased(
-        chunks=len(rows),
-        steps=sum(one.row.steps for one in rows),
-        episodes=len({one.row.episode for one in rows}),
-        first_received_ms=min(received, default=None),
-        last_received_ms=max(received, default=None),
-    )
 
 
 def games(session: CassandraSession) -> list[GameId]:
@@ -135,83 +196,51 @@ def _has_any(session: CassandraSession, game: GameId) -> bool:
     return False
 
 
-class Trimmer:
-    """Removes episodes and counts them."""
-
-    def __init__(self, session: CassandraSession) -> None:
-        self._session = session
-        self._episodes = self._chunks = self._steps = 0
-
-    def trim(self, *, before_ms: int, excess_bytes: int) -> Trimmed:
-        """All episodes last received before `before_ms`, then the oldest until `excess_bytes` are gone, too."""
-        touched = set()
-        for game in games(self._session):
-            if before_ms > 0 and self._remove(self._aged(game, before_ms)):
-                touched.add(game)
-        touched |= self._shrink(excess_bytes)
-        for game in touched:
-            removed(self._session, game)
-        return Trimmed(self._episodes, self._chunks, self._steps)
-
-    def _aged(self, game: GameId, before_ms: int) -> Iterator[list[Stored]]:
-        for day, _ in days(self._session, game):
-            if day * DAY_MS >= before_ms + DAY_MS:  # an id may be a day ahead of its receipt
-                return
-            left = 0
-            for rows in self._episodes_of(game, day):
-                if max(one.row.received_at_ms for one in rows) < before_ms:
-                    yield rows
-                else:
+def trim(session: CassandraSession, *, before_ms: int, excess_bytes: int) -> Trimmed:
+    """All episodes last received before `before_ms`, then the oldest of any game until `excess_bytes` are gone."""
+    gone, touched = Counter[str](), set[GameId]()
+    listed = sorted((day, game) for game in games(session) for day, _ in days(session, game))
+    for by_age in (True, False):
+        for day, game in listed:
+            # An id may be a day ahead of its receipt.
+            if day * DAY_MS >= before_ms + DAY_MS if by_age else excess_bytes <= 0:
+                break
+            left, batch = 0, list[Stored]()
+            for rows in merged(session, [one for one, _ in buckets(session, game, day)], decides=True):
+                if not by_age and excess_bytes <= 0:
                     left += 1
+                    break
+                if by_age and max(one.row.received_at_ms for one in rows) >= before_ms:
+                    left += 1
+                    continue
+                touched.add(game)
+                batch += rows
+                excess_bytes -= sum(one.row.size_bytes for one in rows)
+                gone.update(episodes=1, chunks=len(rows), steps=sum(one.row.steps for one in rows))
+                if len(batch) >= BATCH_CHUNKS:
+                    _drop(session, batch)
+                    batch = []
+            _drop(session, batch)
             if (
                 not left and (day + 3) * DAY_MS < before_ms
             ):  # ids that old are refused: no writer comes back to that day
-                self._close(game, day)
+                _close(session, game, day)
+    for game in touched:
+        removed(session, game)
+    return Trimmed(gone["episodes"], gone["chunks"], gone["steps"])
 
-    def _episodes_of(self, game: GameId, day: int) -> Iterator[list[Stored]]:
-        """The episodes of a day in the order of opening."""
-        return merged(self._session, [one for one, _ in buckets(self._session, game, day)], decides=True)
 
-    def _shrink(self, excess_bytes: int) -> set[GameId]:
-        """Day by day over all games, so that the oldest episodes go first, of any game."""
-        touched: set[GameId] = set()
-        listed = sorted((day, game) for game in games(self._session) for day, _ in days(self._session, game))
-        for day, game in listed if excess_bytes > 0 else ():
-            chosen = []
-            for rows in self._episodes_of(game, day):
-                if excess_bytes <= 0:
-                    break
-                chosen.append(rows)
-                excess_bytes -= sum(one.row.size_bytes for one in rows)
-            if chosen and self._remove(iter(chosen)):
-                touched.add(game)
-            if excess_bytes <= 0:
-                break
-        return touched
+def _drop(session: CassandraSession, rows: list[Stored]) -> None:
+    remove_rows(session, rows, time.time_ns() // 1_000)
+    # A chunk that arrived in this very moment may have lost its pointer to the deletion: it is given back.
+    for partition, episode in {(one.partition, one.row.episode) for one in rows}:
+        for found in session.one(session.look(_KEPT, (*partition, episode))):
+            row = stored(partition, found).row
+            if row.mark is not None:
+                session.one(session.write(POINT, (row.game, row.mark, row.episode, row.seat)))
 
-    def _remove(self, episodes: Iterator[list[Stored]]) -> int:
-        gone, batch = 0, list[Stored]()
-        for rows in episodes:
-            batch += rows
-            gone += 1
-            self._chunks, self._steps = self._chunks + len(rows), self._steps + sum(one.row.steps for one in rows)
-            if len(batch) >= BATCH_CHUNKS:
-                self._drop(batch)
-                batch = []
-        self._drop(batch)
-        self._episodes += gone
-        return gone
 
-    def _drop(self, rows: list[Stored]) -> None:
-        remove_rows(self._session, rows, time.time_ns() // 1_000)
-        # A chunk that arrived in this very moment may have lost its pointer to the deletion: it is given back.
-        for partition, episode in {(one.partition, one.row.episode) for one in rows}:
-            for found in self._session.one(self._session.look(_KEPT, (*partition, episode))):
-                row = stored(partition, found).row
-                if row.mark is not None:
-                    self._session.one(self._session.write(_POINT, (row.game, row.mark, row.episode, row.seat)))
-
-    def _close(self, game: GameId, day: int) -> None:
-        for partition, _ in buckets(self._session, game, day):
-            self._session.one(self._session.write(_NO_BUCKET, partition))
-        self._session.one(self._session.write(_NO_DAY, (game, day)))
+def _close(session: CassandraSession, game: GameId, day: int) -> None:
+    for partition, _ in buckets(session, game, day):
+        session.one(session.write(_NO_BUCKET, partition))
+    session.one(session.write(_NO_DAY, (game, day)))

@@ -7,19 +7,31 @@
 | chunks_by_player | game, mark | which seats are a player's: erasing, export |
 | claims_by_episode | game, episode | who was first, where several write (lightweight transactions; kept for a day) |
 | days, buckets | game; game, day | which partitions exist, and when one last changed |
+
+The partition of an episode's rows follows from its id alone: `day` is the day that the UUIDv7 says, in UTC; `bucket` a
+hash of the id, modulo the number of buckets that holds from that day on. That number may change for days to come, never
+for one whose ids exist, so a retry always finds its row.
 """
 
+import bisect
 import logging
+import struct
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cassandra.metadata import Murmur3Token
 
 from sparring.errors import ConfigError, StoreFailed
-from sparring.store.cassandra.errors import explained
-from sparring.store.cassandra.partitions import BUCKETS, DAY_MS, BucketLayout
-from sparring.store.cassandra.session import CassandraSession
-from sparring.store.cassandra.url import CassandraAddress
+from sparring.store.cassandra.session import CassandraAddress, CassandraSession, explained
+from sparring.store.rows import COLUMNS, Row
+from sparring.wire.ids import EpisodeId, GameId, opened_at_ms
 
 log = logging.getLogger(__name__)
 
+DAY_MS = 86_400_000
+BUCKETS = 64  # at 100 MB each: 6.4 GB of chunks per game and day
 COPIES = 3
 TABLE_WITHIN_S = 60.0
 LOCK_SECONDS = 600  # a migration that died lets the next one in after this
@@ -42,7 +54,8 @@ _VERSION_1 = (
     f"""CREATE TABLE chunks (game text, day int, bucket int, episode text, seat int, first_step int,
         steps int, version text, spec text, player text, mark bigint, uploader text, actor text, source text,
         sample_rate double, ending text, outcome double, seed bigint, reward double, tick bigint,
-        received_at_ms bigint, size_bytes int, content blob, stored blob, arrived bigint, header blob, body blob,
+        received_at_ms bigint, batch_id bigint, size_bytes int, content blob, stored blob, arrived bigint,
+        header blob, body blob,
         PRIMARY KEY ((game, day, bucket), episode, seat, first_step)) WITH {_FORGETS}""",
     f"""CREATE TABLE chunks_by_arrival (game text, day int, bucket int, arrived bigint, episode text, seat int,
         first_step int, steps int, version text, source text, actor text, mark bigint, ending text,
@@ -58,6 +71,7 @@ _VERSION_1 = (
     "CREATE TABLE tombstones (game text, mark bigint, erased_at_ms bigint, PRIMARY KEY (game, mark))",
     "CREATE TABLE erasing (name text, game text, mark bigint, PRIMARY KEY (name, game, mark))",
     "CREATE TABLE removals (game text PRIMARY KEY, removed counter)",
+    "CREATE TABLE facts (name text PRIMARY KEY, value text)",
     "CREATE TABLE ledger_days (name text, game text, day int, PRIMARY KEY (name, game, day))",
     """CREATE TABLE quarantine (game text, day int, arrived_ms bigint, shard text, position text, verdict text,
         reason text, field text, uploader text, episode text, seat int, first_step int, size_bytes int,
@@ -68,6 +82,64 @@ _VERSION_1 = (
 )
 
 MIGRATIONS = (_VERSION_1,)  # entry i leads from version i to i + 1; a released entry is never edited
+
+
+class Partition(NamedTuple):
+    """A partition of `chunks`."""
+
+    game: GameId
+    day: int  # since 1970-01-01
+    bucket: int
+
+
+class Stored(NamedTuple):
+    """A row of `chunks`; header and body where they were asked for."""
+
+    partition: Partition
+    row: Row
+    arrived: int  # microseconds by the writer's clock, rising: the order of receipt
+    header: bytes | None = None
+    body: bytes | None = None
+
+
+SELECT_ROWS = f"SELECT {COLUMNS}, arrived FROM chunks WHERE game = ? AND day = ? AND bucket = ?"
+SELECT_CHUNKS = SELECT_ROWS.replace("arrived FROM", "arrived, header, body FROM")
+
+
+def stored(partition: Partition, found: tuple[Any, ...]) -> Stored:
+    """A row that one of the SELECT statements above has found."""
+    columns = len(Row._fields)
+    return Stored(partition, Row(*found[:columns]), *found[columns:])
+
+
+class BucketLayout:
+    """How many buckets a day has."""
+
+    def __init__(self, rows: Iterable[tuple[int, int]]) -> None:
+        """`rows` are (first day, buckets from then on)."""
+        self.rows = sorted(rows)
+        self._days = [day for day, _ in self.rows]
+
+    def buckets(self, day: int) -> int:
+        at = bisect.bisect_right(self._days, day) - 1
+        return self.rows[max(at, 0)][1]
+
+    def partition(self, game: GameId, episode: EpisodeId) -> Partition:
+        day = opened_at_ms(episode) // DAY_MS
+        return Partition(game, day, zlib.crc32(episode.encode()) % self.buckets(day))
+
+
+def in_part(partition: Partition, part: int, of: int) -> bool:
+    """Whether a partition's token is in the `part`-th of `of` equal ranges of all tokens."""
+    return of == 1 or (token(partition) + (1 << 63)) * of >> 64 == part
+
+
+def token(partition: Partition) -> int:
+    """The token by which Cassandra places the partition."""
+    packed = (partition.game.encode(), struct.pack(">i", partition.day), struct.pack(">i", partition.bucket))
+    key = b"".join(struct.pack(">H", len(part)) + part + b"\0" for part in packed)
+    found: int = Murmur3Token.hash_fn(key)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

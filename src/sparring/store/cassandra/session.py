@@ -1,30 +1,142 @@
-"""A connection to a cluster: token-aware, statements prepared once, and only what is idempotent sent twice."""
+"""A cluster: its address, a connection to it, and what its errors mean for an operator.
+
+cassandra://HOST,HOST:PORT/KEYSPACE?… says where a store is, and how many replicas must answer. A session is
+token-aware, prepares each statement once, and sends only what is idempotent twice.
+"""
 
 import logging
 import os
+import re
 import ssl
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import cassandra
 from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.connection import ConnectionException
 from cassandra.policies import DCAwareRoundRobinPolicy, RetryPolicy, TokenAwarePolicy
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
 
-from sparring.errors import ConfigError, StoreFailed, StoreRefused
-from sparring.store.cassandra.errors import explained
-from sparring.store.cassandra.url import CassandraAddress
+from sparring.errors import ConfigError, SparringError, StoreFailed, StoreRefused, Unreachable
+from sparring.urls import read_url
 
+PORT = 9042
 OPEN_WITHIN_S = 8.0  # for all hosts of the URL together
 AT_ONCE = 64  # statements under way
 TRIES = 3
 PROTOCOL = 4  # Cassandra 3 to 5 and Amazon Keyspaces speak it
+SETTING = "[store] url"
+
+_FORM = "cassandra://HOST,HOST:PORT/KEYSPACE (small letters, digits and _, up to 48)"
+_SECRETS = "CASSANDRA_USERNAME and CASSANDRA_PASSWORD"
+_LEVELS = ("one", "two", "three", "quorum", "all", "local_quorum", "each_quorum", "local_one")
+_CONSISTENCY = "|".join(_LEVELS), f"one of {', '.join(_LEVELS)}"
+_OPTIONS = {
+    "consistency": _CONSISTENCY,
+    "read_consistency": _CONSISTENCY,
+    "local_dc": (".*", "a data centre"),
+    "replication": ("[1-9]", "1 to 9 copies"),
+    "timeout_s": (r"(?=.*[1-9])\d{1,3}(\.\d+)?", "seconds, above 0 and below 1000"),
+    "tls": (".*", "true or false"),
+    "ca": (".*", "a PEM file"),
+}
+_CONVERTED: dict[str, Callable[[str], Any]] = {
+    "consistency": str.lower,
+    "read_consistency": str.lower,
+    "replication": int,
+    "timeout_s": float,
+    "tls": lambda value: value.lower() in ("1", "true", "yes", "on"),
+}
 
 Row = tuple[Any, ...]
 Item = TypeVar("Item")
+
+ERRORS = (cassandra.DriverException, NoHostAvailable, ConnectionException)
+# The same request may succeed later.
+LATER = (cassandra.Unavailable, cassandra.Timeout, cassandra.CoordinationFailure, cassandra.OperationTimedOut)
+_KEYS = f"Set {_SECRETS} in the environment"
+_NODES = "Check that the nodes run and that [store] url names them and their port"
+_AGAIN = "Try again; if it stays, see which nodes are down. Sending a chunk twice is harmless"
+
+
+@dataclass(frozen=True, slots=True)
+class CassandraAddress:
+    """One keyspace of one cluster. Name and password come from the environment, never from the URL."""
+
+    hosts: tuple[str, ...]
+    port: int
+    keyspace: str
+    consistency: str = "local_quorum"  # of writes, and of every read that decides about a write
+    read_consistency: str = "local_quorum"  # of reads for training, statistics and export
+    local_dc: str = ""  # the data centre to connect to; "": that of the hosts named here
+    replication: int = 0  # copies, for `spar store migrate`; 0: 3, or as many as there are nodes
+    timeout_s: float = 20.0  # for one statement
+    tls: bool = False
+    ca: str = ""  # PEM file of the authority that signed the nodes' certificates
+
+    def __str__(self) -> str:
+        return f"cassandra://{','.join(self.hosts)}:{self.port}/{self.keyspace}"
+
+    @classmethod
+    def read(cls, url: str) -> "CassandraAddress":
+        """The address in `url`; ConfigError with the right form where it is none."""
+        parts, said = read_url(url, SETTING, "[^/]+/[a-z][a-z0-9_]{0,47}/?", _FORM, _SECRETS, _OPTIONS)
+        ports = set(re.findall(r":([^,]*)", parts.netloc)) or {str(PORT)}
+        if len(ports) > 1 or not all(port.isdigit() and 0 < int(port) < 65536 for port in ports):
+            do = "All nodes of a cluster answer on the same: name it once"
+            raise ConfigError(f"{', '.join(sorted(ports))} is not one port", where=SETTING, do=do)
+        hosts = tuple(one.partition(":")[0] for one in parts.netloc.split(",") if one)
+        made = {name: _CONVERTED.get(name, str)(value) for name, value in said.items()}
+        return cls(hosts, int(ports.pop()), parts.path.strip("/"), **made)
+
+
+def explain(error: Exception, where: str, *, values: bool = False) -> SparringError:
+    """The error as a sentence; `values`: the statement is known to be right, so a refusal is one of its values."""
+    if isinstance(error, NoHostAvailable):
+        return _no_host(error, where)
+    if isinstance(error, cassandra.UnresolvableContactPoints):
+        return Unreachable("no host of this name is known", where=where, do=_NODES)
+    if isinstance(error, cassandra.AuthenticationFailed):
+        return StoreFailed("Cassandra refused the name or password", where=where, do=_KEYS)
+    if isinstance(error, cassandra.Unauthorized):
+        wrong, do = f"this user may not do that ({_short(error)})", "Grant it the keyspace's permissions"
+        return StoreFailed(wrong, where=where, do=do)
+    if isinstance(error, (*LATER, ConnectionException)):
+        return Unreachable(f"too few replicas answered in time ({_short(error)})", where=where, do=_AGAIN)
+    if values and isinstance(error, cassandra.InvalidRequest):
+        do = "Correct the limit or the index that it names, or send smaller chunks"
+        return StoreRefused(f"Cassandra will not take it ({_short(error)})", where=where, do=do)
+    return StoreFailed(f"Cassandra refused ({_short(error)})", where=where, do="Report this with the text above")
+
+
+def _no_host(error: NoHostAvailable, where: str) -> SparringError:
+    reasons = list(error.errors.values()) if isinstance(error.errors, dict) else []
+    if any(isinstance(one, cassandra.AuthenticationFailed) or "auth" in str(one).lower() for one in reasons):
+        return StoreFailed("Cassandra wants a name and password, or refused them", where=where, do=_KEYS)
+    for one in reasons:
+        if isinstance(one, LATER) and not isinstance(one, cassandra.OperationTimedOut):  # which: no answer at all
+            return explain(one, where)
+    why = f" ({_short(reasons[0])})" if reasons and isinstance(reasons[0], Exception) else ""
+    return Unreachable(f"no node answers{why}", where=where, do=_NODES)
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+@contextmanager
+def explained(where: str, *, values: bool = False) -> Iterator[None]:
+    """Turns what the driver raises inside the block into a sentence."""
+    try:
+        yield
+    except ERRORS as error:
+        raise explain(error, where, values=values) from error
 
 
 class RetryIdempotent(RetryPolicy):  # type: ignore[misc]  # the driver has no types
@@ -194,7 +306,7 @@ def _tls(address: CassandraAddress) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=address.ca or None)
     except OSError as error:
-        raise ConfigError(f"ca={address.ca!r}: {error}", where="[store] url", do="Name a readable PEM file") from None
+        raise ConfigError(f"ca={address.ca!r}: {error}", where=SETTING, do="Name a readable PEM file") from None
     context.check_hostname = False  # nodes are met by address; what is checked is who signed their certificate
     return context
 

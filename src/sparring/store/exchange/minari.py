@@ -1,6 +1,7 @@
 """Minari datasets and back: whole episodes of one seat, as other libraries' offline algorithms read them."""
 
 import hashlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sparring.errors import Missing, Refused
+from sparring.errors import Missing, Refused, SparringError
+from sparring.games.catalogue import is_registered, spec_of
+from sparring.games.game_state import name_and_options
 from sparring.games.spec import DISCRETE, GameSpec, Leaf, SeatSpec
 from sparring.store.protocol import Query, Store
 from sparring.wire.chunk import MAX_ENCODED_BYTES, MAX_HEADER_BYTES, MAX_STEPS, Array, Chunk, Header
@@ -44,16 +47,16 @@ def write(
         if name in minari.list_local_datasets():
             raise Refused(f"dataset {name!r} is there already", where=str(folder), do="Choose another --name")
         dataset, episodes, steps, skipped = None, 0, 0, 0
-        for batch in _batches(store, query, spec, seat):
-            skipped += sum(episode is None for episode in batch)
-            ready = [_buffer(minari, episode, episodes + n) for n, episode in enumerate(e for e in batch if e)]
-            if not ready:
-                continue
+        found = _whole_episodes(store, query, spec, seat)
+        while batch := list(itertools.islice(found, BATCH_EPISODES)):
+            whole = [episode for episode in batch if episode is not None]
+            ready = [_buffer(episode, episodes + number) for number, episode in enumerate(whole)]
+            skipped += len(batch) - len(ready)
             episodes, steps = episodes + len(ready), steps + sum(len(buffer.rewards) for buffer in ready)
-            if dataset is None:
-                dataset = _create(minari, name, spec, seat, ready)
-            else:
+            if dataset is not None:
                 dataset.storage.update_episodes(ready)
+            elif ready:
+                dataset = _create(minari, name, spec, seat, ready)
             progress(episodes)
         if dataset is None:
             do = "Record whole episodes with their final observation"
@@ -86,7 +89,8 @@ def _datasets_in(folder: Path) -> Iterator[Any]:
             warnings.filterwarnings("ignore", category=UserWarning, module="minari")  # play has no environment
             yield minari
     except ImportError as error:
-        raise Missing(f"{error}", where="Minari", do="Install sparring[export]") from None
+        do = "Install it: pip install 'sparring[export]'"
+        raise Missing(f"the package {error.name} is not installed", where="--minari", do=do) from None
     finally:
         if before is None:
             del os.environ["MINARI_DATASETS_PATH"]
@@ -97,18 +101,11 @@ def _datasets_in(folder: Path) -> Iterator[Any]:
 Joined = tuple[dict[str, Array], str]  # columns of a whole seat with final observations appended; its ending
 
 
-def _batches(store: Store, query: Query, spec: GameSpec, seat: int) -> Iterator[list[Joined | None]]:
-    batch: list[Joined | None] = []
+def _whole_episodes(store: Store, query: Query, spec: GameSpec, seat: int) -> Iterator[Joined | None]:
     leaves = [leaf.name for leaf in spec.seats[seat].observation]
     for record in store.episodes(replace(query, seats=(seat,), complete=True)):
         one = Query(query.game, episodes=(record.episode,), seats=(seat,))
-        chunks = sorted(store.read(one), key=lambda chunk: chunk.header.first_step)
-        batch.append(_joined(chunks, leaves))
-        if len(batch) == BATCH_EPISODES:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+        yield _joined(sorted(store.read(one), key=lambda chunk: chunk.header.first_step), leaves)
 
 
 def _joined(chunks: list[Chunk], leaves: list[str]) -> Joined | None:
@@ -121,7 +118,7 @@ def _joined(chunks: list[Chunk], leaves: list[str]) -> Joined | None:
     return columns, chunks[-1].header.ending
 
 
-def _buffer(minari: Any, episode: Joined, number: int) -> Any:
+def _buffer(episode: Joined, number: int) -> Any:
     from minari.data_collector import EpisodeBuffer
 
     columns, ending = episode
@@ -143,10 +140,13 @@ def _create(minari: Any, name: str, spec: GameSpec, seat: int, ready: list[Any])
     from gymnasium import spaces
 
     table: SeatSpec = spec.seats[seat]
+    env, requirements = _environment(spec, seat)
     parts = {leaf.name.removeprefix("observation/"): _space(leaf) for leaf in table.observation}
     return minari.create_dataset_from_buffers(
         name,
         ready,
+        env=env,
+        requirements=requirements,
         observation_space=next(iter(parts.values())) if len(parts) == 1 else spaces.Dict(parts),
         action_space=_space(table.action),
         algorithm_name="sparring",
@@ -157,6 +157,33 @@ def _create(minari: Any, name: str, spec: GameSpec, seat: int, ready: list[Any])
         data_format="arrow",
         jpeg_encoding=False,  # it would change the numbers
     )
+
+
+def _environment(spec: GameSpec, seat: int) -> tuple[Any, list[str]]:
+    """What Minari's `recover_environment` makes, and the package that it needs; None for a game that is not here.
+
+    It is Gymnasium's own environment where that shows the dataset's observations; otherwise `sparring.make`.
+    """
+    import gymnasium
+
+    try:
+        here = spec_of(spec.id).hash == spec.hash and not is_registered(spec.id)
+    except SparringError:
+        here = False
+    if not here:
+        return None, []
+    plain = all(leaf.kind == "vector" for leaf in spec.seats[seat].observation)
+    env_id = "CartPole-v1" if spec.id == "cartpole" else spec.id.removeprefix("gym:") if plain else spec.id
+    if env_id != spec.id:
+        name, options = name_and_options(env_id, f"game {spec.id!r}")
+        env: Any = gymnasium.make(name, **options)
+        env.close()
+        return env.spec, ["gymnasium"]
+    name = "".join(c if c.isalnum() else "-" for c in spec.id)
+    given = {"game": str(spec.id), "seat": seat}
+    return gymnasium.envs.registration.EnvSpec(f"sparring/{name}-v0", "sparring:make", kwargs=given), [
+        "sparring[games]"
+    ]
 
 
 def _space(leaf: Leaf) -> Any:

@@ -1,7 +1,7 @@
-"""Removing rows: a player's (erasure) and whole old episodes (retention).
+"""Removing rows: a player's episodes (erasure) and whole old ones (retention).
 
-Erasing removes the player's rows and writes a tombstone in one transaction, with a note that scrubbing is still to do;
-after a kill between the two the next open scrubs. Scrubbing writes the whole file again (VACUUM): secure_delete
+Erasing removes the rows and writes tombstones in one transaction, with a note that scrubbing is still to do; after a
+kill between the two the next open scrubs. Scrubbing writes the whole file again (VACUUM): secure_delete
 clears what is deleted, but a page that was split or merged earlier may hold an older copy of it.
 """
 
@@ -11,38 +11,69 @@ import time
 from pathlib import Path
 
 from sparring.errors import StoreFailed
-from sparring.store.protocol import Erased, Trimmed
-from sparring.store.rows import mark
-from sparring.store.sqlite.connection import transaction
-from sparring.wire.ids import GameId, PlayerId
+from sparring.store.protocol import NO_VIEWS, Erased, Trimmed, Views
+from sparring.store.records import MINUTE_COLUMNS, MINUTE_MS, insert, minute_count, minute_row, minutes_without
+from sparring.store.rows import COLUMNS, Row, erased_of, mark, to_erase
+from sparring.store.sqlite.database import transaction
+from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
 BATCH_EPISODES = 256  # removed in one transaction, so that uploads wait for no more than that
 SCRUB_AT_ONCE_BYTES = 1 << 30  # some ten seconds; a larger file is scrubbed by the next trim or open
 
+_MINUTE = f"SELECT {', '.join(MINUTE_COLUMNS)} FROM minutes WHERE game = ? AND minute_ms = ?"
+_NO_MINUTE = "DELETE FROM minutes WHERE game = ? AND minute_ms = ? AND batch = ?"
 
-def erase(db: sqlite3.Connection, path: Path, game: GameId, player: PlayerId) -> Erased:
-    """Remove the player's seats and every trace of them in the file and its log."""
+
+def erase(db: sqlite3.Connection, path: Path, game: GameId, player: PlayerId, views: Views) -> Erased:
+    """Remove the player's episodes and every trace of them in the file and its log."""
     sign = mark(game, player)
     with transaction(db):
-        gone = db.execute(
-            """SELECT count(*), coalesce(sum(steps), 0), count(DISTINCT episode), min(received_at_ms),
-            max(received_at_ms) FROM chunks WHERE mark = ? AND game = ?""",
-            (sign, game),
-        ).fetchone()
-        db.execute("DELETE FROM bodies WHERE id IN (SELECT id FROM chunks WHERE mark = ? AND game = ?)", (sign, game))
-        db.execute("DELETE FROM chunks WHERE mark = ? AND game = ?", (sign, game))
-        now_ms = int(time.time() * 1000)
-        db.execute("INSERT OR IGNORE INTO tombstones VALUES (?, ?, ?)", (game, sign, now_ms))
-        if gone[0]:
-            db.execute("UPDATE counters SET value = value + 1 WHERE name = 'removals'")
-            db.execute("UPDATE counters SET value = 1 WHERE name = 'scrub'")
+        theirs = db.execute("SELECT DISTINCT episode FROM chunks WHERE mark = ? AND game = ?", (sign, game)).fetchall()
+        _bury(db, game, [sign])
+        gone = erase_episodes(db, game, [episode for (episode,) in theirs], sign, views)
     empty_log(db, str(path))
     if path.stat().st_size <= SCRUB_AT_ONCE_BYTES or _holds(path, player.encode()):
         finish(db, str(path))
     else:
         give_back_pages(db)
         empty_log(db, str(path))
-    return Erased(*gone)
+    return erased_of(gone)
+
+
+def erase_episodes(
+    db: sqlite3.Connection, game: GameId, episodes: list[EpisodeId], player: int, views: Views = NO_VIEWS
+) -> list[Row]:
+    """Remove from the episodes what shows the moves of the player of that mark, and refuse it from now on; what went.
+    Inside a transaction."""
+    gone: list[Row] = []
+    for episode in episodes:
+        found = db.execute(f"SELECT id, {COLUMNS} FROM chunks WHERE game = ? AND episode = ?", (game, episode))
+        rows = {Row(*values): row_id for row_id, *values in found}
+        leaving, marks = to_erase(game, episode, list(rows), player, views)
+        _bury(db, game, marks)
+        for table in ("bodies", "chunks"):
+            db.executemany(f"DELETE FROM {table} WHERE id = ?", [(rows[row],) for row in leaving])
+        gone += leaving
+    if gone:
+        db.execute("UPDATE counters SET value = value + 1 WHERE name = 'removals'")
+        db.execute("UPDATE counters SET value = 1 WHERE name = 'scrub'")
+    _uncount(db, game, gone, player)
+    return gone
+
+
+def _bury(db: sqlite3.Connection, game: GameId, marks: list[int]) -> None:
+    rows = [(game, one, int(time.time() * 1000)) for one in marks]
+    db.executemany("INSERT OR IGNORE INTO tombstones VALUES (?, ?, ?)", rows)
+
+
+def _uncount(db: sqlite3.Connection, game: GameId, gone: list[Row], player: int) -> None:
+    """Take the rows out of the sink's counts by the minute."""
+    minutes = sorted({row.received_at_ms // MINUTE_MS * MINUTE_MS for row in gone if row.batch_id})
+    found = [row for minute_ms in minutes for row in db.execute(_MINUTE, (game, minute_ms))]
+    for before, after in minutes_without(map(minute_count, found), gone, player):
+        db.execute(_NO_MINUTE, (game, before.minute_ms, before.batch))
+        if after.chunks:
+            db.execute(insert("minutes", MINUTE_COLUMNS), minute_row(after))
 
 
 def finish(db: sqlite3.Connection, where: str) -> None:

@@ -5,12 +5,12 @@ a page of rows, so a slow reader never keeps the log from being emptied, and two
 that writes, a trainer that reads) share the file.
 """
 
-import queue
 import sqlite3
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,49 @@ from numpy.random import Generator
 
 from sparring.errors import ConfigError, StoreFailed
 from sparring.store.protocol import (
+    NO_VIEWS,
     Appended,
     AppendResult,
     EpisodeRecord,
     Erased,
     GameStats,
-    LedgerStore,
     Minute,
     MinuteCount,
     Quarantined,
     Query,
+    Store,
     Trimmed,
+    Views,
 )
-from sparring.store.records import DamageLog, erased_player
-from sparring.store.rows import COLUMNS, Neighbour, Prepared, Row, judge, mark, prepare
-from sparring.store.sqlite import ledger, removal, schema
-from sparring.store.sqlite.connection import ERRORS, connect, explain, explained, is_disk_failure, transaction
-from sparring.store.sqlite.queries import episode_page, where
-from sparring.store.sqlite.summaries import Summaries
-from sparring.store.summaries import draw_chunks
+from sparring.store.records import (
+    MINUTE_COLUMNS,
+    DamageLog,
+    by_minute,
+    draw_chunks,
+    erased_verdict,
+    insert,
+    minute_count,
+    minute_row,
+)
+from sparring.store.rows import Neighbour, Prepared, Row, judge, late_rows, mark, prepare, tombstone_marks
+from sparring.store.sqlite import database, removal
+from sparring.store.sqlite.database import ERRORS, connect, explain, explained, primary_code, transaction
+from sparring.store.sqlite.queries import Summaries, episode_page, where
 from sparring.wire.chunk import Chunk
-from sparring.wire.ids import GameId, PlayerId
+from sparring.wire.ids import EpisodeId, GameId, PlayerId
 
-PAGE_CHUNKS = 64  # read at once
+PAGE_CHUNKS, PAGE_BYTES = 64, 4 << 20  # read at once, encoded
 READERS = 8  # connections kept open for the next read
 
-_INSERT = f"INSERT INTO chunks ({COLUMNS}, seal) VALUES ({', '.join('?' * (len(Row._fields) + 1))})"
-_NEAR = "SELECT first_step, steps, ending, uploader, content FROM chunks WHERE game = ? AND episode = ? AND seat = ?"
+_QUARANTINED = [one.name for one in fields(Quarantined)]
+_INSERT = insert("chunks", (*Row._fields, "seal"))
+_PUT_QUARANTINED = insert("quarantine", _QUARANTINED, "INSERT OR REPLACE")
+_PUT_COUNT = insert("minutes", MINUTE_COLUMNS, "INSERT OR REPLACE")
+_GET_QUARANTINED = f"""SELECT {", ".join(_QUARANTINED)} FROM quarantine WHERE game = ?
+    ORDER BY arrived_ms, shard, position"""
+_GET_COUNT = f"SELECT {', '.join(MINUTE_COLUMNS)} FROM minutes WHERE game = ? AND minute_ms >= ? ORDER BY minute_ms"
+_NEAR = f"SELECT {', '.join(Neighbour._fields)} FROM chunks WHERE game = ? AND episode = ? AND seat = ?"
+_OF_ANOTHER = "SELECT 1 FROM chunks WHERE game = ? AND episode = ? AND seat = ? AND uploader <> ? LIMIT 1"
 _BEFORE = f"{_NEAR} AND first_step <= ? ORDER BY first_step DESC LIMIT 1"
 _AFTER = f"{_NEAR} AND first_step > ? ORDER BY first_step LIMIT 1"
 _AROUND = f"SELECT * FROM ({_BEFORE}) UNION ALL SELECT * FROM ({_AFTER})"  # at once: each call hands over the GIL
@@ -65,7 +81,7 @@ def open_url(url: str, **settings: Any) -> "SqliteStore":
     return SqliteStore(Path(path), **settings)
 
 
-class SqliteStore(LedgerStore):
+class SqliteStore(Store):
     """Chunks in one file. See `Store` for what each verb promises."""
 
     def __init__(
@@ -80,23 +96,24 @@ class SqliteStore(LedgerStore):
         self._writing = threading.Lock()
         self._closed = False
         self._broken: StoreFailed | None = None  # after a failed disk no later success could be trusted
-        self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue(READERS)
+        self._readers: list[sqlite3.Connection] = []
         self._summaries = Summaries()
-        self._db = schema.open_file(path, busy_timeout_s, check=check)
+        self._db = database.open_file(path, busy_timeout_s, check=check)
         try:
             with self.writing() as db:
                 if check:
-                    self.damaged.update(schema.repair(db, str(path)))
+                    self.damaged.update(database.repair(db, str(path)))
                 removal.finish(db, str(path))
         except BaseException:
             self._db.close()
             raise
 
-    def append(self, chunks: Sequence[Chunk]) -> Appended:
+    def append(self, chunks: Sequence[Chunk], batch: str = "") -> Appended:
         """One transaction, synced before this returns; each chunk is judged alone."""
-        ready = [prepare(chunk) for chunk in chunks]
+        ready = [prepare(chunk, batch) for chunk in chunks]
         with self.writing() as db, transaction(db):
-            gone = _erased(db, {(one.row.game, one.row.mark) for one in ready if one.row.mark is not None})
+            gone = _erased(db, {(one.row.game, sign) for one in ready for sign in tombstone_marks(one.row)})
+            _erase_late(db, [one.row for one in ready], gone)
             return [_keep(db, one, gone) for one in ready]
 
     def episodes(self, query: Query) -> Iterator[EpisodeRecord]:
@@ -115,12 +132,15 @@ class SqliteStore(LedgerStore):
         sql = f"{_WHOLE_CHUNK} WHERE {chosen.sql} AND c.id > ? ORDER BY c.id LIMIT {PAGE_CHUNKS}"
         after = 0
         while True:
-            with self.reading() as db:
-                page = db.execute(sql, (*chosen.values, after)).fetchall()
+            with self.reading() as db, closing(db.execute(sql, (*chosen.values, after))) as rows:
+                page, size = [], 0
+                while size < PAGE_BYTES and (found := rows.fetchone()) is not None:
+                    page.append(found)
+                    size += len(found[6])
             for found in page:
                 if (chunk := self._decode(found)) is not None:
                     yield chunk
-            if len(page) < PAGE_CHUNKS:
+            if size < PAGE_BYTES and len(page) < PAGE_CHUNKS:
                 return
             after = page[-1][0]
 
@@ -140,10 +160,10 @@ class SqliteStore(LedgerStore):
         with self.reading() as db:
             return self._summaries.stats(db, game)
 
-    def erase(self, game: GameId, player: PlayerId) -> Erased:
-        """Remove the player's seats from every file and refuse them from now on."""
+    def erase(self, game: GameId, player: PlayerId, views: Views = NO_VIEWS) -> Erased:
+        """Remove the player's episodes from every file and refuse them from now on."""
         with self.writing() as db:
-            return removal.erase(db, self.path, game, player)
+            return removal.erase(db, self.path, game, player, views)
 
     def erased(self, game: GameId, player: PlayerId) -> bool:
         """Whether a tombstone stands for the player."""
@@ -156,7 +176,8 @@ class SqliteStore(LedgerStore):
             removal.finish(db, str(self.path))
             if before_ms > 0:
                 with transaction(db):
-                    ledger.trim(db, before_ms)
+                    db.execute("DELETE FROM quarantine WHERE arrived_ms < ?", (before_ms,))
+                    db.execute("DELETE FROM minutes WHERE minute_ms < ?", (before_ms,))
             return removal.trim(db, before_ms=before_ms, max_bytes=max_bytes)
 
     def games(self) -> list[GameId]:
@@ -167,28 +188,37 @@ class SqliteStore(LedgerStore):
     def quarantine(self, rows: Sequence[Quarantined]) -> None:
         """One transaction, synced before this returns."""
         with self.writing() as db, transaction(db):
-            ledger.quarantine(db, rows)
+            db.executemany(_PUT_QUARANTINED, map(astuple, rows))
 
     def quarantined(self, game: GameId) -> Iterator[Quarantined]:
-        """In the order of arrival, a page at a time."""
-        after: Quarantined | None = None
-        while True:
-            with self.reading() as db:
-                page = ledger.quarantine_page(db, game, after)
-            yield from page
-            if len(page) < ledger.PAGE_ROWS:
-                return
-            after = page[-1]
+        """In the order of arrival."""
+        with self.reading() as db:
+            found = db.execute(_GET_QUARANTINED, (game,)).fetchall()
+        return (Quarantined(*row) for row in found)
+
+    def remember(self, name: str, value: str) -> str:
+        """One transaction, synced before this returns."""
+        if (known := self.fact(name)) is not None:
+            return known
+        with self.writing() as db, transaction(db):
+            db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
+        return self.fact(name) or value
+
+    def fact(self, name: str) -> str | None:
+        with self.reading() as db:
+            found = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if found is None else str(found[0])
 
     def count_minutes(self, rows: Sequence[MinuteCount]) -> None:
         """One transaction, synced before this returns."""
         with self.writing() as db, transaction(db):
-            ledger.count(db, rows)
+            db.executemany(_PUT_COUNT, map(minute_row, rows))
 
     def minutes(self, game: GameId, since_ms: int) -> list[Minute]:
         """Summed over the batches, oldest first."""
         with self.reading() as db:
-            return ledger.minutes(db, game, since_ms)
+            found = db.execute(_GET_COUNT, (game, since_ms)).fetchall()
+        return by_minute(map(minute_count, found))
 
     def close(self) -> None:
         """Let go of the file; the last one out empties the log."""
@@ -196,8 +226,8 @@ class SqliteStore(LedgerStore):
             if self._closed:
                 return
             self._closed = True
-            while not self._readers.empty():
-                self._readers.get_nowait().close()
+            while self._readers:
+                self._readers.pop().close()
             self._db.close()
 
     @contextmanager
@@ -212,7 +242,7 @@ class SqliteStore(LedgerStore):
                 yield self._db
             except ERRORS as error:
                 said = explain(error, str(self.path))
-                if is_disk_failure(error):
+                if primary_code(error) == sqlite3.SQLITE_IOERR:
                     self._broken = said
                 raise said from error
 
@@ -223,22 +253,17 @@ class SqliteStore(LedgerStore):
             raise StoreFailed("the store is closed", where=str(self.path), do="Open it again")
         with explained(str(self.path)):
             try:
-                db = self._readers.get_nowait()
-            except queue.Empty:
+                db = self._readers.pop()
+            except IndexError:
                 db = connect(self.path, self._busy_timeout_s)
                 db.create_function("part_of", 2, _part_of, deterministic=True)
             try:
                 yield db
             finally:
-                self._give_back(db)
-
-    def _give_back(self, db: sqlite3.Connection) -> None:
-        try:
-            if self._closed:
-                raise queue.Full
-            self._readers.put_nowait(db)
-        except queue.Full:
-            db.close()
+                if self._closed or len(self._readers) >= READERS:
+                    db.close()
+                else:
+                    self._readers.append(db)
 
     def _decode(self, found: tuple[Any, ...]) -> Chunk | None:
         _, game, episode, seat, first_step, header, body, stored = found
@@ -247,8 +272,8 @@ class SqliteStore(LedgerStore):
 
 def _keep(db: sqlite3.Connection, one: Prepared, gone: set[tuple[str, int | None]]) -> AppendResult:
     row = one.row
-    if (row.game, row.mark) in gone:
-        return erased_player(row)
+    if gone and any((row.game, sign) in gone for sign in tombstone_marks(row)):
+        return erased_verdict(of_player=(row.game, row.mark) in gone)
     place = (row.game, row.episode, row.seat, row.first_step)
     around = [Neighbour(*found) for found in db.execute(_AROUND, (*place, *place))]
     before = next((one for one in around if one.first_step <= row.first_step), None)
@@ -260,10 +285,18 @@ def _keep(db: sqlite3.Connection, one: Prepared, gone: set[tuple[str, int | None
     return kept
 
 
-def _erased(db: sqlite3.Connection, players: set[tuple[str, int | None]]) -> set[tuple[str, int | None]]:
-    return {
-        one for one in players if db.execute("SELECT 1 FROM tombstones WHERE game = ? AND mark = ?", one).fetchone()
-    }
+def _erased(db: sqlite3.Connection, marks: set[tuple[str, int | None]]) -> set[tuple[str, int | None]]:
+    found = "SELECT 1 FROM tombstones WHERE game = ? AND mark = ?"
+    return {one for one in marks if db.execute(found, one).fetchone()}
+
+
+def _erase_late(db: sqlite3.Connection, rows: list[Row], gone: set[tuple[str, int | None]]) -> None:
+    """An erased player played on, or their chunk was late: the other seats of that episode go, too."""
+    for row in late_rows(rows, gone):
+        # Only by one whose seat it is: a stranger who knows an episode's name must not remove it.
+        if row.mark is not None and not db.execute(_OF_ANOTHER, (*row[:3], row.uploader)).fetchone():
+            removal.erase_episodes(db, GameId(row.game), [EpisodeId(row.episode)], row.mark)
+            gone.add((row.game, tombstone_marks(row)[0]))
 
 
 def _part_of(episode: str, of: int) -> int:

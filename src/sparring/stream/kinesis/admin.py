@@ -4,27 +4,27 @@ A reshard aims at hash ranges of equal size. Ranges within one of those are merg
 end of one is split there: so between two moves there are never fewer shards than the lesser of both numbers.
 """
 
-import random
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from sparring import aws
 from sparring.errors import Missing, SparringError, Unreachable
-from sparring.stream.kinesis import errors
-from sparring.stream.kinesis.client import KinesisClient, Timeouts
-from sparring.stream.kinesis.reader import ShardIterators
-from sparring.stream.kinesis.stream import OPENING, listed, shard_of
-from sparring.stream.kinesis.url import SETTING, KinesisAddress
+from sparring.stream.kinesis.client import SETTING, KinesisAddress, KinesisClient, Timeouts
+from sparring.stream.kinesis.stream import OPENING, KinesisStream, listed, shard_of
 from sparring.stream.protocol import BEGINNING, Page, Position
 
 POLL_S = 0.25
 WITHIN_S = 600.0
 SPACE = 1 << 128  # of partition keys' hashes
 NEAR = SPACE >> 64  # ranges that differ by less are the same: servers round differently
+
+UNKNOWN_OPERATION = {"UnknownOperationException", "UnknownOperation", "NotImplementedError"}
 
 Report = Callable[[str], None]
 
@@ -54,8 +54,7 @@ class StreamDescription:
     shards: list[ShardState]
 
 
-@dataclass(frozen=True, slots=True)
-class HashRange:
+class HashRange(NamedTuple):
     """An open shard and the hashes that go to it, both ends included."""
 
     shard: str
@@ -63,33 +62,17 @@ class HashRange:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Of one shard in two; the second begins with `at`."""
-
-    shard: str
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Of two neighbours."""
-
-    shard: str
-    neighbour: str
-
-
-def next_move(ranges: Sequence[HashRange], shards: int) -> Split | Merge | None:
-    """The next step from these open shards to `shards` of equal size; None when they are there."""
+def next_move(ranges: Sequence[HashRange], shards: int) -> tuple[str, dict[str, str]] | None:
+    """The next call, and its arguments, from these open shards to `shards` of equal size; None when they are there."""
     ordered = sorted(ranges, key=lambda one: one.first)
     ends = [SPACE * at // shards for at in range(1, shards + 1)]
     for one, following in pairwise(ordered):
         if following.last < _end_after(ends, one.first) + NEAR:
-            return Merge(one.shard, following.shard)
+            return "merge_shards", {"ShardToMerge": one.shard, "AdjacentShardToMerge": following.shard}
     for one in ordered:
         end = _end_after(ends, one.first)
         if one.last >= end + NEAR:
-            return Split(one.shard, end)
+            return "split_shard", {"ShardToSplit": one.shard, "NewStartingHashKey": str(end)}
     return None
 
 
@@ -108,25 +91,17 @@ def _age_ms(page: Page) -> int | None:
     return max(0, int(time.time() * 1000) - page.placed[0].arrived_ms) if page.placed else None
 
 
-def _reach(address: KinesisAddress) -> None:
-    """Raise soon where no server answers, instead of after all the tries of a call."""
-    quick = KinesisClient(address, OPENING, random.Random())
-    try:
-        quick("describe_stream_summary", StreamName=address.name)
-    except Missing:
-        return  # it is not there yet, says who answers
-    finally:
-        quick.close()
-
-
 class StreamAdmin:
     """Operations on one stream; a context manager. `report` is called at each step of a long operation."""
 
     def __init__(self, url: str, report: Report, *, setting: str = SETTING) -> None:
         self.address, self._report = KinesisAddress.read(url, setting), report
-        _reach(self.address)
-        self._client = KinesisClient(self.address, Timeouts(), random.Random())
         self._named = {"StreamName": self.address.name}
+        # A server that does not answer is told soon, instead of after all the tries of a call.
+        with closing(KinesisClient(self.address, OPENING)) as quick, suppress(Missing):
+            quick("describe_stream_summary", **self._named)
+        self._stream = KinesisStream(self.address, Timeouts())
+        self._client = self._stream.client
 
     def __enter__(self) -> "StreamAdmin":
         return self
@@ -181,9 +156,7 @@ class StreamAdmin:
     def _find(self) -> dict[str, Any] | None:
         try:
             return self._summary()
-        except Missing as error:
-            if "credentials" in error.wrong:
-                raise
+        except Missing:
             return None
 
     def _summary(self) -> dict[str, Any]:
@@ -204,20 +177,18 @@ class StreamAdmin:
         try:
             wanted = {"TargetShardCount": shards, "ScalingType": "UNIFORM_SCALING"}
             self._client.once("update_shard_count", **self._named, **wanted)
-        except errors.AnyFault as error:
-            if errors.code_of(error) in errors.UNKNOWN_OPERATION:
+        except aws.AnyFault as error:
+            if aws.code_of(error) in UNKNOWN_OPERATION:
                 return False
-            raise errors.explain(error, self.address) from None
+            raise aws.explain(error, self.address) from None
         return True
 
     def _by_hand(self, shards: int) -> None:
         while (move := next_move(self._open(), shards)) is not None:
-            if isinstance(move, Split):
-                what, given = "split", {"ShardToSplit": move.shard, "NewStartingHashKey": str(move.at)}
-            else:
-                what, given = "merge", {"ShardToMerge": move.shard, "AdjacentShardToMerge": move.neighbour}
-            self._report(f"{self.address.name}: {what} {', '.join(one for one in given.values() if 'shard' in one)}")
-            self._client("split_shard" if what == "split" else "merge_shards", **self._named, **given)
+            operation, given = move
+            what = f"{operation.partition('_')[0]} {', '.join(one for one in given.values() if 'shard' in one)}"
+            self._report(f"{self.address.name}: {what}")
+            self._client(operation, **self._named, **given)
             self._wait("ACTIVE", what)
 
     def _open(self) -> list[HashRange]:
@@ -225,9 +196,9 @@ class StreamAdmin:
         return [HashRange(name, int(at["StartingHashKey"]), int(at["EndingHashKey"])) for name, at in keys.items()]
 
     def _state(self, one: dict[str, Any], position: Position | None) -> ShardState:
-        shard, keys, reader = shard_of(one), one["HashKeyRange"], ShardIterators(self._client)
-        oldest = _age_ms(reader.page(shard, BEGINNING, 1))
-        behind_ms = None if position is None else _age_ms(reader.page(shard, position, 1)) or 0
+        shard, keys = shard_of(one), one["HashKeyRange"]
+        oldest = _age_ms(self._stream.page(shard, BEGINNING, limit=1))
+        behind_ms = None if position is None else _age_ms(self._stream.page(shard, position, limit=1)) or 0
         first, last = int(keys["StartingHashKey"]), int(keys["EndingHashKey"])
         return ShardState(shard.id, shard.parents, shard.closed, first, last, oldest or 0, oldest is None, behind_ms)
 

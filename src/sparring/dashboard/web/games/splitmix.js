@@ -1,4 +1,4 @@
-// SplitMix64 by counter, as in src/sparring/games/splitmix.py: draw k of a seed depends on (seed, k) alone.
+// SplitMix64 by counter, as in src/sparring/games/game_state.py: draw k of a seed depends on (seed, k) alone.
 
 const MASK = (1n << 64n) - 1n;
 

@@ -128,10 +128,11 @@ function draw() {
 
 function promotion(one) {
   const evidence = one.evidence;
-  const before = evidence.incumbent_mean === null ? "" : `, before it ${figure(evidence.incumbent_mean)}`;
+  const rival = evidence.incumbent ? "the champion before it" : "random play";
+  const theirs = evidence.incumbent_mean === null ? "" : `, ${rival} ${figure(evidence.incumbent_mean)}`;
   const judged = evidence.wins !== null
-    ? ` after ${evidence.wins} wins, ${evidence.draws} draws and ${evidence.losses} losses`
-    : ` with a mean of ${figure(evidence.mean)} over ${evidence.episodes} episodes${before}`;
+    ? ` after ${evidence.wins} wins, ${evidence.draws} draws and ${evidence.losses} losses against ${rival}`
+    : ` with a mean of ${figure(evidence.mean)} over ${evidence.episodes} episodes${theirs}`;
   const model = h("a", { class: "mono", href: `/models?game=${encodeURIComponent(one.game)}` }, short(one.model));
   return h("li", {}, h("time", { datetime: new Date(one.at_ms).toISOString() }, ago(one.at_ms)),
     h("span", {}, h("strong", {}, one.game), ": model ", model, ` became champion no. ${one.counter}${judged}.`));

@@ -14,15 +14,24 @@ function rival(against) {
   return ` against ${kind === "model" ? short(name) : name}`;
 }
 
+const signed = (elo) => `${elo < 0 ? "−" : "+"}${Math.abs(Math.round(elo))}`;
+
+/** How much higher than the champion before it a model is rated, as the gate's interval. */
+function rating(evidence) {
+  return `${signed(evidence.elo_low)} to ${signed(evidence.elo_high)} Elo`;
+}
+
 function evaluation(evidence) {
   if (!evidence) return [h("span", { class: "quiet" }, "not evaluated")];
   const lines = [h("span", { class: "number" }, `${figure(evidence.mean)} ± ${figure(evidence.sd)}`),
     h("span", { class: "under" }, `mean of ${evidence.episodes} episodes${rival(evidence.against)}`)];
   const under = (words) => lines.push(h("span", { class: "under" }, words));
-  const before = evidence.incumbent ? short(evidence.incumbent) : "chance";
-  if (evidence.wins !== null)
+  const before = evidence.incumbent ? short(evidence.incumbent) : "random play";
+  if (evidence.verdict) under(`the gate: ${evidence.verdict} ${evidence.verdict === "undecided" ? "beside" : "than"} ${before}`);
+  if (evidence.wins !== null) {
     under(`${evidence.wins} won, ${evidence.draws} drawn, ${evidence.losses} lost against ${before}`);
-  else if (evidence.incumbent_mean !== null) under(`${before} had ${figure(evidence.incumbent_mean)}`);
+    if (evidence.elo_low !== null) under(`${rating(evidence)}, ${evidence.distinct} distinct games`);
+  } else if (evidence.incumbent_mean !== null) under(`${before} had ${figure(evidence.incumbent_mean)}`);
   if (evidence.by !== "gate") under(`promoted by ${evidence.by}`);
   return lines;
 }

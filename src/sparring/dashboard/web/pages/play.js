@@ -1,8 +1,8 @@
 // A person plays: sets up the connection, the panel beside the board, and hands over to the game's own flow.
 
 import { connect, SparringError } from "../client.js";
-import { hex } from "../ids.js";
 import { Panel } from "../panel.js";
+import { consent, YourData } from "../your_data.js";
 import { $, h, linked, say, server, withKeys } from "../page.js";
 import { playInRealTime } from "../flows/real_time.js";
 import { playTurnBased } from "../flows/turn_based.js";
@@ -13,15 +13,6 @@ const FLOWS = {
   cartpole: ["../boards/cartpole.js", "../games/cartpole.js", playInRealTime],
 };
 
-/** A name for this browser's player; the server turns it into a pseudonym before anything is kept. */
-function playerName() {
-  const known = localStorage.getItem("sparring/player");
-  if (known) return known;
-  const made = hex(crypto.getRandomValues(new Uint8Array(16)));
-  localStorage.setItem("sparring/player", made);
-  return made;
-}
-
 async function begin() {
   const game = decodeURIComponent(location.pathname.split("/").pop());
   const [boardPath, gamePath, play] = FLOWS[game];
@@ -31,9 +22,11 @@ async function begin() {
   say($("rules"), board.rules);
   $("keys").replaceChildren(...withKeys(board.keys));
   const { trust } = await server.get("/api/games");
-  const connection = await connect("", { game, player: playerName(), trust, token: server.token, champion: false });
+  const { record, player } = consent(game, server.token);
+  const connection = await connect("", { game, record, player, trust, token: server.token, champion: false });
   linked(true);
-  await play({ game, board, Game: rules.Game, connection, panel: new Panel(connection, game) });
+  const panel = new Panel(connection, game, new YourData(connection, game));
+  await play({ game, board, Game: rules.Game, connection, panel });
 }
 
 // A page that comes back from the browser's cache was recorded as left: start again.

@@ -1,0 +1,13 @@
+"""Let the model that the train task has kept play one episode, in a loop of one's own."""
+
+import gymnasium
+from stable_baselines3 import PPO
+
+model, env = PPO.load("cartpole"), gymnasium.make("CartPole-v1")
+observation, info = env.reset(seed=1)
+ended, earned = False, 0.0
+while not ended:
+    action, state = model.predict(observation, deterministic=True)
+    observation, reward, terminated, truncated, info = env.step(action)
+    ended, earned = terminated or truncated, earned + reward
+print(earned)

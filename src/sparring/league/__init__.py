@@ -1,0 +1,1 @@
+"""Who plays whom, how good each is, and who becomes champion."""

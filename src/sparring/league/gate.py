@@ -1,0 +1,209 @@
+"""The gate: who becomes champion. A model replaces the champion where it is shown to be better.
+
+With opponents the two play each other, from every seat of openings that are drawn for this gate alone; without, both
+play the same fresh seeds and their returns are compared, one by one. Where there is no champion yet, the model must be
+better than random play. After each batch of games `sequential_test.judge` says whether they are enough: a clear
+difference takes tens of games, a small one as many as `registry.gate_episodes` allows.
+
+All tries of one lineage (a model and the models that it was trained from) share one error rate: the chance that any of
+them becomes champion without being better is at most `ALPHA`, however often it is tried.
+"""
+
+import math
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from msgspec.structs import replace
+
+from sparring.acting.evaluate import Evaluation, Player, evaluate, evaluate_beside, has_opponents, strongest
+from sparring.config import DEFAULT, Config
+from sparring.errors import Missing
+from sparring.games.catalogue import spec_of
+from sparring.games.spec import GameSpec
+from sparring.league.sequential_test import EVEN, ErrorRates, Verdict, elo_of, interval, judge
+from sparring.registry.protocol import Evidence
+from sparring.registry.registry import Registry
+from sparring.wire.chunk import Array
+from sparring.wire.model import Model
+
+ALPHA = 0.05  # of one lineage
+CONFIDENCE = 0.95  # of the intervals that are shown
+FIRST_TICKS = 500_000  # of the first batch, if all its games last as long as they can
+GATE_TICKS = 200_000  # that were played: no further batch after them
+FEWEST = 10  # games that say anything
+SHOWN, SHOWN_SEED = 200, 0  # games against the game's strongest script, whose mean is shown: the same for all models
+BATCH = 32  # rounds of seats in the first batch; each following one has as many as all before
+SCALE = 3.0  # differences of returns are limited to so many standard deviations,
+LEAST_DEVIATION = 0.1  # which are taken to be at least this share of the mean
+
+
+@dataclass(slots=True)
+class Results:
+    """What two players came to, round by round, as numbers from 0 to 1; 0.5 is even."""
+
+    limit: float  # of a difference of returns; one as large counts as a game that was won
+    scores: list[Array] = field(default_factory=list)  # float64 of each batch
+    returns: list[Array] = field(default_factory=list)  # [2, rounds] of each batch: the model's and the other's
+    counts: Array = field(default_factory=lambda: np.zeros(3, np.int64))  # won, drawn, lost
+    digests: list[Array] = field(default_factory=list)
+
+    def add_games(self, played: Evaluation, seats: int) -> None:
+        """Games against each other; the episodes of one round of seats are one result."""
+        assert played.beaten is not None
+        assert played.digests is not None
+        self.scores.append(played.beaten[: len(played.beaten) // seats * seats].reshape(-1, seats).mean(axis=1))
+        self.counts += (played.wins or 0, played.draws or 0, played.losses or 0)
+        self.digests.append(played.digests)
+
+    def add_returns(self, ours: Array, theirs: Array) -> None:
+        """Returns on the same seeds."""
+        both = min(len(ours), len(theirs))
+        self.returns.append(np.stack([ours[:both], theirs[:both]]).astype(np.float64))
+
+    def judged(self) -> Array:
+        """The results that the test sees."""
+        if not self.returns:
+            return np.concatenate(self.scores) if self.scores else np.zeros(0)
+        ours, theirs = np.concatenate(self.returns, axis=1)
+        results: Array = np.clip((ours - theirs) / self.limit, -1.0, 1.0) / 2 + EVEN
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """How many games the gate plays at most. After so many `ticks` it plays no further batch: 2,000 games of Atari
+    would take ten hours."""
+
+    episodes: int
+    ticks: float = GATE_TICKS
+
+    @classmethod
+    def from_config(cls, config: Config) -> "GateLimits":
+        """`registry.gate_episodes`, however long they last where it was set."""
+        said = config.origin("registry.gate_episodes") != DEFAULT
+        return cls(config.registry.gate_episodes, math.inf if said else GATE_TICKS)
+
+    def first(self, spec: GameSpec) -> int:
+        """The episodes of the first batch: fewer where a game may be long."""
+        return min(self.episodes, BATCH * len(spec.seats), max(FEWEST, FIRST_TICKS // spec.max_ticks))
+
+
+def tries_before(registry: Registry, model: Model) -> int:
+    """How often the gate has tried this model's lineage."""
+    tried = (registry.evidence(one) for one in (model.id, *model.card.lineage.parents))
+    return max((found.tries for found in tried if found is not None), default=0)
+
+
+def play_gate_games(
+    model: Model,
+    incumbent: Model | None,
+    limits: GateLimits,
+    *,
+    tries: int = 0,
+    seed: int | None = None,
+    deadline: float = math.inf,
+) -> tuple[Evaluation, Evidence]:
+    """How the model plays against the game's strongest script, and the evidence for or against its promotion.
+
+    Its games have seeds of their own (`seed` repeats those of an earlier gate). It plays fewer by the `deadline` (of
+    time.monotonic); Missing below FEWEST. `tries` is how often this lineage was tried before.
+    """
+    game, spec = model.card.game, spec_of(model.card.game)
+    seed = secrets.randbits(48) + 1 if seed is None else seed
+    rival = strongest(game)
+    shown = min(limits.episodes, SHOWN, max(FEWEST, FIRST_TICKS // spec.max_ticks))
+    middle = (time.monotonic() + deadline) / 2
+    alone = _enough(evaluate(game, model, episodes=shown, seed=SHOWN_SEED, against=rival, deadline=middle), shown)
+    said = Evidence(
+        episodes=len(alone.returns),
+        mean=alone.mean,
+        sd=alone.sd,
+        against=None if rival is None else f"script:{rival}",
+        incumbent=None if incumbent is None else incumbent.id,
+        tries=tries + 1,
+        seed=seed,
+    )
+    if not math.isfinite(alone.mean):
+        return alone, replace(said, verdict=Verdict.UNDECIDED)
+    rates = ErrorRates(ALPHA).of_try(tries + 1)
+    other: Player = "random" if incumbent is None else incumbent
+    results = Results(SCALE * max(alone.sd, LEAST_DEVIATION * abs(alone.mean)) or 1.0)  # other games than it judges
+    verdict = _play(results, model, other, limits, seed, rates, deadline)
+    said = replace(said, verdict=verdict)
+    if results.returns:
+        ours, theirs = np.concatenate(results.returns, axis=1)
+        means = {"mean": float(ours.mean()), "sd": float(ours.std())}
+        theirs_are = {"incumbent_mean": float(theirs.mean()), "incumbent_sd": float(theirs.std())}
+        beside = None
+        if incumbent is not None and len(spec.seats) > 1:  # a team
+            mixed = evaluate_beside(game, model, incumbent, episodes=shown, seed=seed, deadline=deadline)
+            beside = mixed.mean if len(mixed.returns) else None
+        return alone, replace(said, episodes=len(ours), **means, **theirs_are, beside_incumbent=beside)
+    wins, draws, losses = map(int, results.counts)
+    distinct = len(np.unique(np.concatenate(results.digests)))
+    low, high = map(elo_of, interval(results.judged(), 1 - CONFIDENCE))
+    return alone, replace(said, wins=wins, draws=draws, losses=losses, distinct=distinct, elo_low=low, elo_high=high)
+
+
+def _play(
+    results: Results, model: Model, other: Player, limits: GateLimits, seed: int, rates: ErrorRates, deadline: float
+) -> Verdict:
+    """Play batches until the test is decided, the games are played or the time is over."""
+    spec, verdict, over = spec_of(model.card.game), Verdict.UNDECIDED, False
+    opponents, seats = has_opponents(spec), len(spec.seats)
+    batch, begun, ticks, wanted = 0, 0, 0, limits.first(spec)
+    while begun < limits.episodes and ticks < limits.ticks and not over and (not batch or time.monotonic() < deadline):
+        asked = min(wanted, limits.episodes - begun)
+        asked = -(-asked // seats) * seats if opponents else asked  # whole rounds
+        middle = deadline if opponents else (time.monotonic() + deadline) / 2
+        against = other if opponents else None
+        ours = evaluate(spec.id, model, episodes=asked, seed=seed + batch, against=against, deadline=middle)
+        if opponents:
+            results.add_games(ours if batch else _enough(ours, asked), seats)
+        else:
+            theirs = evaluate(spec.id, other, episodes=asked, seed=seed + batch, deadline=deadline)
+            both = (ours, theirs) if batch else (_enough(ours, asked), _enough(theirs, asked))
+            results.add_returns(*(one.returns for one in both))
+        verdict, over = judge(results.judged(), rates)
+        batch, begun, ticks = batch + 1, begun + asked, ticks + ours.ticks
+        wanted = begun
+    return verdict
+
+
+def _enough(played: Evaluation, asked: int) -> Evaluation:
+    if (ended := len(played.returns)) < min(FEWEST, asked):
+        wrong = f"{ended} of its {asked} games ended in the time that was left"
+        raise Missing(wrong, where="promotion gate", do="Train for more --minutes, or lower registry.gate_episodes")
+    return played
+
+
+def passed(evidence: Evidence) -> bool:
+    """Whether the model may become champion."""
+    return evidence.verdict == Verdict.BETTER
+
+
+def sentence(evidence: Evidence) -> str:
+    """What the gate found, for people: better, not worse, worse or undecided, and by what games."""
+    other = "random play" if evidence.incumbent is None else "the champion"
+    if not (math.isfinite(evidence.mean) and math.isfinite(evidence.sd)):
+        return f"its return is {evidence.mean} ± {evidence.sd}, which is not finite"
+    words = {
+        Verdict.BETTER: f"better than {other}",
+        Verdict.NOT_WORSE: f"not worse than {other}, and not shown to be better",
+        Verdict.WORSE: f"worse than {other}",
+        Verdict.UNDECIDED: f"undecided whether it is better than {other}",
+    }[Verdict(evidence.verdict)]
+    if evidence.wins is None or evidence.draws is None or evidence.losses is None:
+        theirs = evidence.incumbent_mean
+        beside = f"it returns {evidence.mean:.4g} beside {theirs:.4g}" if theirs is not None else "it was not compared"
+        return f"{words}: {beside} in {evidence.episodes} episodes on the same seeds"
+    games = evidence.wins + evidence.draws + evidence.losses
+    played = f"{evidence.wins} won, {evidence.draws} drawn, {evidence.losses} lost"
+    elo = f"{_elo(evidence.elo_low)} to {_elo(evidence.elo_high)} Elo"
+    return f"{words}: {elo} in {games} games, {evidence.distinct} of them distinct ({played})"
+
+
+def _elo(value: float | None) -> str:
+    return "?" if value is None else f"{value:+.0f}"

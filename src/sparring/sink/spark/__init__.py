@@ -1,1 +1,0 @@
-"""The sink as a Spark Structured Streaming query."""

@@ -1,0 +1,261 @@
+"""Sparring from Python: training, evaluation, models and environments, as docs/python.md promises them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import sparring
+from sparring import config as configs
+from sparring.games.catalogue import open_game
+from sparring.games.scripts import play, script
+from sparring.store import open_store
+
+with warnings.catch_warnings():  # of PettingZoo about itself
+    warnings.simplefilter("ignore")
+    from pettingzoo.test import api_test, parallel_api_test
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """Steps to the right earn one each; a walk has ten steps."""
+
+    observation_space = gymnasium.spaces.Box(-20, 20, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.steps = 0.0, 0
+        return np.array([self.place], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.place += 1 if action else -1
+        self.steps += 1
+        return np.array([self.place], np.float32), float(action), False, self.steps == 10, {}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_examples_of_the_page_run() -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S):
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert Path("learning.png").stat().st_size > 5_000
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    code = "import sys, sparring; print([name for name in ('numpy', 'torch', 'gymnasium') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_model_predicts_without_torch() -> None:
+    model = sparring.train("cartpole", steps=512, progress=False).model.id
+    code = "import sys, sparring; sparring.load(sys.argv[1]).predict([0, 0, 0, 0]); print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"
+
+
+@pytest.mark.parametrize("game", ["cartpole", "connect-four", "duel", "gym:FrozenLake-v1", "spiel:kuhn_poker"])
+@pytest.mark.filterwarnings("ignore")
+def test_gymnasium_accepts_our_games(game: str) -> None:
+    check_env(sparring.make(game), skip_render_check=True)
+
+
+@pytest.mark.parametrize("game", ["connect-four", "spiel:kuhn_poker"])
+@pytest.mark.filterwarnings("ignore")
+def test_pettingzoo_accepts_games_of_turns(game: str) -> None:
+    api_test(sparring.make(game, api="pettingzoo"), num_cycles=100)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pettingzoo_accepts_games_in_which_seats_act_at_once() -> None:
+    parallel_api_test(sparring.make("duel", api="pettingzoo"), num_cycles=100)
+
+
+@pytest.mark.parametrize("game", ["cartpole", "connect-four"])
+def test_a_vector_goes_on_with_the_next_episode_and_its_seed_decides_all(game: str) -> None:
+    def played() -> list[Any]:
+        envs, rng, seen = sparring.make(game, n=3), np.random.default_rng(0), []
+        observation, info = envs.reset(seed=7)
+        for _ in range(200):
+            assert envs.observation_space.contains(observation)
+            actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in info["action_mask"]])
+            observation, reward, terminated, truncated, info = envs.step(actions)
+            seen.append((observation, reward, terminated | truncated))
+        return seen
+
+    first, second = played(), played()
+    ended = np.array([one[2] for one in first])
+    assert (ended.sum(axis=0) >= 2).all(), "each game has ended and started again"
+    assert not (ended[1:] & ended[:-1]).any(), "an episode has at least one step"
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_a_seat_is_told_of_a_loss_that_its_opponents_move_decided() -> None:
+    env = sparring.make("connect-four", opponent="tactical", seat=1)
+    losses = 0
+    for seed in range(20):
+        _, info = env.reset(seed=seed)
+        ended, earned = False, 0.0
+        while not ended:
+            action = int(np.flatnonzero(info["action_mask"])[0])
+            _, reward, terminated, truncated, info = env.step(action)
+            earned, ended = earned + reward, terminated or truncated
+        losses += earned < 0
+    assert losses > 10
+
+
+def test_an_environment_is_trained_as_class_object_and_function() -> None:
+    for given in (Walk, Walk(), lambda: Walk()):
+        run = sparring.train(given, steps=4096, progress=False, settings={"learning_rate": 1e-2})
+        assert run.return_mean == pytest.approx(10.0)
+        assert run.metrics["env_steps"][-1] >= 4096
+        assert run.model.predict(np.array([0.0])) == 1
+        assert run.model.predict(np.zeros((4, 1))).tolist() == [1, 1, 1, 1]
+
+
+def test_a_registered_environment_keeps_its_id() -> None:
+    run = sparring.train(gymnasium.make("CartPole-v1"), steps=256, progress=False)
+    assert run.result.plan.game == "gym:CartPole-v1"
+
+
+class Changed(Walk):
+    """A walk in which the attributes that are given replace its own."""
+
+    def __init__(self, **changed: Any) -> None:
+        for name, value in changed.items():
+            setattr(self, name, value)
+
+
+def test_wrong_arguments_are_refused_with_what_to_do() -> None:
+    model = sparring.train("cartpole", steps=256, progress=False).model
+    evaluated = sparring.evaluate(model, 2)
+    train, evaluate, load, make, predict = (
+        sparring.train,
+        sparring.evaluate,
+        sparring.load,
+        sparring.make,
+        model.predict,
+    )
+    four, unlike = make("connect-four"), lambda **changed: train(lambda: Changed(**changed), steps=64)
+    for call, words in (
+        (lambda: make("cartpole", api="openai"), "pettingzoo"),
+        (lambda: make("cartpole", seat=1), "Count from 0 to 0"),
+        (lambda: make("connect-four", api="pettingzoo", n=2), "Leave out n"),
+        (lambda: make(None), "game = None. Give str."),
+        (lambda: make("cartpole", n=2.5), "n = 2.5. Give int."),
+        (lambda: make("cartpole", n=0), "Open at least one game"),
+        (lambda: make("cartpol"), "Did you mean 'cartpole'?"),
+        (lambda: make("connect-four", opponent="tactica"), "Did you mean 'tactical'?"),
+        (lambda: make("connect-four", opponent=model), "Choose a model of connect-four"),
+        (lambda: make("cartpole").step(0), "Call reset() before step()"),
+        (lambda: (four.reset(), four.step("left")), "action array(['left']"),
+        (lambda: (vector := make("cartpole", n=3)).reset(seed=[1, 2]) and vector, "Give one for each of 3"),
+        (lambda: train(42), "Gymnasium environment"),
+        (lambda: train("cartpole", seed=1.5), "sparring.train: seed = 1.5. Give int."),
+        (lambda: train("cartpole", steps="many"), "steps = 'many'. Give int."),
+        (lambda: train("cartpole", until="high"), "until = 'high'. Give float."),
+        (lambda: train("cartpole", resume=3), "resume = 3. Give str or bool."),
+        (lambda: train("cartpole", promote=1), "promote = 1. Give bool."),
+        (lambda: train("cartpole", settings=["epochs"]), "settings = ['epochs']. Give Mapping."),
+        (lambda: train("cartpole", settings={"epochs": object}), "Give text, a number"),
+        (lambda: train("cartpole", settings={"learning_rat": 1}), "Did you mean 'learning_rate'?"),
+        (lambda: train("cartpole", data="/proc/none"), "/proc/none: the disk would not keep it"),
+        (lambda: train(Walk, algo="impala", topology="async"), "gym:module:ID"),
+        (lambda: train(lambda: "no environment"), "Return a gymnasium.Env"),
+        (lambda: unlike(action_space=None), "it has no action_space"),
+        (lambda: unlike(reset=lambda: np.zeros(1)), "Define reset(self, *, seed=None, options=None)"),
+        (lambda: unlike(reset=lambda seed: np.zeros(1)), "Return observation, info"),
+        (lambda: unlike(reset=lambda seed: (np.zeros(3), {})), "Return (1,), or declare another observation_space"),
+        (
+            lambda: unlike(step=lambda action: (0, 0, True, {})),
+            "Return observation, reward, terminated, truncated, info",
+        ),
+        (lambda: load("script:cartpole/random"), "Name a model"),
+        (lambda: load("champion:duel"), "spar train duel"),
+        (lambda: load(None), "name = None. Give str or Path."),
+        (lambda: load("abc"), "at least 6 digits"),
+        (lambda: load(Path("nowhere")), "Give the folder of one model"),
+        (lambda: load("champion:cartpole", seed=-3), "Count seeds from 0"),
+        (lambda: evaluate(None), "Give LoadedModel or str or Path"),
+        (lambda: evaluate(model, "ten"), "episodes = 'ten'. Give int."),
+        (lambda: evaluate(model, 0), "Play at least one"),
+        (lambda: evaluate(model, against="tactical"), "Use one of random, balance"),
+        (lambda: evaluated.plot("returns.gif"), "plot(file): 'returns.gif' is no picture"),
+        (lambda: predict(np.zeros(3)), "Give (4,)"),
+        (lambda: predict("left"), "state has shape ()"),
+        (lambda: predict({"velocity": np.zeros(4)}), "has no 'state'"),
+        (lambda: predict((np.zeros(4), {})), "of what reset() returns the first part"),
+        (lambda: predict([[0, 0, 0, 0], [0, 0, 0]]), "state is no array"),
+        (lambda: predict(np.zeros((2, 3, 4))), "Give (4,)"),
+        (lambda: predict(np.zeros(4), seat=1), "seat 1. Count from 0 to 0."),
+        (lambda: predict(np.zeros(4), legal=[1]), "legal has shape (1,). Give (2,) of numbers."),
+        (lambda: predict(np.zeros((2, 4)), legal=[1, 0]), "Give (2, 2) of numbers."),
+        (lambda: predict(np.zeros(4), legal=[0, 0]), "legal allows no choice"),
+    ):
+        with pytest.raises(sparring.SparringError, match=re.escape(words)):
+            call()
+    assert train("cartpole", steps=np.int64(256), settings={"learning_rate": np.float32(1e-3)}, progress=False)
+
+
+def test_a_dict_of_observations_is_predicted_for_one_and_for_many() -> None:
+    class Two(Walk):
+        observation_space = gymnasium.spaces.Dict(
+            {"place": Walk.observation_space, "half": gymnasium.spaces.Discrete(2)}
+        )
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            seen, info = super().reset(seed=seed)
+            return {"place": seen, "half": 0}, info
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            seen, *rest = super().step(action)
+            return ({"place": seen, "half": int(self.steps > 5)}, *rest)  # type: ignore[return-value]
+
+    model = sparring.train(Two, steps=512, progress=False).model
+    assert model.predict({"place": [0.0], "half": 1}) in (0, 1)
+    assert model.predict({"place": np.zeros((3, 1)), "half": [0, 1, 0]}).shape == (3,)
+    with pytest.raises(sparring.SparringError, match="Give a mapping of half, place"):
+        model.predict(np.zeros(1))
+
+
+def test_a_run_that_learned_from_records_alone_plots_its_loss() -> None:
+    config, rng = configs.load(None, ()), np.random.default_rng(0)
+    configs.open_data_folder(Path(config.data))
+    with open_store(config.store_url) as store:
+        for chunks in play(open_game("cartpole", 4), [script("cartpole", "balance")], list(range(8)), rng, "play"):
+            store.append(chunks)
+    run = sparring.train("cartpole", "bc", source="store", steps=20_000, progress=False)
+    (line,) = run.plot("loss.png").axes[0].lines
+    assert np.isfinite(line.get_xydata()).all()
+    assert line.get_xydata()[-1, 0] == run.result.updates > 0
+
+
+def test_ctrl_c_ends_a_run_in_good_order(tmp_path: Path) -> None:
+    code = "import sparring; run = sparring.train('cartpole', steps=10**9); print(run.state, run.model.id)"
+    training = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("data/runs/*/metrics.jsonl")):
+        assert training.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(training.pid, signal.SIGINT)
+    said, _ = training.communicate(timeout=90)
+    assert training.returncode == 0
+    assert re.search(r"stopped [0-9a-f]{64}", said)

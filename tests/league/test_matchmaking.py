@@ -1,0 +1,31 @@
+"""PFSP: who is met how often, by each weighting."""
+
+import numpy as np
+import pytest
+
+from sparring.league.matchmaking import WEIGHTINGS, draw_opponent, opponent_chances
+
+RATES = np.array([0.0, 0.25, 0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("weighting", "weights"),
+    [
+        ("variance", [0, 0.1875, 0.25, 0]),
+        ("linear", [1, 0.75, 0.5, 0]),
+        ("capped", [0.5, 0.5, 0.5, 0]),
+        ("squared", [1, 0.5625, 0.25, 0]),
+    ],
+)
+def test_what_each_weighting_prefers(weighting, weights):
+    np.testing.assert_allclose(opponent_chances(RATES, weighting), np.array(weights) / sum(weights))
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_where_no_weight_is_left_all_are_met_alike(weighting):
+    np.testing.assert_array_equal(opponent_chances(np.ones(4), weighting), np.full(4, 0.25))
+
+
+def test_a_member_never_meets_itself():
+    rates, rng = np.full((3, 3), 0.5), np.random.default_rng(0)
+    assert {draw_opponent(1, rates, "variance", rng) for _ in range(50)} == {0, 2}

@@ -1,0 +1,68 @@
+"""Which value wins: the command line, then spar.toml, then the preset, then the default; and that a user can see it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparring.cli import main
+from sparring.config import load
+from sparring.learn.plan import TrainRequest, plan
+
+APEX = TrainRequest(game="cartpole", algo="apex")
+PONG = TrainRequest(game="atari:Pong", algo="dqn")
+
+
+def origins(made):
+    return {row.key: (row.value, row.origin) for row in made.explained}
+
+
+def test_a_preset_fills_what_nobody_set():
+    made = plan(APEX, load())
+    assert made.replay.sampler == "prioritised"
+    assert origins(made)["replay.sampler"] == ("prioritised", "preset")
+    assert origins(made)["replay.remover"] == ("fifo", "default")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("replay.sampler", "uniform"), ("train.envs", 16), ("train.reward_clip", 0.0)]
+)
+def test_what_was_set_wins_over_the_preset_even_where_it_is_the_default(key, value):
+    request = PONG if key == "train.reward_clip" else APEX
+    made = plan(request, load(None, (f"{key}={value}",)))
+    section, _, name = key.partition(".")
+    assert getattr(made.replay if section == "replay" else made, name) == value
+    assert origins(made)[key] == (value, "--set")
+
+
+def test_spar_toml_wins_over_the_preset_and_loses_to_the_command_line(tmp_path):
+    file = tmp_path / "spar.toml"
+    file.write_text('[replay]\nsampler = "uniform"\n[train]\nenvs = 16\nactors = 2\n')
+    made = plan(TrainRequest(game="cartpole", algo="apex", actors=3), load(file))
+    assert (made.replay.sampler, made.envs, made.actors) == ("uniform", 16, 3)
+    assert origins(made)["replay.sampler"] == ("uniform", "spar.toml")
+    assert origins(made)["train.actors"] == (3, "command line")
+
+
+def test_a_setting_of_the_algorithm_says_where_it_comes_from():
+    made = plan(TrainRequest(game="cartpole", settings=("epochs=20",)), load())
+    said = origins(made)
+    assert said["ppo.epochs"] == (20, "command line")
+    assert said["ppo.discount"] == (0.98, "preset")
+    assert said["ppo.clip"] == (0.2, "default")
+
+
+def test_explain_shows_all_settings_and_trains_nothing(tmp_path, capsys):
+    data = tmp_path / "data"
+    assert main(["train", "cartpole", "--explain", "--algo-set", "clip=0.1", "--data", str(data), "--json"]) == 0
+    said = {row["key"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
+    assert said["ppo.clip"] == {"key": "ppo.clip", "value": 0.1, "origin": "command line"}
+    assert {"topology", "steps", "train.envs", "replay.capacity_steps"} <= set(said)
+    assert not list(data.glob("runs/*"))
+
+
+def test_the_run_keeps_the_table(tmp_path):
+    assert main(["train", "cartpole", "--steps", "64", "--no-promote", "--data", str(tmp_path)]) == 0
+    (file,) = Path(tmp_path).glob("runs/*/settings.json")
+    rows = {row["key"]: row for row in json.loads(file.read_text())}
+    assert rows["steps"] == {"key": "steps", "value": 64, "origin": "command line"}
