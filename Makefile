@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := serve,train,services,export,games,ray,aws,spark,cassandra,wandb,mlflow,video,dev
+EXTRAS := serve,train,services,export,games,ray,aws,spark,cassandra,redis,wandb,mlflow,video,dev
 UV := $(shell command -v uv || echo $(VENV)/bin/uv)
 UV_PIN := uv==0.13.7
 # PyPI's Linux wheel of torch is the CUDA build. Where a CPU build can be reached: make setup TORCH=cpu

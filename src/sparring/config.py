@@ -154,6 +154,13 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LeagueConfig:
+    """A league's members and their processes."""
+
+    pool_url: str = "memory://"  # where its processes read models of members: memory://, redis://HOST:PORT/DATABASE
+
+
+@dataclass(frozen=True, slots=True)
 class ServicesConfig:
     """How services find and call each other."""
 
@@ -176,6 +183,7 @@ class Config:
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    league: LeagueConfig = field(default_factory=LeagueConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
     set_by: Mapping[str, str] = field(
         default_factory=dict, compare=False, metadata={"setting": False}

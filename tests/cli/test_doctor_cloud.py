@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from servers import running
 from servers.process import free_ports
 
 SPAR = Path(sys.executable).parent / "spar"
@@ -23,21 +26,34 @@ def doctor(folder, *settings, **environment):
 
 
 def test_servers_that_do_not_answer_are_named_each_with_its_fix(tmp_path):
-    kinesis, cassandra, s3 = free_ports(3)
+    kinesis, cassandra, s3, redis = free_ports(4)
     code, found = doctor(
         tmp_path,
         f'stream.url="kinesis://play?region=us-east-1&endpoint=http://127.0.0.1:{kinesis}"',
         f'store.url="cassandra://127.0.0.1:{cassandra}/sparring"',
         f'registry.url="s3://bucket/models?region=us-east-1&endpoint=http://127.0.0.1:{s3}"',
+        f'league.pool_url="redis://127.0.0.1:{redis}/0"',
+        REDIS_PASSWORD=SECRET,
         AWS_ACCESS_KEY_ID="local",
         AWS_SECRET_ACCESS_KEY=SECRET,
     )
     assert code == 1
-    for part, port in (("stream", kinesis), ("store", cassandra), ("registry", s3)):
+    for part, port in (("stream", kinesis), ("store", cassandra), ("registry", s3), ("pool", redis)):
         assert not found[part]["ok"]
         assert found[part]["needed"]
         assert str(port) in found[part]["found"]
         assert found[part]["fix"]
+
+
+@pytest.mark.servers
+def test_a_redis_that_answers_is_shown_with_its_url(tmp_path):
+    with running.redis(tmp_path / "redis", "--requirepass", SECRET) as server:
+        _, found = doctor(tmp_path, f'league.pool_url="{server.ready}/0"', REDIS_PASSWORD=SECRET)
+        assert found["pool"]["ok"]
+        assert found["pool"]["found"] == f"{server.ready}/0"
+        code, found = doctor(tmp_path, f'league.pool_url="{server.ready}/0"', REDIS_PASSWORD="wrong")
+    assert code == 1
+    assert found["pool"]["fix"] == "Set REDIS_USERNAME and REDIS_PASSWORD in the environment"
 
 
 def test_without_credentials_it_is_said_how_to_give_them(tmp_path):

@@ -41,7 +41,7 @@ class Process:
     name: str
     folder: str  # of its log and its pid
     words: tuple[str, ...]
-    ready: str  # http://… or cql://HOST:PORT
+    ready: str  # http://…, cql://HOST:PORT or redis://HOST:PORT
     says: str = ""  # which the page at http://… must hold
     env: Mapping[str, str] = field(default_factory=dict)  # beside the environment of who starts it
     patience_s: float = 280.0  # for the first answer: two cores that do much else are slow; below a test's limit
@@ -156,11 +156,15 @@ def _session(leader: int) -> Iterator[psutil.Process]:
 
 
 def answers(where: str, says: str = "") -> bool:
-    """Whether a server answers at http://… (with any status) or cql://HOST:PORT."""
+    """Whether a server answers at http://… (with any status), cql://HOST:PORT or redis://HOST:PORT."""
     scheme, _, rest = where.partition("://")
+    host, _, port = rest.partition(":")
     try:
+        if scheme == "redis":
+            with socket.create_connection((host, int(port)), timeout=2) as line:
+                line.sendall(b"PING\r\n")
+                return line.recv(7) in (b"+PONG\r\n", b"-NOAUTH")
         if scheme == "cql":
-            host, _, port = rest.partition(":")
             with socket.create_connection((host, int(port)), timeout=2) as line:
                 line.sendall(CQL_OPTIONS)
                 head = line.recv(9)

@@ -16,7 +16,10 @@ from servers.install import find
 from servers.process import NotThere, Process, free_ports
 from servers.spark_cluster import Spark
 
-__all__ = ["S3", "Cassandra", "ConsulAgent", "Kinesis", "Spark", "cassandra", "free_ports", "kinesis", "s3", "spark"]
+__all__ = [
+    *("S3", "Cassandra", "ConsulAgent", "Kinesis", "Spark"),
+    *("cassandra", "free_ports", "kinesis", "redis", "s3", "spark"),
+]
 PATIENCE_S = 30.0
 
 
@@ -75,6 +78,18 @@ def spark(folder: Path, workers: int = 1, *, cores: int = 2, memory: str = "1g")
     with stopped_after(cluster.master, *cluster.workers):
         spark_cluster.start(cluster)
         yield cluster
+
+
+@contextmanager
+def redis(folder: Path, *options: str) -> Iterator[Process]:
+    """A Redis on 127.0.0.1 that writes nothing to the disk; `options` are words of its command. `ready` is its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port, words = free_ports(1)[0], ("--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options)
+    described = Process(
+        "redis", str(folder), (program("redis-server"), "--port", str(port), *words), f"redis://127.0.0.1:{port}"
+    )
+    with stopped_after(described):
+        yield described.start()
 
 
 @contextmanager

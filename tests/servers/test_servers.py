@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from servers.install import NAMES, RECIPES, alone, folder, main
-from servers.running import free_ports, installed, program
+from servers.running import installed, program, redis
 from servers.spark_cluster import described
 
 ROOT = Path(__file__).parents[2]
@@ -32,23 +32,12 @@ def test_what_is_there_is_not_made_again(tmp_path, capsys):
 
 @pytest.mark.servers
 def test_redis_answers(tmp_path):
-    (port,) = free_ports(1)
-    words = [program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
-    server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(200):
-            try:
-                with socket.create_connection(("127.0.0.1", port), 1) as line:
-                    line.sendall(b"PING\r\n")
-                    assert line.recv(16) == b"+PONG\r\n"
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        else:
-            pytest.fail("redis-server does not answer")
-    finally:
-        server.kill()
-        server.wait()
+    with (
+        redis(tmp_path) as server,
+        socket.create_connection(("127.0.0.1", int(server.ready.rpartition(":")[2])), 1) as line,
+    ):
+        line.sendall(b"PING\r\n")
+        assert line.recv(16) == b"+PONG\r\n"
 
 
 @pytest.mark.parametrize(

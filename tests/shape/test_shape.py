@@ -23,12 +23,13 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "store": {"games"},
     "replay": {"games", "store"},
     "acting": {"games", "nets", "replay", "registry"},
-    "league": {"games", "acting", "registry"},
+    "league": {"games", "acting", "registry", "pool"},
     "learn": {"games", "nets", "acting", "league", "replay", "store", "registry", "services", "hosts", "processes"},
     "services": set(),
     "hosts": {"services", "processes"},
     "processes": set(),
     "registry": set(),
+    "pool": {"registry", "services", "hosts.protocol"},  # models that are read often, over the registry
     "dashboard": {"games", "store", "registry", "learn.runs.summary"},
     "api": {"games", "nets", "acting", "learn", "registry"},
 }

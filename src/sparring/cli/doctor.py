@@ -1,9 +1,9 @@
 """Say what works, what is missing, and the command that fixes it.
 
-Looks at Python, the optional packages, the data folder, whether stream, store and registry of spar.toml answer, the
-gateway's port, whether what spar.toml says of it is dangerous (keys, TLS, proxies, files that others can read, the file
-limit), and the programs and servers that tests use. Changes nothing. The exit code is 1 when something that is needed
-is broken, or dangerous. Example: spar doctor --json
+Looks at Python, the optional packages, the data folder, whether stream, store, registry and pool of spar.toml answer,
+the gateway's port, whether what spar.toml says of it is dangerous (keys, TLS, proxies, files that others can read, the
+file limit), and the programs and servers that tests use. Changes nothing. The exit code is 1 when something that is
+needed is broken, or dangerous. Example: spar doctor --json
 """
 
 import argparse
@@ -24,6 +24,7 @@ from typing import Any
 from sparring.cli.output import EXTRAS, Output, missing_package
 from sparring.config import Config, check_data_folder
 from sparring.errors import SparringError
+from sparring.pool import open_pool
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.stream import open_stream
@@ -37,6 +38,7 @@ PURPOSES = {  # extra → what cannot be done without it
     "ray": "services on a Ray cluster",
     "aws": "kinesis:// streams, s3:// registries and lakes",
     "cassandra": "cassandra:// stores",
+    "redis": "redis:// pools",
     "spark": "spar sink --spark",
     "wandb": "spar train --track wandb",
     "mlflow": "spar train --track mlflow",
@@ -45,7 +47,7 @@ PURPOSES = {  # extra → what cannot be done without it
 PROGRAMS = {"chromium": "browser tests", "strace": "fault-injection tests"}
 SERVERS = {  # what `make servers` puts under bin/ → what it is for
     "consul": "tests of consul://",
-    "redis-server": "tests of Redis",
+    "redis-server": "tests of redis://",
     "cassandra-jars": "Cassandra on this machine: tests, examples/cloud-on-one-machine",
     "versitygw": "S3 on this machine: tests, examples/cloud-on-one-machine",
     "kinesalite-module": "Kinesis on this machine: tests, examples/cloud-on-one-machine",
@@ -80,11 +82,12 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Every finding. Three threads ask the servers, so that three that do not answer cost one timeout."""
-    with ThreadPoolExecutor(3) as together:
+    """Every finding. A thread asks each server, so that all that do not answer cost one timeout."""
+    with ThreadPoolExecutor(4) as together:
         stream, store = ("stream", config.stream.url, open_stream), ("store", config.store_url, open_store)
         registry = ("registry", config.registry_url, open_registry)
-        asked = [together.submit(_opens, *one) for one in (stream, store, registry)]
+        pool = ("pool", config.league.pool_url, open_pool)
+        asked = [together.submit(_opens, *one) for one in (stream, store, registry, pool)]
         yield from _installed()
         yield _java()
         yield _folder(Path(config.data))

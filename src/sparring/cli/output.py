@@ -38,6 +38,7 @@ EXTRAS = {  # extra → packages that it brings
     "export": ("pyarrow", "minari"),
     "aws": ("boto3", "botocore"),
     "cassandra": ("cassandra",),
+    "redis": ("redis",),
     "spark": ("pyspark",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
