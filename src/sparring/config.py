@@ -128,6 +128,7 @@ class TrainConfig:
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # actor processes, in topologies that have any
     learners: int = 1  # processes that average their gradients (ppo, impala: topology allreduce)
+    gradient_share: float = 1.0  # of its gradient's entries that each learner sends, the largest; the rest come later
     on: str = "local://"  # where actors run: local://, ray://auto or ray://HOST:PORT
     cpus_per_actor: float = 0.5  # CPUs that a cluster reserves for each actor and each replay shard
     reward_clip: float = 0.0  # rewards are clipped to ± this for learning; reported returns are not; 0: no clipping
@@ -147,6 +148,9 @@ class TrainConfig:
         if self.actors < 1 or not self.reward_clip >= 0:
             do = "Count actors from 1, and keep reward_clip at 0 or more"
             raise ConfigError(f"actors = {self.actors}, reward_clip = {self.reward_clip:g}", where="[train]", do=do)
+        if not 0 < self.gradient_share <= 1:
+            do = "Give a share above 0, and 1 at most"
+            raise ConfigError(f"gradient_share = {self.gradient_share:g}", where="[train]", do=do)
         shares = (self.opponent_share, self.script_share)
         if min(shares) < 0 or sum(shares) > 1:
             wrong = f"opponent_share = {shares[0]:g} and script_share = {shares[1]:g}"

@@ -28,7 +28,7 @@ def spar(tmp_path, capsys):
 def test_a_league_rates_models_and_scripts_and_goes_on_where_it_stopped(spar, model, tmp_path):
     registry = FileRegistry(tmp_path / "models")
     published = [registry.publish(model("connect-four", seed)) for seed in (1, 2)]
-    code, said, text = spar("league", "connect-four", "--rounds", "2", "--games", "8")
+    code, said, text = spar("league", "rate", "connect-four", "--rounds", "2", "--games", "8")
     assert code == 0
     names = [one["member"] for one in said["ratings"]]
     assert set(published) | {"script:random", "script:tactical"} <= set(names)
@@ -38,7 +38,7 @@ def test_a_league_rates_models_and_scripts_and_goes_on_where_it_stopped(spar, mo
     assert elo["script:random"] == 0.0
     assert all(one["low"] <= one["elo"] <= one["high"] for one in said["ratings"])
     assert "points of row against column" in text
-    again = spar("league", "connect-four", "--rounds", "1", "--games", "8")[1]
+    again = spar("league", "rate", "connect-four", "--rounds", "1", "--games", "8")[1]
     assert again["matches"] == 3 * len(names)
     shown = spar("league", "show", "connect-four")[1]
     assert shown["ratings"] == again["ratings"]
@@ -63,7 +63,7 @@ def test_a_result_counts_once(tmp_path):
 @pytest.mark.slow
 def test_kill_9_loses_no_result_that_was_stored(model, tmp_path):
     FileRegistry(tmp_path / "models").publish(model("connect-four", 1))
-    words = [sys.executable, "-m", "sparring", "league", "connect-four", "--for", "10m", "--games", "4"]
+    words = [sys.executable, "-m", "sparring", "league", "rate", "connect-four", "--for", "10m", "--games", "4"]
     kept: list[Match] = []
     for _ in range(3):
         process = subprocess.Popen([*words, "--data", str(tmp_path)], stdout=subprocess.DEVNULL)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from sparring.config import Config, TrainConfig
 from sparring.errors import SparringError
@@ -199,7 +200,45 @@ def test_weights_that_came_apart_are_those_of_the_leader_again(optimiser: str) -
     assert digest(weights[0]) == digest(weights[1])
 
 
-def together(agreed: Plan, batches: list[list[Batch]], apart: float = 0.0) -> list[Any]:
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_learners_that_send_their_largest_entries_alone_have_the_same_weights(optimiser: str) -> None:
+    alone = wished(1, "ppo", ("rollout_ticks=16", f"optimiser={optimiser}"), envs=2)
+    topology = single.build(alone, None)
+    batches = [topology.iterate().batch for _ in range(3)]
+    weights = together(alone, [batches[:2], batches[1:]], share=0.05)  # type: ignore[list-item]
+    assert digest(weights[0]) == digest(weights[1])
+    whole = together(alone, [batches[:2], batches[1:]])  # type: ignore[list-item]
+    assert digest(weights[0]) != digest(whole[0])
+
+
+def test_what_is_not_sent_comes_later_and_nothing_is_lost() -> None:
+    """Two learners with constant gradients: after some rounds the sum of all averages is that of whole gradients."""
+    meeting, numbers, rounds = Meeting(), 1000, 400
+    constant = [torch.linspace(0.5, 1.5, numbers), torch.linspace(1.5, 0.5, numbers)]
+    totals, sent = [torch.zeros(numbers) for _ in range(2)], [0, 0]
+
+    def learn(rank: int) -> None:
+        ring = RingAllReduce(visit(meeting.host, meeting.port), meeting.host, 1, (rank, 2), 20.0, share=0.01)
+        for _ in range(rounds):
+            gradient = constant[rank].clone()
+            assert ring.average_gradient(gradient)
+            totals[rank] += gradient
+        assert not ring.average_gradient(torch.zeros(numbers), parts=0)
+        sent[rank] = ring.sent_bytes
+        ring.close()
+
+    threads = [threading.Thread(target=learn, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(totals[0], totals[1])
+    assert sent[0] == sent[1] == 4 * 21 * (rounds + 1)  # of 4 * 1001 for each whole gradient
+    # Every entry is sent once in about 100 rounds: what is late is that of the last ones.
+    assert torch.allclose(totals[0] / rounds, torch.ones(numbers), atol=0.35)
+
+
+def together(agreed: Plan, batches: list[list[Batch]], apart: float = 0.0, share: float = 1.0) -> list[Any]:
     """Learners in threads of this process, each with its own batches; the weights of each at the end."""
     meeting, world = Meeting(), len(batches)
     found: list[Any] = [None] * world
@@ -208,7 +247,7 @@ def together(agreed: Plan, batches: list[list[Batch]], apart: float = 0.0) -> li
         algorithm = RingAlgorithm(agreed.algorithm)
         learner: Any = algorithm.begin(agreed.spec, agreed.settings, 5)
         store = visit(meeting.host, meeting.port)
-        algorithm.ring = RingAllReduce(store, meeting.host, 1, (rank, world), 20.0)
+        algorithm.ring = RingAllReduce(store, meeting.host, 1, (rank, world), 20.0, share)
         learner.optimiser.everything()[0].data.add_(apart * rank)
         for batch in batches[rank]:
             algorithm.update(learner, batch)

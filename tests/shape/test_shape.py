@@ -23,8 +23,10 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "store": {"games"},
     "replay": {"games", "store"},
     "acting": {"games", "nets", "replay", "registry"},
-    "league": {"games", "acting", "registry", "pool"},
-    "learn": {"games", "nets", "acting", "league", "replay", "store", "registry", "services", "hosts", "processes"},
+    "league": {"games", "nets", "acting", "registry", "pool", "services"},
+    "learn": {
+        *("games", "nets", "acting", "league", "pool", "replay", "store", "registry", "services", "hosts", "processes")
+    },
     "services": set(),
     "hosts": {"services", "processes"},
     "processes": set(),

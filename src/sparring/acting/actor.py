@@ -159,7 +159,7 @@ class Actor:
         """The steps that `view` closes, with what was seen in stacks; a game that is over is reset."""
         steps, over = self._close(view), view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
         if np.count_nonzero(over):
-            self._note(over)
+            self._note(over, view.outcome)
             view = self._begin(over)
         self._view = view
         return steps
@@ -181,7 +181,8 @@ class Actor:
         return Episodes(np.concatenate([one for one, _ in ended]), np.concatenate([past for _, past in ended]))
 
     def save(self) -> Tree:
-        """Everything but the weights and the opponents. Games that cannot be saved are reset when this is loaded."""
+        """Everything but the weights and the opponents. Games that cannot be saved, or whose opponents are not the
+        same then, are reset when this is loaded."""
         opened, view = self._open, self._view
         return {
             "rng": rng_state(self._rng),
@@ -201,7 +202,7 @@ class Actor:
         """Back to what `save` gave."""
         set_rng_state(self._rng, state["rng"])
         self.env_steps, self.episodes = state["env_steps"], state["episodes"]
-        if state["game"] is None:
+        if state["game"] is None or not self._opponents.lasting:
             return
         self._game.restore(state["game"])
         self._who, self._return = state["who"].copy(), state["return"].copy()
@@ -387,11 +388,17 @@ class Actor:
         value[steps.final] = self._forward(dict(steps.final_observation), steps.final_state)["value"]
         return np.asarray(value * cut)
 
-    def _note(self, over: Array) -> None:
-        """Remember what the learning policy earned in games that are over."""
+    def _note(self, over: Array, outcome: Array) -> None:
+        """Remember what the learning policy earned in games that are over, and against whom."""
         seats = np.tile(over, self._seats)
         mine = self._who == SELF
-        alone = mine.reshape(self._seats, -1).all(axis=0)
+        by_seat = mine.reshape(self._seats, -1)
+        alone = by_seat.all(axis=0)
+        if self._opponents.any and (met := over & ~alone).any():
+            rival = np.where(by_seat, np.iinfo(np.int64).min, self._who.reshape(self._seats, -1)).max(axis=0)
+            own = np.where(by_seat.T, outcome, -np.inf).max(axis=1)
+            best = np.where(by_seat.T, -np.inf, outcome).max(axis=1)
+            self._opponents.note(rival[met], np.sign(own - best)[met] / 2 + 0.5)
         self._ended.append((self._return[seats & mine].copy(), np.tile(~alone, self._seats)[seats & mine]))
         self.episodes += int(over.sum())
         self._return[seats] = 0.0
@@ -410,7 +417,7 @@ class Actor:
             rival = self._opponents.draw(n, self._rng)
             own_seat = self._rng.integers(0, self._seats, n)
             drawn = np.where(np.arange(self._seats)[:, None] == own_seat, SELF, rival).reshape(-1)
-            self._who = np.where(streams, drawn, self._who)
+            self._who = self._opponents.playing = np.where(streams, drawn, self._who)
         return self._game.reset(seeds, which)
 
     def _seen(self, view: View) -> Columns:

@@ -48,6 +48,8 @@ class PastSelves:
 class Opponents:
     """The actor's side: networks of past selves by place, and scripts, and how often each is met."""
 
+    lasting = True  # whether a place means the same opponent in an actor that is loaded from a checkpoint
+
     def __init__(
         self, network: NetworkSpec, share: float, scripts: Sequence[Script] = (), script_share: float = 0.0
     ) -> None:
@@ -55,6 +57,7 @@ class Opponents:
         self.scripts = tuple(scripts)
         self._script_share = script_share if self.scripts else 0.0
         self.forwards: list[Forward] = []
+        self.playing: Array | None = None  # int64 [streams]: who plays each, as the actor says
 
     @property
     def any(self) -> bool:
@@ -75,3 +78,10 @@ class Opponents:
             script = FIRST_SCRIPT - rng.integers(0, len(self.scripts), games)
             met = np.where(drawn >= 1.0 - self._script_share, script, met)
         return met
+
+    def note(self, rivals: Array, scores: Array) -> None:
+        """Games that ended: who was met in each, and what the learner scored: 1, 0.5 or 0. Only a league counts them
+        (league/opponents.py)."""
+
+    def close(self) -> None:
+        """Give back what it holds."""

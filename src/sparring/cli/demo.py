@@ -1,8 +1,8 @@
 """Run everything on this machine: gateway, store, training, dashboard, and games to play in the browser.
 
-It trains CartPole first, in about a minute; then Connect Four and Duel, from self-play and from your games. A model
-that proves better than the champion replaces it, so the bot in the browser gets better while you watch. Ctrl-C stops
-everything; started again, it goes on from its last checkpoints. Example: spar demo --open
+It trains CartPole first, in about a minute; then Connect Four and Duel, each in a league, from games among its
+members and from yours. A model that proves better than the champion replaces it, so the bot in the browser gets better
+while you watch. Ctrl-C stops everything; started again, it goes on from its last checkpoints. Example: spar demo --open
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 
 from sparring.cli.output import Output, spar_command, stopping
+from sparring.durable import disk_errors, replace_file
 from sparring.errors import ConfigError, Unreachable
 from sparring.processes.supervisor import Launch, RestartPolicy, Supervisor
 
@@ -33,8 +34,20 @@ STOP_S = 1.5  # for a last checkpoint; the one before is at most some seconds ol
 LOOK_EVERY_S = 2.0
 GIVE_UP_AFTER = 3  # starts of a run that failed, one after the other
 CARTPOLE_FIRST_S = 180.0  # for CartPole; then the other games begin beside it
-MORE_STEPS = 5_000_000  # of one sitting; a run that has done them goes on with as many again
-PUBLISH_EVERY_S = {"cartpole": 10, "connect-four": 30, "duel": 30}
+# Exploiters only where cores are left for them: on two, they would take half of the main agents' time.
+LEAGUE = """# Of `spar demo`: the leagues of Connect Four and Duel. Written at each start.
+live_every_s = 10.0
+[main]
+source = "mix"  # with what you play
+freeze_every_steps = 150_000
+least_steps = 50_000
+[main_exploiter]
+count = {exploiters}
+freeze_every_steps = 300_000
+least_steps = 50_000
+[train]
+checkpoint_every_s = 10.0
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +73,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         output.say(f"Data in {data}, logs in {data / 'logs'}")
         if args.open:
             webbrowser.open(url)
-        curriculum = None if args.no_train else _Curriculum(data / "runs", shared)
+        curriculum = None if args.no_train else _Curriculum(data, shared)
         _watch(children, stopped, curriculum, _Promotions(url, output))
         output.say("stopping…")
     output.say("stopped; start it again and it goes on from here")
@@ -81,10 +94,14 @@ def _watch(
 
 
 class _Curriculum:
-    """What is trained when: CartPole until it is solved, then the games with opponents, for ever."""
+    """What is trained when: CartPole until it is solved, then the leagues of the games with opponents, for ever."""
 
-    def __init__(self, runs: Path, shared: list[str]) -> None:
-        self.runs, self.shared = runs, shared
+    def __init__(self, data: Path, shared: list[str]) -> None:
+        self.runs, self.shared = data / "runs", shared
+        self.league = data / "demo-league.toml"
+        with disk_errors(self.league):
+            exploiters = int((os.cpu_count() or 1) > 2)
+            replace_file(self.league, LEAGUE.format(exploiters=exploiters).encode())
 
     def due(self, for_s: float) -> list[str]:
         """The games that should be learned now."""
@@ -95,15 +112,13 @@ class _Curriculum:
         """A function that says how that game's training is started next; None: it is done."""
 
         def launch(failures: int) -> Launch | None:
+            if game != FIRST:
+                return spar_command(["league", game, "--file", str(self.league), *self.shared], NICE)
             newest = self._newest(game)
-            if game == FIRST and _state(newest) == "done":
+            if _state(newest) == "done":
                 return None
-            said = ["train", game, "--algo", "ppo", *self.shared]
-            said += ["--set", f"train.publish_every_s={PUBLISH_EVERY_S[game]}", "--set", "train.checkpoint_every_s=10"]
-            if game == FIRST:
-                said += ["--until", "475"]
-            else:
-                said += ["--from", "mix", "--steps", str(_steps_done(newest) + MORE_STEPS)]
+            said = ["train", game, "--algo", "ppo", "--until", "475", *self.shared]
+            said += ["--set", "train.publish_every_s=10", "--set", "train.checkpoint_every_s=10"]
             # A checkpoint that does not load after several tries stays as it is, and a new run begins.
             again = ["--resume", newest.name] if newest and failures < GIVE_UP_AFTER else []
             return spar_command([*said, *again], NICE)
@@ -209,17 +224,6 @@ def _only_one(data: Path, url: str) -> Iterator[None]:
 
 def _state(run: Path | None) -> str:
     return "" if run is None else str(_object(run / "status.json").get("state", ""))
-
-
-def _steps_done(run: Path | None) -> int:
-    """How far the run has come, by the last line of its metrics."""
-    if run is None:
-        return 0
-    try:
-        *_, last = (run / "metrics.jsonl").read_bytes().splitlines()
-        return int(json.loads(last)["env_steps"])
-    except (OSError, ValueError, KeyError):
-        return 0
 
 
 def _object(path: Path) -> dict[str, Any]:

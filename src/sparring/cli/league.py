@@ -1,16 +1,18 @@
-"""Rate a game's models and scripts by matches among them: `spar league GAME` plays, `spar league show GAME` shows.
+"""Train a game's bots in a league: main agents, exploiters that look for their weaknesses, and all that they were.
 
-Members are the game's scripts, its champions and its newest models. Each round every member plays a match, from both
-sides of fresh openings, against one whose result is most open. Results are kept in the data folder, so another call
-goes on where the last one stopped. Ratings are Elo above `script:random`, with 95 % confidence; `show` also has the
-share of points of each against each, and how much of each is in the mixture that no member beats (Nash).
-Example: spar league connect-four --for 5m
+`spar league GAME` starts learners, evaluators, a pool of weights and the league's own service, on this machine or on
+Ray, by ./league.toml where there is one, and goes on where the last call stopped. Main agents stand for champion.
+`spar league rate GAME` only plays matches among scripts, champions and models. `spar league show GAME` has the ladder:
+Elo above `script:random` with 95 % confidence, the share of points of each against each, and how much of each is in the
+mixture that no member beats (Nash).
+Example: spar league connect-four --for 10m
 """
 
 import argparse
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,29 +24,79 @@ if TYPE_CHECKING:
     from sparring.league.payoff import Payoff, Rating
 
 SHORT = 12
+LOOK_S = 2.0  # between two looks at a running league
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 ANCHOR = "script:random"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="[show] GAME", help="a game with opponents")
-    parser.add_argument("--rounds", type=int, metavar="N", help="play N rounds (3, unless --for is given)")
-    parser.add_argument("--for", dest="duration", metavar="TIME", help="play rounds until 90s, 10m or 2h are over")
-    parser.add_argument("--models", type=int, default=10, metavar="N", help="members beside the scripts (10)")
-    parser.add_argument("--games", type=int, default=64, metavar="N", help="games of one match (64)")
+    parser.add_argument("what", nargs="+", metavar="[rate | show] GAME", help="a game with opponents")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="roles and services (./league.toml if it exists)")
+    parser.add_argument("--on", metavar="URL", help="where services run: local://, ray://auto … (as the file says)")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="end once N main agents were frozen; of rate: N rounds (3)"
+    )
+    parser.add_argument("--for", dest="duration", metavar="TIME", help="end after 90s, 10m or 2h")
+    parser.add_argument("--fresh", action="store_true", help="forget the game's league and begin another")
+    parser.add_argument("--models", type=int, default=10, metavar="N", help="rate: members beside the scripts (10)")
+    parser.add_argument("--games", type=int, default=64, metavar="N", help="rate: games of one match (64)")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    game, show = args.what[-1], args.what[0] == "show" and len(args.what) == 2
-    if len(args.what) != 1 + show:
-        raise ConfigError(" ".join(args.what), where="spar league", do="Write: spar league [show] GAME")
+    verb, game = (args.what[0], args.what[1]) if len(args.what) == 2 else ("", args.what[0])
+    if len(args.what) > 2 or verb not in VERBS:
+        raise ConfigError(" ".join(args.what), where="spar league", do="Write: spar league [rate | show] GAME")
     for option, value in (("--rounds", args.rounds), ("--models", args.models), ("--games", args.games)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}", where="spar league", do="Count from 1")
-    return _show(game, args, output) if show else _play(game, args, output)
+    return VERBS[verb](game, args, output)
 
 
-def _play(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
+def _learn(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.league.league_file import read_league
+    from sparring.learn.league.launch import RunningLeague
+
+    file = read_league(args.file)
+    file = replace(file, on=args.on) if args.on else file
+    until_s = time.monotonic() + _seconds(args.duration)
+    if args.fresh:
+        _forget(game, args)
+    first: int | None = None
+    said: dict[str, Any] = {}
+    with RunningLeague(game, file, args.config) as league, stopping() as stopped:
+        while time.monotonic() < until_s and not stopped.wait(LOOK_S):
+            said = league.status() or said
+            if "frozen" not in said:
+                continue
+            first = said["frozen"] if first is None else first
+            output.progress(_line(said))
+            if args.rounds is not None and said["frozen"] - first >= args.rounds:
+                break
+    shown = _show(game, args, output) if said.get("matches") else {"game": game, "matches": 0}
+    return shown | {key: said[key] for key in ("learners", "members", "frozen", "verdict") if key in said}
+
+
+def _line(said: dict[str, Any]) -> str:
+    """The league in one line."""
+    rates = {one["learner"]: one.get("steps_per_s", 0.0) for one in said["progress"]}
+    learners = [
+        f"{one['name']} {one['steps']:,} steps ({rates.get(one['name'], 0):,.0f}/s)" for one in said["learners"]
+    ]
+    members = f"{said['members']} members  {said['matches']} matches"
+    return "  ".join([*learners, members, *([said["verdict"]] if said["verdict"] else [])])
+
+
+def _forget(game: str, args: argparse.Namespace) -> None:
+    """Move the game's league aside; its models and runs stay where they are."""
+    from sparring.games.catalogue import spec_of
+    from sparring.league.state import league_path
+
+    path = league_path(Path(args.config.data), spec_of(game).id)
+    for one in path.parent.glob(f"{path.name}*"):
+        one.rename(one.with_name(one.name.replace(".db", f"-{int(time.time())}.db", 1)))
+
+
+def _rate(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     import numpy as np
 
     from sparring.games.catalogue import spec_of
@@ -130,3 +182,6 @@ def _short(member: str) -> str:
 
 def _interval(one: "Rating") -> str:
     return f"{one.low:+.0f} to {one.high:+.0f}"
+
+
+VERBS = {"": _learn, "rate": _rate, "show": _show}

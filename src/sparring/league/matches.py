@@ -25,7 +25,7 @@ class MatchFile(Closable):
         self._path = data / "league" / f"{folder_name(game, 'game')}.db"
         with self._errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+            self._db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute(_TABLE)

@@ -17,10 +17,12 @@ from sparring.acting.evaluate import evaluate, has_opponents
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.scripts import scripts_for
+from sparring.games.spec import GameSpec
 from sparring.league.matches import MatchFile
 from sparring.league.matchmaking import draw_opponent
 from sparring.league.payoff import Match, Payoff
 from sparring.registry.registry import Registry
+from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
 
 
@@ -34,15 +36,25 @@ class Member:
 
 def members_of(game: str, registry: Registry, models: int) -> list[Member]:
     """The game's scripts, and its `models` newest models that fit its spec, champions of the past first among them."""
+    spec = check_game(game)
+    found = [Member(f"script:{name}", name) for name in scripts_for(game)]
+    return found + [Member(one, registry.fetch(one)) for one in known_models(registry, spec, models)]
+
+
+def check_game(game: str) -> GameSpec:
+    """The spec of a game that a league can be played in."""
     spec = spec_of(game)
     if not has_opponents(spec):
         wrong, do = f"{game} has no opponents", "Compare returns: `spar models list`, `spar evaluate`"
         raise ConfigError(wrong, where="spar league", do=do)
+    return spec
+
+
+def known_models(registry: Registry, spec: GameSpec, most: int) -> list[ModelId]:
+    """The registry's models that fit the spec, champions of the past first, then the newest; `most` of them."""
     champions = [entry.champion.model for entry in reversed(registry.history(spec.id, spec.version))]
     newest = [listed.card.id for listed in reversed(registry.models(spec.id)) if listed.card.spec == spec.hash]
-    wanted = [one for one in dict.fromkeys([*champions, *newest]) if one in newest][:models]
-    found = [Member(f"script:{name}", name) for name in scripts_for(game)]
-    return found + [Member(one, registry.fetch(one)) for one in wanted]
+    return [one for one in dict.fromkeys([*champions, *newest]) if one in newest][:most]
 
 
 def play_match(game: str, first: Member, second: Member, games: int, seed: int | None = None) -> Match:

@@ -91,14 +91,16 @@ class Optimiser(ABC):
         self.learning_rate = learning_rate
         self._parameters = [value for value in parameters if value.requires_grad]
         self._value, self.gradient = _flat_buffers(self._parameters)  # flat; the gradient is that of the next step
-        self.average: Callable[[Tensor], object] | None = None  # averages the gradient over several learners
+        # Over several learners: of statistics, and of gradients, which may be compressed.
+        self.average: Callable[[Tensor], object] | None = None
+        self.average_gradient: Callable[[Tensor], object] | None = None
 
     def descend(self, loss: Tensor, max_norm: float) -> Tensor:
         """One step down the gradient of `loss`, clipped to `max_norm`; its norm before that."""
         self._each(lambda part: self.gradient[part].zero_())  # another loss may have left gradients here
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.average is not None:
-            self.average(self.gradient)
+        if self.average_gradient is not None:
+            self.average_gradient(self.gradient)
         return self.step(max_norm)
 
     def step(self, max_norm: float) -> Tensor:

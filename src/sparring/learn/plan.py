@@ -74,8 +74,10 @@ class Plan:
     on: str = "local://"  # the host that actors run on
     cpus_per_actor: float = 0.5  # there
     learners: int = 1  # that average their gradients, in "allreduce"
+    gradient_share: float = 1.0  # of a gradient's entries that each of them sends
     delta_conv: bool = True  # convolutions skip windows that did not change
     discovery: str = ""  # where other processes find the actors, to scale them; not recorded
+    league: str = ""  # the learner of a league that this run is, DISCOVERY#NAME/GENERATION; not recorded
     explained: tuple[SettingRow, ...] = ()  # every setting with its origin; not recorded: settings.json has it
 
     def record(self) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class Plan:
         return found | {"settings": asdict(self.settings), "replay": asdict(self.replay)}
 
 
-_NOT_RECORDED = ("game", "spec", "algorithm", "seed", "discovery", "explained")
+_NOT_RECORDED = ("game", "spec", "algorithm", "seed", "discovery", "league", "explained")
 RECORDED = [item.name for item in fields(Plan) if item.name not in _NOT_RECORDED]
 
 
@@ -103,6 +105,7 @@ class TrainRequest:
     actors: int | None = None
     on: str | None = None  # a host's URL
     learners: int | None = None
+    league: str = ""  # the learner of a league, DISCOVERY#NAME/GENERATION: the league says whom it meets
 
 
 def plan(request: TrainRequest, config: Config) -> Plan:
@@ -150,15 +153,17 @@ def plan(request: TrainRequest, config: Config) -> Plan:
         actors=config.train.actors,
         reward_clip=train.reward_clip,
         policy=_policy(train.policy, algorithm, spec),
-        opponents=train.opponents,
+        opponents=0 if request.league else train.opponents,
         opponent_share=train.opponent_share,
         script_share=train.script_share,
         replay=replay,
         on=train.on,
         cpus_per_actor=train.cpus_per_actor,
         learners=train.learners,
+        gradient_share=train.gradient_share,
         delta_conv=train.delta_conv,
         discovery=config.discovery_url,
+        league=request.league,
         explained=tuple(rows),
     )
 

@@ -5,6 +5,9 @@ where they lie on a GPU), so all take the same step and have the same weights, b
 them: how many took part. A learner without minibatches left goes on with zeros, and takes the others' steps, until no
 learner has any: shares may differ in size, and an update may end early anywhere.
 
+With `share` below 1 each learner sends only that share of its gradient's entries, the largest; what it did not send it
+adds to its next gradient, so that nothing is lost, only late (Deep Gradient Compression, Lin et al. 2018).
+
 An update is complete when all have said so. A learner that dies closes its connections; the one that waits for it gets
 an error, closes its own, and so on round the ring. A frozen one is given `deadline_s`. The rest then form the ring of
 the next generation (topologies/allreduce.py).
@@ -65,28 +68,67 @@ def visit(host: str, port: int, deadline_s: float = DEADLINE_S) -> Store:
 class RingAllReduce:
     """One generation of learners that average their gradients. `rank` 0 is the run's own process."""
 
-    def __init__(self, store: Store, host: str, generation: int, seat: tuple[int, int], deadline_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        host: str,
+        generation: int,
+        seat: tuple[int, int],
+        deadline_s: float,
+        share: float = 1.0,
+    ) -> None:
         self.rank, self.world = seat
         self._buffer = torch.empty(0)
+        self._share, self._unsent = share, torch.empty(0)
+        self.sent_bytes = 0  # by this learner, of gradients
         table = PrefixStore(f"generation/{generation}", store)
         table.set_timeout(timedelta(seconds=deadline_s))
         self._group: Any = _whole(lambda: _group(table, host, seat, deadline_s))
 
-    def average(self, gradient: Tensor, parts: int = 1) -> bool:
-        """Replace the gradient by the mean over the learners that have one (others give parts=0); False: none has."""
-        if self._buffer.numel() != gradient.numel() + 1:
-            self._buffer = torch.empty(gradient.numel() + 1, device=gradient.device)
-        self._buffer[:-1].copy_(gradient)
+    def average(self, numbers: Tensor, parts: int = 1) -> bool:
+        """Replace the numbers by their mean over the learners that have some (others give parts=0); False: none has."""
+        if self._buffer.numel() != numbers.numel() + 1:
+            self._buffer = torch.empty(numbers.numel() + 1, device=numbers.device)
+        self._buffer[:-1].copy_(numbers)
         self._buffer[-1] = parts
         self._sum(self._buffer)
         if not self._buffer[-1]:
             return False
-        torch.div(self._buffer[:-1], self._buffer[-1], out=gradient)
+        torch.div(self._buffer[:-1], self._buffer[-1], out=numbers)
+        return True
+
+    def average_gradient(self, gradient: Tensor, parts: int = 1) -> bool:
+        """As `average`; with a share below 1, of the largest entries of each learner's gradient and of what it has not
+        sent yet."""
+        if self._share >= 1:
+            self.sent_bytes += 4 * (gradient.numel() + 1)
+            return self.average(gradient, parts)
+        if self._unsent.numel() != gradient.numel():
+            self._unsent = torch.zeros_like(gradient)
+        kept = max(1, round(self._share * gradient.numel()))
+        mine = torch.zeros(2 * kept + 1, device=gradient.device)  # values, then places as bits, then whether it learns
+        if parts:
+            self._unsent += gradient
+            places = self._unsent.abs().topk(kept).indices
+            mine[:kept], mine[kept:-1] = self._unsent[places], places.to(torch.int32).view(torch.float32)
+            self._unsent[places] = 0.0
+        mine[-1] = parts
+        self.sent_bytes += 4 * mine.numel()
+        all_of_them = [torch.empty_like(mine) for _ in range(self.world)]
+        group = self._open_group()
+        _whole(lambda: group.allgather([all_of_them], [mine]).wait())
+        took_part = sum(float(one[-1]) for one in all_of_them)
+        if not took_part:
+            return False
+        gradient.zero_()
+        for one in all_of_them:  # in the order of ranks: the same sums everywhere
+            gradient.index_add_(0, one[kept:-1].view(torch.int32).long(), one[:kept])
+        gradient /= took_part
         return True
 
     def settle(self, optimiser: Optimiser, max_norm: float) -> None:
         """Take the steps of those that still learn, until none does."""
-        while self.average(optimiser.gradient.zero_(), parts=0):
+        while self.average_gradient(optimiser.gradient.zero_(), parts=0):
             optimiser.step(max_norm)
 
     def agree(self, optimiser: Optimiser) -> None:
@@ -109,9 +151,13 @@ class RingAllReduce:
         self._group = None
 
     def _sum(self, values: Tensor) -> None:
+        group = self._open_group()
+        _whole(lambda: group.allreduce([values]).wait())
+
+    def _open_group(self) -> Any:
         if self._group is None:
             raise _broken("this learner has left it")
-        _whole(lambda: self._group.allreduce([values]).wait())
+        return self._group
 
 
 def carrier(device: str, *, cuda: bool, nccl: bool) -> Literal["gloo", "nccl"]:
@@ -198,12 +244,13 @@ class RingAlgorithm:
         self.ring = None
 
     def _together(self, ring: RingAllReduce, learner: Any, batch: Batch) -> Update:
-        learner.optimiser.average = ring.average
+        learner.optimiser.average, learner.optimiser.average_gradient = ring.average, ring.average_gradient
         try:
             update = self._own.update(learner, batch)
             ring.settle(learner.optimiser, learner.config.max_gradient_norm)
             ring.agree(learner.optimiser)
         finally:
-            learner.optimiser.average = None
+            learner.optimiser.average = learner.optimiser.average_gradient = None
             learner.optimiser.gradient.zero_()  # a broken step leaves its own
-        return replace(update, metrics={**update.metrics, "learners": float(ring.world)})
+        sent = {"learners": float(ring.world), "gradient_bytes_sent": float(ring.sent_bytes)}
+        return replace(update, metrics={**update.metrics, **sent})

@@ -186,6 +186,8 @@ class ActorService:
 
     def close(self) -> None:
         """Give sockets and memory back."""
+        if self._runner.opponents is not None:
+            self._runner.opponents.close()
         self._weights.close()
         self._out.close()
 

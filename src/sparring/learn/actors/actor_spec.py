@@ -51,6 +51,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     opponents: int = 0
     opponent_share: float = 0.0
     script_share: float = 0.0
+    league: str = ""  # the learner whose opponents a league says, DISCOVERY#NAME/GENERATION; "": those above
     state: bytes = b""  # of an actor that was saved; empty: a new one
     weights_descriptor: int = -1
     ring_descriptor: int = -1
@@ -84,11 +85,18 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
         forward: Callable[[NetworkSpec, Weights], Forward] = forward_without_torch,
     ) -> tuple[Actor, Opponents]:
         """The actor with its games, and its opponents. `policy` and `game` are the spec's own where none are given."""
-        opponents = Opponents(self.network, self.opponent_share, _scripts(self.spec), self.script_share)
+        opponents = self._open_opponents()
         games = open_game(self.game, self.envs) if game is None else game
         network = forward(self.network, weights)
         chosen = policy or self.policy
         return Actor(games, network, chosen, self.rng(), opponents, self.reward_clip, self.repeat), opponents
+
+    def _open_opponents(self) -> Opponents:
+        if self.league:
+            from sparring.league.opponents import LeagueOpponents  # other runs need no sockets
+
+            return LeagueOpponents(self.spec, self.network, self.league)
+        return Opponents(self.network, self.opponent_share, _scripts(self.spec), self.script_share)
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -102,7 +110,18 @@ def read_actor_spec(text: bytes) -> ActorSpec:
 
 def actor_spec(plan: Any, network: NetworkSpec, **more: Any) -> ActorSpec:
     """What every actor of a plan is told; `more` says what it hands over: feeds, ticks, slots …"""
-    shared = ("game", "spec", "policy", "envs", "seed", "reward_clip", "opponents", "opponent_share", "script_share")
+    shared = (
+        "game",
+        "spec",
+        "policy",
+        "envs",
+        "seed",
+        "reward_clip",
+        "opponents",
+        "opponent_share",
+        "script_share",
+        "league",
+    )
     repeatable = plan.policy in ("greedy", "gaussian") and len(plan.spec.seats) == 1
     repeat = repeatable and getattr(plan.settings, "repeat_exploration", False)
     spec = ActorSpec(network=network, repeat=repeat, **{name: getattr(plan, name) for name in shared}, **more)

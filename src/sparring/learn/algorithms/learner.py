@@ -14,6 +14,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec, Leaf, SeatSpec
 from sparring.learn.algorithms.feeds import ANY_ACTION, network_for, one_seat
@@ -21,11 +22,13 @@ from sparring.learn.algorithms.normalisation import InputStatistics, RewardScale
 from sparring.learn.optim import Optimiser, Rmsprop, open_optimiser, scheduled_rate
 from sparring.learn.protocol import Batch, Learner
 from sparring.nets.distributions import ILLEGAL, Gaussian, distribution
+from sparring.nets.model_files import read_weights
 from sparring.nets.module_network import open_network
 from sparring.nets.policies import bounds_of
 from sparring.nets.torch_network import Network, default_heads
 from sparring.nets.torch_state import load_module, save_module, tensor
 from sparring.wire.chunk import Array
+from sparring.wire.model import Model
 from sparring.wire.network import Head, Input, NetworkSpec, Weights
 from sparring.wire.tree import Tree, pack, rng_state, set_rng_state, unpack
 
@@ -62,6 +65,17 @@ class TorchLearner:
 
     def weights(self) -> Weights:
         return self._acting.weights()
+
+    def start_from(self, model: Model) -> None:
+        """Begin with the model's weights; ConfigError where its network is another."""
+        if model.card.network != self.network:
+            wrong = "its network has other inputs, layers or heads than the run's"
+            do = "Train with the settings of the model's run (`spar models show`), or from scratch"
+            raise ConfigError(wrong, where=f"model {model.id[:12]}", do=do)
+        weights = read_weights(model)
+        for part in self._parts.values():  # the acting network, and its slower copies
+            if isinstance(part, Network) and part.spec == self.network:
+                part.set_weights(weights)
 
     def save(self) -> bytes:
         parts = {name: _save(part) for name, part in self._parts.items()}

@@ -4,19 +4,19 @@ The training loop around a topology checks limits and writes metrics, checkpoint
 never changes what is learned. `--until` is checked by the position of the run, so that a seed decides when a run ends.
 
 Who decides that a model becomes champion: `league/gate.py` plays the gate's games and gives its verdict as evidence;
-`ModelPublisher` calls `Registry.promote` where that is "better"; the registry signs and records the evidence. `spar
-models promote` does the same by hand; with --force-reason an operator overrules the gate.
+`league/promotion.py` calls `Registry.promote` where that is "better"; the registry signs and records the evidence.
+`spar models promote` does the same by hand; with --force-reason an operator overrules the gate.
 """
 
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -24,11 +24,13 @@ import torch
 from sparring.acting.evaluate import Evaluation, evaluate, strongest
 from sparring.config import DEFAULT, Config, TrainConfig, open_data_folder
 from sparring.errors import ConfigError, Missing, StoreFailed, TrainingStopped
-from sparring.league.gate import GateLimits, passed, play_gate_games, sentence, tries_before
+from sparring.league.gate import GateLimits
+from sparring.league.promotion import stand_for_promotion
 from sparring.learn import plan as plans
+from sparring.learn.algorithms.learner import TorchLearner
 from sparring.learn.offline.parallel_store import ParallelStore
 from sparring.learn.plan import Plan, TrainRequest
-from sparring.learn.protocol import Iteration, Sources, Topology
+from sparring.learn.protocol import Iteration, Learner, Sources, Topology
 from sparring.learn.runs.folder import RunFolder, another_build, commit
 from sparring.learn.runs.trackers import Trackers, open_trackers, tracker_class
 from sparring.learn.topologies import build
@@ -42,7 +44,6 @@ from sparring.registry.registry import Registry
 from sparring.store import open_store
 from sparring.store.protocol import Store
 from sparring.user_code import user_error
-from sparring.wire.champion import verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import WEIGHTS, Lineage, Model
 from sparring.wire.network import NetworkSpec, Weights
@@ -71,13 +72,22 @@ class PublishedModel:
     weights: str = ""  # SHA-256 of the weights alone: the same weights published twice have two model ids
 
 
+class Publisher(Protocol):
+    """What becomes of the weights that a run has learned, every `train.publish_every_s`."""
+
+    parents: list[ModelId]  # the last model of this run, once there is one
+
+    def publish(
+        self, network: NetworkSpec, weights: Weights, sources: Sources, deadline: float = math.inf
+    ) -> PublishedModel: ...
+
+
 @dataclass(slots=True)
 class ModelPublisher:
-    """Publishes the models of one run."""
+    """Publishes the models of one run, and lets each stand for champion."""
 
     plan: Plan
     run: str
-    commit: str
     registry: Registry
     gate: GateLimits
     promote: bool = True
@@ -88,45 +98,31 @@ class ModelPublisher:
     ) -> PublishedModel:
         """Publish the weights as a model, let it play the gate's games, as many as fit before the `deadline` (of
         time.monotonic), and promote it if the gate lets it pass."""
-        plan = self.plan
-        lineage = Lineage(
-            algorithm=plan.algo,
-            config=asdict(plan.settings),
-            parents=tuple(self.parents),
-            steps=dict(sources.steps),
-            store_until_ms=sources.store_until_ms,
-            commit=self.commit,
-            seed=plan.seed,
-            run=self.run,
-        )
-        policy = plan.policy
-        if policy not in BUILT_IN:
-            policy = open_policy(policy, plan.spec.seats[0].action).deployed
-        model = make_model(plan.spec, network, weights, policy, lineage, int(time.time() * 1000))
+        model = model_of(self.plan, self.run, network, weights, sources, self.parents)
         self.parents = [self.registry.publish(model)]
-        return replace(self._stand_for_promotion(model, deadline), weights=model.card.files[WEIGHTS])
+        stands = stand_for_promotion(self.registry, model, self.gate, promote=self.promote, deadline=deadline)
+        digest = model.card.files[WEIGHTS]
+        return PublishedModel(model.id, stands.evaluation, stands.promoted, stands.verdict, digest)
 
-    def _stand_for_promotion(self, model: Model, deadline: float) -> PublishedModel:
-        tries = tries_before(self.registry, model)
-        try:
-            alone, evidence = play_gate_games(model, self._incumbent(), self.gate, tries=tries, deadline=deadline)
-        except Missing as error:
-            verdict = f"not promoted: it cannot be measured here ({error.wrong})"
-            return PublishedModel(model.id, None, False, verdict)
-        reason = sentence(evidence)
-        if self.promote and passed(evidence):
-            self.registry.promote(self.plan.spec.id, model.id, evidence)
-            return PublishedModel(model.id, alone, True, f"promoted: {reason}")
-        self.registry.save_evidence(model.id, evidence)
-        verdict = f"not promoted, as asked: {reason}" if passed(evidence) else f"not promoted: {reason}"
-        return PublishedModel(model.id, alone, False, verdict)
 
-    def _incumbent(self) -> Model | None:
-        signed = self.registry.champion(self.plan.spec.id, self.plan.spec.version)
-        if signed is None:
-            return None
-        champion = verify(signed, signed.key)  # the registry is our own: its key is trusted
-        return self.registry.fetch(champion.model) if champion.spec == self.plan.spec.hash else None
+def model_of(
+    plan: Plan, run: str, network: NetworkSpec, weights: Weights, sources: Sources, parents: Sequence[ModelId]
+) -> Model:
+    """The weights that a run has learned, as a model."""
+    lineage = Lineage(
+        algorithm=plan.algo,
+        config=asdict(plan.settings),
+        parents=tuple(parents),
+        steps=dict(sources.steps),
+        store_until_ms=sources.store_until_ms,
+        commit=commit(),
+        seed=plan.seed,
+        run=run,
+    )
+    policy = plan.policy
+    if policy not in BUILT_IN:
+        policy = open_policy(policy, plan.spec.seats[0].action).deployed
+    return make_model(plan.spec, network, weights, policy, lineage, int(time.time() * 1000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +134,7 @@ class TrainOptions:
     resume: str | None = None  # None: a new run; "": the newest of the game and algorithm; else a run's name
     promote: bool = True
     argv: tuple[str, ...] = ()
+    start: Model | None = None  # whose weights the run begins with
 
     def __post_init__(self) -> None:
         if self.minutes is not None and self.minutes <= 0:
@@ -198,7 +195,7 @@ class TrainingLoop:
     plan: Plan
     run: RunFolder
     topology: Topology
-    publisher: ModelPublisher
+    publisher: Publisher
     options: TrainOptions
     timing: TrainConfig
     show: Callable[[TrainProgress], None]
@@ -387,8 +384,11 @@ def train(
     config: Config,
     show: Callable[[TrainProgress], None],
     started: Callable[[TrainingLoop], object] = lambda loop: None,
+    publisher: Callable[[Plan, str, Registry], Publisher] | None = None,
 ) -> TrainResult:
-    """Train as requested. `started` gets the loop before its first iteration, so that a signal can stop it."""
+    """Train as requested. `started` gets the loop before its first iteration, so that a signal can stop it.
+    `publisher` makes, of the run's plan, its name and the registry, what gets the models; by default they stand for
+    champion."""
     open_data_folder(Path(config.data))
     runs, track = Path(config.data) / "runs", config.train.track
     if options.resume is None:
@@ -408,9 +408,13 @@ def train(
         _set_threads(topology, config.train.torch_threads)
         if options.resume is None:
             run = RunFolder.create(runs, plan, list(options.argv), track)
-        limits = GateLimits.from_config(config)
-        publisher = ModelPublisher(plan, run.name, commit(), registry, limits, promote=options.promote)
-        loop = TrainingLoop(plan, run, topology, publisher, options, config.train, show)
+        if options.start is not None:
+            _start_from(options.start, topology.learner)
+        publishes = publisher(plan, run.name, registry) if publisher else None
+        if publishes is None:
+            limits = GateLimits.from_config(config)
+            publishes = ModelPublisher(plan, run.name, registry, limits, promote=options.promote)
+        loop = TrainingLoop(plan, run, topology, publishes, options, config.train, show)
         if options.resume is not None:
             loop.resume()
         loop.trackers = open_trackers(track, run, config.train.track_project)
@@ -425,6 +429,13 @@ def train(
             raise
     env_steps, updates, position = topology.env_steps, topology.learner.updates, topology.position
     return TrainResult(run.name, plan, state, env_steps, updates, loop.seconds, position, published)
+
+
+def _start_from(model: Model, learner: Learner) -> None:
+    if not isinstance(learner, TorchLearner):
+        do = "Train from scratch, or by one of Sparring's own algorithms"
+        raise ConfigError("this algorithm cannot start from a model", where=f"model {model.id[:12]}", do=do)
+    learner.start_from(model)
 
 
 def _store(plan: Plan, config: Config, stack: ExitStack) -> Store | None:
@@ -456,7 +467,7 @@ def _resumed_plan(run: RunFolder, request: TrainRequest, config: Config) -> Plan
         if asked is not None and asked != has:
             wrong = f"the run has {name} {has}, and a resumed run keeps its own"
             raise ConfigError(wrong, where="--resume", do=f"Leave out --{name}, {new}")
-    return replace(plan, on=request.on or plan.on, steps=request.steps or plan.steps)
+    return replace(plan, on=request.on or plan.on, steps=request.steps or plan.steps, league=request.league)
 
 
 def _set_threads(topology: Topology, threads: int) -> None:

@@ -64,11 +64,11 @@ class _AllReduce:
     """One iteration: every learner plays a rollout and learns it, with one averaged gradient."""
 
     def __init__(self, plan: Plan, algorithm: RingAlgorithm, share: SyncLoop) -> None:
-        self._algorithm, self._share = algorithm, share
+        self._algorithm, self._share, self._gradient_share = algorithm, share, plan.gradient_share
         self._host = open_host(plan.on, seen=plan.discovery)
         record = msgspec.json.encode(plan.record())
         seeds = [plan.seed + SEED_STEP * number for number in range(1, plan.learners)]
-        given = [{"game": plan.game, "seed": seed, "record": record} for seed in seeds]
+        given = [{"game": plan.game, "seed": seed, "record": record, "league": plan.league} for seed in seeds]
         # A lost one leaves: it is not started again, and the plan says all who begin.
         needs = Resources(restarts=0, least=len(given), most=len(given))
         handles = self._host.start(RingLearner, SERVICE, len(given), needs, given) if given else []
@@ -163,7 +163,7 @@ class _AllReduce:
             }
             with suppress(RingBroken):
                 self._algorithm.ring = RingAllReduce(
-                    meeting.store, meeting.host, self._generation, (0, world), DEADLINE_S
+                    meeting.store, meeting.host, self._generation, (0, world), DEADLINE_S, self._gradient_share
                 )
             heard = self._answers(asked, ANSWER_S)
             if self._algorithm.ring is not None and len(heard) == len(asked) and all(heard.values()):
@@ -219,9 +219,11 @@ class RingLearner:
     `record` is the plan's, as JSON; `seed` this learner's own, for what it plays.
     """
 
-    def __init__(self, game: str, seed: int, record: bytes) -> None:
+    def __init__(self, game: str, seed: int, record: bytes, league: str) -> None:
         torch.set_num_threads(1)  # the machine's cores are the learners' to share
-        self._algorithm, self._topology = share_of(from_record(game, seed, msgspec.json.decode(record), Config()))
+        plan = replace(from_record(game, seed, msgspec.json.decode(record), Config()), league=league)
+        self._gradient_share = plan.gradient_share
+        self._algorithm, self._topology = share_of(plan)
 
     @register()
     def join(self, place: list[Any], generation: int, seat: list[int], state: bytes, deadline_s: float) -> bool:
@@ -230,7 +232,9 @@ class RingLearner:
         self._algorithm.leave()
         self._algorithm.take(self._topology.learner, state)
         try:
-            self._algorithm.ring = RingAllReduce(visit(host, port), host, generation, (rank, world), deadline_s)
+            self._algorithm.ring = RingAllReduce(
+                visit(host, port), host, generation, (rank, world), deadline_s, self._gradient_share
+            )
         except RingBroken:
             return False
         return True

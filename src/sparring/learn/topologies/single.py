@@ -78,6 +78,9 @@ class InProcessActor(Actors):
         env_steps, games = actor.env_steps - env_steps, actor.episodes - games
         return PlayedRollout(batch, actor.ended(), env_steps, games, self._version)
 
+    def close(self) -> None:
+        self._opponents.close()
+
     def save(self) -> Tree:
         return {"actor": self._actor.save(), "past": self._past.save(), "version": self._version}
 
@@ -85,7 +88,8 @@ class InProcessActor(Actors):
         """After the learner was loaded."""
         self._actor.load(state["actor"])
         self._past.load(state["past"])
-        self._opponents.forwards.clear()
+        if self._past.size:
+            self._opponents.forwards.clear()
         for place, weights in enumerate(self._past.weights):
             self._opponents.put(place, weights)
         self._version = state["version"]
@@ -122,11 +126,15 @@ class _SingleReplay(ReplayLoop):
         env_steps, games = actor.env_steps - env_steps, actor.episodes - games
         self.count(InsertedBlock(NO_EPISODES, env_steps, games, len(steps), fed))
 
+    def close(self) -> None:
+        super().close()
+        self.actor.close()
+
     def save(self) -> Tree:
         return super().save() | {"actor": self.actor.save()}
 
     def load(self, state: Tree) -> None:
         super().load(state)
         self.actor.load(state["actor"])
-        if not self.plan.spec.resimulates:
+        if not self.plan.spec.resimulates or self.plan.league:
             self.replay.break_off(0)  # its games have started again: nothing follows what came last

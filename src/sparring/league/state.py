@@ -1,0 +1,137 @@
+"""A league's state, durable: learners, members and the results of learners' games, in the SQLite file of its matches.
+
+Everything that was acknowledged is on disk. A result has an id, so that one that is sent twice counts once.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+from sparring.closable import Closable
+from sparring.durable import disk_errors, folder_name
+from sparring.errors import StoreFailed
+from sparring.league.matchmaking import WinRates
+from sparring.league.roles import Learner, Member
+from sparring.wire.ids import GameId
+
+BUSY_S = 10.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS learners (
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, generation INTEGER NOT NULL, steps INTEGER NOT NULL,
+    frozen_steps INTEGER NOT NULL, live TEXT NOT NULL, run TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS members (
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, learner TEXT NOT NULL, steps INTEGER NOT NULL,
+    frozen_at_ms INTEGER NOT NULL, retired INTEGER NOT NULL, judged INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS results (
+    id TEXT PRIMARY KEY, learner TEXT NOT NULL, generation INTEGER NOT NULL, opponent TEXT NOT NULL,
+    wins INTEGER NOT NULL, draws INTEGER NOT NULL, losses INTEGER NOT NULL, at_ms INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS results_of ON results (learner, generation);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a learner won, drew and lost in some games against one opponent."""
+
+    id: str
+    opponent: str
+    wins: int
+    draws: int
+    losses: int
+
+
+def league_path(data: Path, game: GameId) -> Path:
+    """The file of a game's league."""
+    return data / "league" / f"{folder_name(game, 'game')}.db"
+
+
+class LeagueState(Closable):
+    """`<data>/league/GAME.db`. One process writes learners, members and results; any may read."""
+
+    def __init__(self, data: Path, game: GameId) -> None:
+        self.path = league_path(data, game)
+        with self._errors():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_TABLES)
+
+    def learners(self) -> list[Learner]:
+        with self._errors():
+            return [Learner(*row) for row in self._db.execute("SELECT * FROM learners ORDER BY name")]
+
+    def put_learner(self, learner: Learner) -> None:
+        with self._errors():
+            self._db.execute("INSERT OR REPLACE INTO learners VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(learner))
+
+    def members(self) -> list[Member]:
+        """Every member that ever was, oldest first."""
+        with self._errors():
+            rows = self._db.execute("SELECT * FROM members ORDER BY frozen_at_ms, name").fetchall()
+        return [replace(Member(*row), retired=bool(row[5]), judged=bool(row[6])) for row in rows]
+
+    def put_members(self, members: Sequence[Member], learner: Learner | None = None) -> None:
+        """Write them, and the learner that the newest was frozen from, together or not at all."""
+        with self._transaction():
+            rows = [astuple(one) for one in members]
+            self._db.executemany("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if learner is not None:
+                self._db.execute("INSERT OR REPLACE INTO learners VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(learner))
+
+    def add_results(self, learner: str, generation: int, results: Sequence[Result]) -> list[Result]:
+        """Store them, on disk when this returns; those that were not there yet."""
+        now_ms, fresh = int(time.time() * 1000), []
+        with self._transaction():
+            for one in results:
+                done = self._db.execute(
+                    "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                    (one.id, learner, generation, one.opponent, one.wins, one.draws, one.losses, now_ms),
+                )
+                if done.rowcount:
+                    fresh.append(one)
+        return fresh
+
+    def win_rates(self, learner: Learner) -> WinRates:
+        """Of this generation of the learner, by all results that are stored."""
+        rates = WinRates()
+        query = (
+            "SELECT opponent, wins, draws, losses FROM results WHERE learner = ? AND generation = ? ORDER BY at_ms, id"
+        )
+        with self._errors():
+            for row in self._db.execute(query, (learner.name, learner.generation)):
+                rates.add(*row)
+        return rates
+
+    def games(self) -> int:
+        """How many games of learners are stored."""
+        with self._errors():
+            (found,) = self._db.execute("SELECT COALESCE(SUM(wins + draws + losses), 0) FROM results").fetchone()
+        return int(found)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """A disk that is full or damaged is a StoreFailed."""
+        try:
+            with disk_errors(self.path):
+                yield
+        except sqlite3.Error as error:
+            do = "Free space or mend the disk, then do it again; what was stored before is kept"
+            raise StoreFailed(f"the league's file cannot be used: {error}", where=str(self.path), do=do) from None

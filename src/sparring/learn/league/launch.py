@@ -1,0 +1,123 @@
+"""Start a league: its services on one host, by league.toml.
+
+    league      state and decisions               league/service.py       one
+    pool        hot weights, with memory://       pool/memory.py          one
+    learner     training runs                     learn/league/learner.py one for each learner
+    evaluator   matches, the promotion gate       league/evaluator.py     as many as said
+    NAME        a studio's own                    [services.NAME]
+
+The host starts again what dies. Everything that must last is in the league's SQLite file, the runs' checkpoints and
+the registry, so a league that is stopped, or killed whole, goes on when it is started again.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.closable import Closable
+from sparring.config import Config, TrainConfig, open_data_folder, read
+from sparring.durable import folder_name
+from sparring.errors import ConfigError, Unreachable
+from sparring.hosts.protocol import Handle, Resources, open_host, path_of
+from sparring.league.league_file import NAME, ROLES, LeagueFile
+from sparring.league.rounds import check_game
+from sparring.league.service import SERVICE as LEAGUE
+from sparring.league.service import LeagueService
+from sparring.learn.actors.remote import keeps_ending
+from sparring.learn.plan import TrainRequest, plan
+from sparring.pool.memory import serve_pool
+from sparring.user_code import load_code
+
+log = logging.getLogger(__name__)
+
+LEARNER, EVALUATOR = "learner", "evaluator"
+ANSWER_S = 30.0
+
+
+class RunningLeague(Closable):
+    """A league whose services run; closing it stops them."""
+
+    def __init__(self, game: str, file: LeagueFile, config: Config) -> None:
+        """Check everything first, then start: what is wrong is said before anything runs or is written."""
+        spec = check_game(game)
+        config = with_league(config, file)
+        for role in ROLES:
+            if (rules := file.rules(role)).count:
+                topology, settings = rules.topology or None, rules.algo_settings()
+                plan(TrainRequest(game, rules.algo, rules.source, topology, settings=settings), config)
+        services = {name: (_class(one.service, name), one) for name, one in file.own_services().items()}
+        learner, evaluator = _class(file.learner, LEARNER), _class(file.evaluator.service, EVALUATOR)
+        open_data_folder(Path(config.data))
+        logs = Path(config.data) / "logs" / f"league-{folder_name(spec.id, 'game')}"
+        given = {"game": game, "config": msgspec.msgpack.encode(config)}
+        self._host = open_host(file.on, logs, config.discovery_url)
+        try:
+            table = {key: value for key, value in asdict(file).items() if key != "services"}
+            state = {"game": game, "data": config.data, "league": table}
+            urls = {"registry_url": config.registry_url, "pool_url": config.league.pool_url}
+            one = Resources(cpus=0.1, place="here", least=1, most=1)
+            (self._league,) = self._host.start(LeagueService, LEAGUE, 1, one, {**state, **urls})
+            serve_pool(self._host, config.league.pool_url)
+            learners = [
+                {**given, "learner": each.name, "rules": asdict(file.rules(each.role)), "seed": file.seed + place}
+                for place, each in enumerate(file.learners())
+            ]
+            fixed = Resources(cpus=0.5, least=len(learners), most=len(learners))
+            self._learners = self._host.start(learner, LEARNER, len(learners), fixed, learners)
+            if file.evaluator.count:
+                more = {**given, "core_share": file.evaluator.core_share}
+                self._host.start(evaluator, EVALUATOR, file.evaluator.count, Resources(cpus=0.25), more)
+            for name, (service, said) in services.items():
+                self._host.start(service, name, said.count, Resources(cpus=0.1), said.given)
+        except BaseException:
+            self._host.close()
+            raise
+
+    @property
+    def discovery(self) -> str:
+        """Where its services are found."""
+        return self._host.discovery
+
+    def status(self) -> dict[str, Any]:
+        """What the league says of itself, with the progress of each learner. Raises what ended a learner, and
+        TrainingStopped where a service cannot be kept alive."""
+        for event in self._host.watch():
+            log.info(f"{event.service} {event.index} {event.kind} {event.why}".rstrip())
+            if event.kind == "gave up":
+                raise keeps_ending(event, "Look at its log in the data folder's logs/")
+        found: dict[str, Any] = {"progress": []}
+        with suppress(Unreachable):  # while a service starts
+            found |= _answer(self._league)
+        for learner in self._learners:
+            with suppress(Unreachable):
+                found["progress"].append(_answer(learner))
+        return found
+
+    def close(self) -> None:
+        self._host.close()
+
+
+def with_league(config: Config, file: LeagueFile) -> Config:
+    """The settings of a league's learners: [train] of league.toml above what spar.toml says."""
+    read(TrainConfig, file.train, f"{NAME} [train]")  # says which key is wrong
+    overrides = {f"train.{key}": value for key, value in file.train.items()}
+    above = config.layered(overrides, NAME, above=True)
+    live = {"train.publish_every_s": file.live_every_s, "train.track": (), "train.torch_threads": 1}
+    return above.layered(live, NAME, above=True)
+
+
+def _class(path: str, name: str) -> type:
+    found = load_code(path, f"service {name}")
+    if not isinstance(found, type):
+        raise ConfigError(f"{path} is no class", where=f"{NAME}: service {name}", do="Write module:Class")
+    path_of(found)  # says what is wrong with it
+    return found
+
+
+def _answer(handle: Handle) -> dict[str, Any]:
+    answer: dict[str, Any] = handle.ask("status").result(ANSWER_S)
+    return answer
