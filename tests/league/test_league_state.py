@@ -61,12 +61,17 @@ def test_a_frozen_main_agent_is_met_and_stands_for_champion(open_league):
     league = open_league()
     assert not frozen(league, "main-0", "a" * 64, 500)["freeze"]
     assert frozen(league, "main-0", "b" * 64, 1000)["freeze"]
-    assert league.task()["kind"] == "gate"
-    assert league.task()["model"] == "b" * 64
+    assert league.task(0) | {"pool": "", "registry": ""} == {
+        "kind": "gate",
+        "model": "b" * 64,
+        "pool": "",
+        "registry": "",
+    }
+    assert league.task(1)["kind"] == "match"  # a second evaluator does not play the same gate
     again = open_league()  # the first was killed before the gate's verdict came
-    assert again.task()["model"] == "b" * 64
+    assert again.task(0)["model"] == "b" * 64
     again.judged("b" * 64, "not promoted")
-    assert again.task()["kind"] == "match"
+    assert again.task(0)["kind"] == "match"
     assert "b" * 64 in [name for name, _, _ in again.exchange("main-0", 0, [])["opponents"]]
     assert again.status()["frozen"] == 1
 

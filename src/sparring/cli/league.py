@@ -37,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, metavar="N", help="end once N main agents were frozen; of rate: N rounds (3)"
     )
     parser.add_argument("--for", dest="duration", metavar="TIME", help="end after 90s, 10m or 2h")
+    parser.add_argument("--resume", action="store_true", help="go on with the game's league, as without it")
     parser.add_argument("--fresh", action="store_true", help="forget the game's league and begin another")
     parser.add_argument("--models", type=int, default=10, metavar="N", help="rate: members beside the scripts (10)")
     parser.add_argument("--games", type=int, default=64, metavar="N", help="rate: games of one match (64)")

@@ -34,8 +34,8 @@ MOST_REST_S = 60.0
 class EvaluatorService:
     """One thread plays; the verbs say how it does."""
 
-    def __init__(self, game: str, config: bytes, core_share: float) -> None:
-        self._game, self._core_share = game, core_share
+    def __init__(self, game: str, config: bytes, core_share: float, index: int = 0) -> None:
+        self._game, self._core_share, self._index = game, core_share, index
         self._config = msgspec.msgpack.decode(config, type=Config)
         self._stopping = threading.Event()
         self._done = {"match": 0, "gate": 0}
@@ -62,7 +62,7 @@ class EvaluatorService:
             while not self._stopping.is_set():
                 began, wait_s = time.monotonic(), IDLE_S
                 try:
-                    task = solver.retrieve(LEAGUE, "task")
+                    task = solver.retrieve(LEAGUE, "task", self._index)
                     if task["kind"] == "gate":
                         model = pool.get(ModelId(task["model"]))
                         standing = stand_for_promotion(registry, model, GateLimits.from_config(self._config))

@@ -30,6 +30,7 @@ from sparring.registry import open_registry
 from sparring.services.register import register
 
 SERVICE = "league"
+GATE_LEASE_S = 900.0  # after which another evaluator plays the gate's games that one has begun
 MATCH_EVERY_GAMES = 2_000  # that a pair of members has at most: then its result is known
 
 
@@ -50,6 +51,7 @@ class LeagueService:
         self._members = {one.name: one for one in self._state.members()}
         self._add_first_members(spec, registry_url)
         self._verdict = ""
+        self._gate = (-1, 0.0)  # the evaluator that plays the gate's games, and until when no other does
 
     # For actors.
 
@@ -114,13 +116,14 @@ class LeagueService:
     # For evaluators.
 
     @register(idempotent=True)
-    def task(self) -> dict[str, Any]:
+    def task(self, evaluator: int) -> dict[str, Any]:
         """What to play next: the gate's games of the newest main agent that has not played them, or a match."""
         waiting = [one for one in self._members.values() if not one.judged]
-        if waiting and self._file.promote:
+        busy, until_s = self._gate
+        if waiting and self._file.promote and (evaluator == busy or time.monotonic() >= until_s):
             newest = max(waiting, key=lambda one: one.frozen_at_ms)
-            earlier = [replace(one, judged=True) for one in waiting if one is not newest]
-            self._change(earlier)
+            self._change([replace(one, judged=True) for one in waiting if one is not newest])
+            self._gate = (evaluator, time.monotonic() + GATE_LEASE_S)
             return {**self._urls, "kind": "gate", "model": newest.name}
         names = [one.name for one in self._members.values() if not one.retired]
         payoff = Payoff.of(names, self._played)
@@ -144,7 +147,7 @@ class LeagueService:
         """The gate's verdict on a member, as a sentence."""
         if model in self._members:
             self._change([replace(self._members[model], judged=True)])
-            self._verdict = verdict
+            self._verdict, self._gate = verdict, (-1, 0.0)
 
     @register(idempotent=True)
     def status(self) -> dict[str, Any]:

@@ -10,7 +10,9 @@ The host starts again what dies. Everything that must last is in the league's SQ
 the registry, so a league that is stopped, or killed whole, goes on when it is started again.
 """
 
+import fcntl
 import logging
+import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +22,14 @@ import msgspec
 
 from sparring.closable import Closable
 from sparring.config import Config, TrainConfig, open_data_folder, read
-from sparring.durable import folder_name
+from sparring.durable import disk_errors, folder_name
 from sparring.errors import ConfigError, Unreachable
 from sparring.hosts.protocol import Handle, Resources, open_host, path_of
 from sparring.league.league_file import NAME, ROLES, LeagueFile
 from sparring.league.rounds import check_game
 from sparring.league.service import SERVICE as LEAGUE
 from sparring.league.service import LeagueService
+from sparring.league.state import league_path
 from sparring.learn.actors.remote import keeps_ending
 from sparring.learn.plan import TrainRequest, plan
 from sparring.pool.memory import serve_pool
@@ -52,6 +55,7 @@ class RunningLeague(Closable):
         services = {name: (_class(one.service, name), one) for name, one in file.own_services().items()}
         learner, evaluator = _class(file.learner, LEARNER), _class(file.evaluator.service, EVALUATOR)
         open_data_folder(Path(config.data))
+        self._lock = _only_one(league_path(Path(config.data), spec.id).with_suffix(".lock"), game)
         logs = Path(config.data) / "logs" / f"league-{folder_name(spec.id, 'game')}"
         given = {"game": game, "config": msgspec.msgpack.encode(config)}
         self._host = open_host(file.on, logs, config.discovery_url)
@@ -74,7 +78,7 @@ class RunningLeague(Closable):
             for name, (service, said) in services.items():
                 self._host.start(service, name, said.count, Resources(cpus=0.1), said.given)
         except BaseException:
-            self._host.close()
+            self.close()
             raise
 
     @property
@@ -99,6 +103,21 @@ class RunningLeague(Closable):
 
     def close(self) -> None:
         self._host.close()
+        os.close(self._lock)
+
+
+def _only_one(path: Path, game: str) -> int:
+    """A descriptor that holds the league's lock; ConfigError where another process has it."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        do = "Watch it with `spar league show`, or give this one another folder with --data"
+        raise ConfigError(f"a league of {game} runs there already", where=str(path.parent), do=do) from None
+    return lock
 
 
 def with_league(config: Config, file: LeagueFile) -> Config:
