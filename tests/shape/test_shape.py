@@ -23,13 +23,13 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "store": {"games"},
     "replay": {"games", "store"},
     "acting": {"games", "nets", "replay", "registry"},
-    "league": {"games", "acting", "registry"},
+    "league": {"games", "acting", "registry", "store.protocol"},
     "learn": {"games", "nets", "acting", "league", "replay", "store", "registry", "services", "hosts", "processes"},
     "services": set(),
     "hosts": {"services", "processes"},
     "processes": set(),
     "registry": set(),
-    "dashboard": {"games", "store", "registry", "learn.runs.summary"},
+    "dashboard": {"games", "league", "store", "registry", "learn.runs.summary"},
     "api": {"games", "nets", "acting", "learn", "registry"},
 }
 NOUNS: set[str] = {"matchmaking"}  # names that end in -ing and that engineers search for

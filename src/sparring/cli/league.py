@@ -1,9 +1,11 @@
-"""Rate a game's models and scripts by matches among them: `spar league GAME` plays, `spar league show GAME` shows.
+"""Rate a game's models and scripts by matches among them: `spar league GAME` plays, `spar league show GAME` shows, and
+`spar league match ID` plays a stored match again, and says whether every move was the same.
 
 Members are the game's scripts, its champions and its newest models. Each round every member plays a match, from both
 sides of fresh openings, against one whose result is most open. Results are kept in the data folder, so another call
-goes on where the last one stopped. Ratings are Elo above `script:random`, with 95 % confidence; `show` also has the
-share of points of each against each, and how much of each is in the mixture that no member beats (Nash).
+goes on where the last one stopped. Ratings are Elo above `script:random`, with 95 % confidence; `show` also has
+openskill's mean and deviation, the share of points of each against each, how much of each is in the mixture that no
+member beats (Nash) and what it scores against that, alpha-rank, and how transitive the league is (spinning top).
 Example: spar league connect-four --for 5m
 """
 
@@ -12,36 +14,35 @@ import math
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sparring.cli.league_show import match, show
 from sparring.cli.output import Output, stopping
 from sparring.config import open_data_folder
 from sparring.errors import ConfigError, Missing
 
-if TYPE_CHECKING:
-    from sparring.league.payoff import Payoff, Rating
-
-SHORT = 12
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-ANCHOR = "script:random"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="[show] GAME", help="a game with opponents")
+    parser.add_argument("what", nargs="+", metavar="[show] GAME | match ID", help="a game with opponents; a match")
     parser.add_argument("--rounds", type=int, metavar="N", help="play N rounds (3, unless --for is given)")
     parser.add_argument("--for", dest="duration", metavar="TIME", help="play rounds until 90s, 10m or 2h are over")
     parser.add_argument("--models", type=int, default=10, metavar="N", help="members beside the scripts (10)")
     parser.add_argument("--games", type=int, default=64, metavar="N", help="games of one match (64)")
+    parser.add_argument("--people", action="store_true", help="show: people's recorded games too, persons as members")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="show: draw it into a .png, .svg or .pdf")
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    game, show = args.what[-1], args.what[0] == "show" and len(args.what) == 2
-    if len(args.what) != 1 + show:
-        raise ConfigError(" ".join(args.what), where="spar league", do="Write: spar league [show] GAME")
+    verb, name = args.what if len(args.what) == 2 else ("play", args.what[0])
+    if len(args.what) > 2 or verb not in ("play", "show", "match"):
+        do = "Write: spar league [show] GAME, or spar league match ID"
+        raise ConfigError(" ".join(args.what), where="spar league", do=do)
     for option, value in (("--rounds", args.rounds), ("--models", args.models), ("--games", args.games)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}", where="spar league", do="Count from 1")
-    return _show(game, args, output) if show else _play(game, args, output)
+    return {"play": _play, "show": show, "match": match}[verb](name, args, output)
 
 
 def _play(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
@@ -67,52 +68,7 @@ def _play(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
             output.progress(
                 f"round {done}: {len(played)} matches, {sum(one.distinct for one in played)} distinct games"
             )
-    return _show(game, args, output)
-
-
-def _show(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    from sparring.games.catalogue import spec_of
-    from sparring.league.matches import MatchFile
-    from sparring.league.payoff import Payoff, nash_mixture, ratings
-
-    with MatchFile(Path(args.config.data), spec_of(game).id) as file:
-        matches = file.all()
-    names = sorted({name for one in matches for name in (one.first, one.second)})
-    if not names:
-        raise Missing(f"no match of {game} was played yet", where="spar league", do=f"Play some: `spar league {game}`")
-    payoff = Payoff.of(names, matches)
-    ladder = ratings(payoff, ANCHOR if ANCHOR in names else None)
-    mixture = dict(zip(names, nash_mixture(payoff.win_rates).round(4).tolist(), strict=True))
-    rows = [
-        (
-            _short(one.member),
-            f"{one.elo:+.0f}",
-            _interval(one),
-            one.games,
-            f"{one.score:.1%}",
-            f"{mixture[one.member]:.0%}",
-        )
-        for one in ladder
-    ]
-    output.table(("member", "Elo", "95 %", "games", "points", "Nash"), rows)
-    output.say()
-    _table_of_pairs(payoff, ladder, output)
-    pairs = {
-        name: dict(zip(names, row, strict=True)) for name, row in zip(names, payoff.win_rates.tolist(), strict=True)
-    }
-    return {"game": game, "matches": len(matches), "ratings": ladder, "nash": mixture, "win_rates": pairs}
-
-
-def _table_of_pairs(payoff: "Payoff", ladder: "list[Rating]", output: Output) -> None:
-    """The share of points of the row's member against the column's, in the order of the ladder."""
-    order = [payoff.members.index(one.member) for one in ladder]
-    rates, games = payoff.win_rates, payoff.games
-    columns = [str(place + 1) for place in range(len(order))]
-    rows = [
-        (f"{place + 1} {_short(payoff.members[a])}", *(f"{rates[a, b]:.0%}" if games[a, b] else "" for b in order))
-        for place, a in enumerate(order)
-    ]
-    output.table(("points of row against column", *columns), rows)
+    return show(game, args, output)
 
 
 def _seconds(text: str | None) -> float:
@@ -122,11 +78,3 @@ def _seconds(text: str | None) -> float:
     if found is None:
         raise ConfigError(f"--for {text}", where="spar league", do="Write a number and s, m or h, such as 10m")
     return float(found[1]) * UNITS_S[found[2]]
-
-
-def _short(member: str) -> str:
-    return member if member.startswith("script:") else member[:SHORT]
-
-
-def _interval(one: "Rating") -> str:
-    return f"{one.low:+.0f} to {one.high:+.0f}"
