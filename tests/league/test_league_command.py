@@ -80,7 +80,7 @@ def test_show_has_every_rating_and_a_match_is_played_again_by_its_id(spar, model
     assert said["results"]["script:random"]["script:tactical"] == [lost, drawn, won]
     assert sum(len(layer["members"]) for layer in said["spinning_top"]["layers"]) == len(said["ratings"])
     assert said["people"] == {"shown": False, "persons": 0, "games": 0}
-    assert said["curves"]["script:tactical"][-1]["matches"] == said["matches"]
+    assert said["curves"]["script:tactical"][-1]["games"] == 8 * said["matches"]
     assert "spinning top: " in text
     assert (tmp_path / "league.svg").read_text().count("<svg") == 1
     code, again, text = spar("league", "match", said["newest"][0][:10])

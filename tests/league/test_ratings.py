@@ -12,6 +12,7 @@ from sparring.league.ratings import (
     alpha_rank,
     bayesian_ratings,
     elo_ratings,
+    known_rates,
     nash_mixture,
     nash_skill,
     rating_curves,
@@ -150,6 +151,15 @@ def test_members_that_never_met_are_rated_without_nan():
     assert all(np.isfinite([one.elo, one.low, one.high]).all() for one in elo_ratings(payoff))
 
 
+def test_two_who_have_not_met_are_as_their_ratings_say():
+    payoff = Payoff.of(["a", "b", "c"], [match("a", "b", 75, 0, 25), match("b", "c", 75, 0, 25)])
+    rates = known_rates(payoff)
+    assert rates[0, 2] == pytest.approx(0.9, abs=0.02)
+    assert rates[0, 2] + rates[2, 0] == pytest.approx(1)
+    assert rates[0, 1] == 0.75
+    assert nash_mixture(rates).tolist() == [1, 0, 0]
+
+
 def test_alpha_rank_is_open_spiels():
     alpharank = pytest.importorskip("open_spiel.python.egt.alpharank", reason="needs the extra games")
     for seed in range(4):
@@ -190,10 +200,11 @@ def test_a_curve_begins_with_the_first_match_and_ends_with_todays_rating():
     matches += [match("late", "b", 10, 0, 0) for _ in range(30)]
     curves = rating_curves(["a", "b", "late"], matches, anchor="b", points=50)
     assert len(curves["a"]) == 50
-    assert curves["a"][-1].matches == 150
-    assert curves["late"][0].matches > 120
+    assert curves["a"][-1].games == 1500
+    assert curves["late"][0].games > 1200
     now = {one.member: one for one in elo_ratings(Payoff.of(["a", "b", "late"], matches), "b")}
     assert curves["a"][-1].elo == pytest.approx(now["a"].elo)
     assert curves["a"][0].high - curves["a"][0].low > curves["a"][-1].high - curves["a"][-1].low
     assert len(rating_curves(["a", "b"], matches[:3])["a"]) == 3
+    assert rating_curves(["a", "b"], [match("a", "b", 1, 0, 0)], "b")["a"] == []  # one game tells nothing yet
     assert rating_curves([], []) == {}

@@ -44,9 +44,14 @@ def replay_match(game: str, match: Match, registry: Registry) -> MatchReplay:
     played, moves = evaluate_with_moves(game, first.player, second.player, episodes=match.games, seed=match.seed)
     assert played.digests is not None
     assert played.beaten is not None
-    counts = {"wins": played.wins or 0, "draws": played.draws or 0, "losses": played.losses or 0}
-    distinct = len(np.unique(played.digests))
-    again = replace(match, **counts, distinct=distinct, digest=match_digest(played.digests))
+    again = replace(
+        match,
+        wins=played.wins or 0,
+        draws=played.draws or 0,
+        losses=played.losses or 0,
+        distinct=len(np.unique(played.digests)),
+        digest=match_digest(played.digests),
+    )
     return MatchReplay(match, again, moves, played.beaten)
 
 

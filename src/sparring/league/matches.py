@@ -21,11 +21,16 @@ _TABLE = """CREATE TABLE IF NOT EXISTS matches (
 _ADDED = {"digest": "TEXT NOT NULL DEFAULT ''"}  # columns of later versions, in the order of Match's fields
 
 
+def match_path(data: Path, game: GameId) -> Path:
+    """The file of a game's matches, which is there once one was played."""
+    return data / "league" / f"{folder_name(game, 'game')}.db"
+
+
 class MatchFile(Closable):
     """The matches of one game in `<data>/league/GAME.db`; several processes may add to it."""
 
     def __init__(self, data: Path, game: GameId) -> None:
-        self._path = data / "league" / f"{folder_name(game, 'game')}.db"
+        self._path = match_path(data, game)
         with self._errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -57,12 +62,16 @@ class MatchFile(Closable):
 
     def _migrate(self) -> None:
         """Add the columns that a file of an earlier version lacks; another process may do so at the same time."""
+        if not self._missing():
+            return
         self._db.execute("BEGIN IMMEDIATE")
-        there = {row[1] for row in self._db.execute("PRAGMA table_info(matches)")}
-        for column, kind in _ADDED.items():
-            if column not in there:
-                self._db.execute(f"ALTER TABLE matches ADD COLUMN {column} {kind}")
+        for column in self._missing():
+            self._db.execute(f"ALTER TABLE matches ADD COLUMN {column} {_ADDED[column]}")
         self._db.execute("COMMIT")
+
+    def _missing(self) -> list[str]:
+        there = {row[1] for row in self._db.execute("PRAGMA table_info(matches)")}
+        return [column for column in _ADDED if column not in there]
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """People's games as results of a league: episodes in the store in which a person sat against a model, a script or
 another person. A member is `person:` and the beginning of the pseudonym, or `people`, all of them together."""
 
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,10 +33,11 @@ class Sitting:
 
 class PeopleGames:
     """The games of people in one store. Nothing is kept but in memory, so what is erased there is gone at the next
-    whole reading: whenever the store has fewer episodes than before, and in a new process."""
+    whole reading: whenever the store has fewer episodes than before, and in a new process. Any thread may call."""
 
     def __init__(self, store: Store, spec: GameSpec) -> None:
         self._store, self._spec = store, spec
+        self._updating = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
@@ -45,20 +47,23 @@ class PeopleGames:
 
     def update(self) -> None:
         """Read what came since the last call; the first call reads the newest MAX_EPISODES, some 5,000 a second."""
-        stats = self._store.stats(self._spec.id)
-        if stats.episodes < self._episodes:
-            self._forget()
-        if stats.episodes == self._episodes:
-            return
-        query = Query(self._spec.id, sources=("play",), since_ms=max(self._since_ms, _newest_since(stats)))
-        for record in deque(self._store.episodes(query), MAX_EPISODES):
-            sitting = None if record.episode in self._recent else _sitting(record, self._spec)
-            if sitting is not None:
-                self._sittings[sitting] += 1
-                self._recent[record.episode] = record.received_at_ms
-        self._episodes = stats.episodes
-        self._since_ms = max(self._since_ms, (stats.last_received_ms or 0) - OVERLAP_MS)
-        self._recent = {one: at_ms for one, at_ms in self._recent.items() if at_ms >= self._since_ms}
+        with self._updating:
+            stats = self._store.stats(self._spec.id)
+            if stats.episodes < self._episodes:
+                self._forget()
+            if stats.episodes == self._episodes:
+                return
+            query = Query(self._spec.id, sources=("play",), since_ms=max(self._since_ms, _newest_since(stats)))
+            fresh: Counter[Sitting] = Counter()
+            for record in deque(self._store.episodes(query), MAX_EPISODES):
+                sitting = None if record.episode in self._recent else _sitting(record, self._spec)
+                if sitting is not None:
+                    fresh[sitting] += 1
+                    self._recent[record.episode] = record.received_at_ms
+            self._episodes = stats.episodes
+            self._since_ms = max(self._since_ms, (stats.last_received_ms or 0) - OVERLAP_MS)
+            self._recent = {one: at_ms for one, at_ms in self._recent.items() if at_ms >= self._since_ms}
+            self._sittings = self._sittings + fresh  # another one: whoever reads the old one is not disturbed
 
     @property
     def games(self) -> int:

@@ -20,6 +20,7 @@ from sparring.wire.chunk import Array
 PRIOR_ELO = 600.0  # before any game a rating is within so much of the mean, with two chances in three
 ELO = 400.0 / math.log(10.0)  # points for each unit of log-odds
 NORMAL_95 = 1.96
+WIDEST_ELO = 1_600.0
 STEPS = 50  # of Newton's method, which needs fewer than ten
 REGRET_ROUNDS, CHECK_ROUNDS = 20_000, 250
 EXPLOITABLE = 1e-3  # a mixture is good enough where no member gains more than this share of a game against it
@@ -78,11 +79,19 @@ def _bradley_terry(points: Array, games: Array) -> tuple[Array, Array]:
     return strength, np.linalg.inv(information)
 
 
+def known_rates(payoff: Payoff) -> Array:
+    """float64 [n, n]: the share of points; what the Bradley-Terry model predicts where two have not met."""
+    strength, _ = _bradley_terry(payoff.points, payoff.games)
+    predicted = 1.0 / (1.0 + np.exp(strength[None, :] - strength[:, None]))
+    rates: Array = np.where(payoff.games > 0, payoff.win_rates, predicted)
+    return rates
+
+
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A member's rating after the first `matches` matches of the league."""
+    """A member's rating after so many games of the league."""
 
-    matches: int
+    games: int
     at_ms: int
     elo: float
     low: float
@@ -92,18 +101,19 @@ class CurvePoint:
 def rating_curves(
     members: Sequence[str], matches: Sequence[Match], anchor: str | None = None, points: int = 50
 ) -> dict[str, list[CurvePoint]]:
-    """The ratings of these members after up to `points` moments that lie equally many matches apart; the last is now.
-    A curve begins with the member's first match."""
-    ends = sorted({round(at) for at in np.linspace(0, len(matches), points + 1)[1:]} - {0})
+    """The ratings of these members at up to `points` moments that lie some equally many games apart; the last is now.
+    A curve begins where the interval is narrower than WIDEST_ELO: before, nothing is known."""
+    played = np.cumsum([one.games for one in matches])
+    ends = np.searchsorted(played, np.linspace(0, played[-1], points + 1)[1:]) + 1 if len(played) else []
     curves: dict[str, list[CurvePoint]] = {name: [] for name in members}
     wins, draws, begin = np.zeros((len(members), len(members))), np.zeros((len(members), len(members))), 0
-    for end in ends:
+    for end in sorted({min(int(end), len(matches)) for end in ends}):
         more = Payoff.of(members, matches[begin:end])
         wins, draws, begin = wins + more.wins, draws + more.draws, end
         for one in elo_ratings(Payoff(tuple(members), wins, draws), anchor):
-            if one.games:
+            if one.games and one.high - one.low < WIDEST_ELO:
                 at_ms = matches[end - 1].played_at_ms
-                curves[one.member].append(CurvePoint(end, at_ms, one.elo, one.low, one.high))
+                curves[one.member].append(CurvePoint(int(played[end - 1]), at_ms, one.elo, one.low, one.high))
     return curves
 
 
@@ -270,9 +280,8 @@ class SpinningTop:
 def spinning_top(payoff: Payoff) -> SpinningTop:
     """Layers by repeated Nash equilibria (Czarnecki et al. 2020, "Real World Games Look Like Spinning Tops"), and the
     results' variance by the combinatorial Hodge decomposition (Jiang et al. 2011), a pair weighted by its games."""
-    rates, left = payoff.win_rates, np.arange(len(payoff.members))
-    others = rates.sum(axis=1) - 0.5
-    strength = others / max(1, len(rates) - 1)
+    rates, left = known_rates(payoff), np.arange(len(payoff.members))
+    strength = (rates.sum(axis=1) - 0.5) / max(1, len(rates) - 1)
     layers = []
     while len(left):
         mixture = nash_mixture(rates[np.ix_(left, left)])

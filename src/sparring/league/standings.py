@@ -13,6 +13,7 @@ from sparring.league.ratings import (
     SpinningTop,
     alpha_rank,
     elo_ratings,
+    known_rates,
     nash_mixture,
     nash_skill,
     rating_curves,
@@ -78,16 +79,22 @@ class Ladder:
         ranked = elo_ratings(found, ANCHOR)
         order = [names.index(one.member) for one in ranked]
         payoff = Payoff(tuple(one.member for one in ranked), found.wins[order][:, order], found.draws[order][:, order])
-        rates = payoff.win_rates
+        rates = known_rates(payoff)
         mixture, ranks, skill = nash_mixture(rates), alpha_rank(rates), self._rater.ratings()
         against = nash_skill(rates, mixture)
         ladder = [
             LadderRow(
-                one.member,
-                *(round(figure, 2) for figure in (one.elo, one.low, one.high)),
-                *(round(figure, 3) for figure in (skill[one.member].mu, skill[one.member].sigma)),
-                one.games,
-                *(round(float(figure), 4) for figure in (one.score, mixture[at], against[at], ranks[at])),
+                member=one.member,
+                elo=round(one.elo, 2),
+                low=round(one.low, 2),
+                high=round(one.high, 2),
+                mu=round(skill[one.member].mu, 3),
+                sigma=round(skill[one.member].sigma, 3),
+                games=one.games,
+                points=round(one.score, 4),
+                nash=round(float(mixture[at]), 4),
+                nash_skill=round(float(against[at]), 4),
+                alpha_rank=round(float(ranks[at]), 4),
             )
             for at, one in enumerate(ranked)
         ]

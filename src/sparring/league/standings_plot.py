@@ -58,12 +58,12 @@ def _matrix(panel: "Axes", found: Standings) -> None:
 
 def _curves(panel: "Axes", found: Standings) -> None:
     for number, (name, points) in enumerate(found.curves.items()):
-        at, colour = [one.matches for one in points], f"C{number}"
+        at, colour = [one.games for one in points], f"C{number}"
         panel.plot(at, [one.elo for one in points], color=colour, label=short(name))
         panel.fill_between(
             at, [one.low for one in points], [one.high for one in points], color=colour, alpha=0.15, lw=0
         )
-    panel.set(xlabel="matches", ylabel="Elo, with 95 % confidence")
+    panel.set(xlabel="games of the league", ylabel="Elo, with 95 % confidence")
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
@@ -73,7 +73,7 @@ def _top(panel: "Axes", found: Standings) -> None:
     layers = found.top.layers
     at, widths = np.arange(len(layers)), [len(one.members) for one in layers]
     panel.barh(at, widths, left=[-width / 2 for width in widths], color=[BEST, *[DOT] * (len(layers) - 1)], height=0.8)
-    for place, one in zip(at, layers, strict=True):
+    for place, one in enumerate(layers):
         panel.text(0, place, str(len(one.members)), ha="center", va="center", color="white", fontsize="small")
     panel.set_yticks(at, [f"{one.strength:.0%}" for one in layers])
     panel.invert_yaxis()
