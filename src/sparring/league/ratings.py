@@ -103,17 +103,17 @@ def rating_curves(
 ) -> dict[str, list[CurvePoint]]:
     """The ratings of these members at up to `points` moments that lie some equally many games apart; the last is now.
     A curve begins where the interval is narrower than WIDEST_ELO: before, nothing is known."""
-    played = np.cumsum([one.games for one in matches])
-    ends = np.searchsorted(played, np.linspace(0, played[-1], points + 1)[1:]) + 1 if len(played) else []
+    played = np.cumsum([0, *(one.games for one in matches)])  # before the first match, after it, after the second …
+    ends = np.searchsorted(played, np.linspace(0, played[-1], points + 1)[1:])
     curves: dict[str, list[CurvePoint]] = {name: [] for name in members}
     wins, draws, begin = np.zeros((len(members), len(members))), np.zeros((len(members), len(members))), 0
-    for end in sorted({min(int(end), len(matches)) for end in ends}):
+    for end in sorted(set(ends.tolist()) - {0}):
         more = Payoff.of(members, matches[begin:end])
         wins, draws, begin = wins + more.wins, draws + more.draws, end
         for one in elo_ratings(Payoff(tuple(members), wins, draws), anchor):
             if one.games and one.high - one.low < WIDEST_ELO:
                 at_ms = matches[end - 1].played_at_ms
-                curves[one.member].append(CurvePoint(int(played[end - 1]), at_ms, one.elo, one.low, one.high))
+                curves[one.member].append(CurvePoint(int(played[end]), at_ms, one.elo, one.low, one.high))
     return curves
 
 
