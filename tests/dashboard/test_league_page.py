@@ -73,7 +73,7 @@ def test_the_moves_of_a_match_lead_to_its_result(league, game):
     count = match["wins"] + match["draws"] + match["losses"]
     points = []
     for number in range(count):
-        said = httpx.get(url, params={"game": number}, timeout=60).json()
+        said = httpx.get(url, params={"number": number}, timeout=60).json()
         assert (said["match"], said["number"], said["same"]) == (match, number, True)
         played = open_game(game)
         view = played.reset(np.array([int(said["seed"])], np.uint64), np.ones(1, bool))
@@ -85,7 +85,7 @@ def test_the_moves_of_a_match_lead_to_its_result(league, game):
         points.append(0.5 + 0.5 * float(np.sign(mine - other)))
     assert points == said["points"]
     assert (points.count(1.0), points.count(0.5), points.count(0.0)) == (match["wins"], match["draws"], match["losses"])
-    beyond = httpx.get(url, params={"game": count})
+    beyond = httpx.get(url, params={"number": count})
     assert (beyond.status_code, beyond.json()["error"]["message"]) == (404, f"it has {count} games")
 
 

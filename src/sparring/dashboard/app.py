@@ -213,7 +213,7 @@ class Dashboard:
         return self._leagues.league(self._known(request.path_params["game"]))
 
     def get_match_game(self, request: Request) -> MatchGame:
-        spec, number = self._known(request.path_params["game"]), request.scope["query"].game
+        spec, number = self._known(request.path_params["game"]), request.scope["query"].number
         return self._leagues.match_game(spec.id, request.path_params["match"], number)
 
     def get_stats(self, request: Request) -> GameStats:

@@ -50,7 +50,7 @@ class MatchGame(msgspec.Struct, frozen=True, kw_only=True):
 class MatchQuery(msgspec.Struct, frozen=True):
     """Which of the match's games, from 0."""
 
-    game: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)] = 0
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)] = 0
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ let at = 0, playing = false, speed = 2;
 let number = Number(new URLSearchParams(location.search).get("game") ?? 0) || 0;
 
 async function load(which) {
-  said = await server.get(`/api/league/${encodeURIComponent(game)}/matches/${encodeURIComponent(match)}?game=${which}`);
+  said = await server.get(`/api/league/${encodeURIComponent(game)}/matches/${encodeURIComponent(match)}?number=${which}`);
   number = which;
   linked(true);
   describe();
