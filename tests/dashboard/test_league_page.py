@@ -1,6 +1,7 @@
 """The league of a real server: what its page polls, and the page in a real browser, with matches that were played."""
 
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -130,3 +131,23 @@ def test_a_game_by_the_clock_is_watched_on_its_field(league, page):
     page.goto(f"{league.url}/league/duel/none")
     page.get_by_text("This match cannot be shown.").wait_for()
     page.problems.clear()  # the 404 that was asked for
+
+
+@pytest.mark.chromium
+def test_the_league_can_be_read_on_a_phone_in_light_and_dark(league, browser):
+    contrast = (Path(__file__).parent / "contrast.js").read_text()
+    match = asked(league, "connect-four")["newest"][0]["id"]
+    for scheme in ("light", "dark"):
+        context = browser.new_context(
+            color_scheme=scheme, viewport={"width": 390, "height": 844}, reduced_motion="reduce"
+        )
+        page = context.new_page()
+        for path, ready in (
+            ("/league?game=connect-four", ".heat td.met"),
+            (f"/league/connect-four/{match}", "#rounds a"),
+        ):
+            page.goto(league.url + path)
+            page.locator(ready).first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+            assert page.evaluate(contrast) == [], f"{scheme} {path}"
+        context.close()

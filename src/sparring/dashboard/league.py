@@ -1,6 +1,7 @@
 """What the page "League" polls: the standings of a game's league with its newest matches, and a match's games, played
 again from its seed."""
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sparring.errors import Missing
+from sparring.errors import Missing, SparringError
 from sparring.games.spec import GameSpec
 from sparring.league.match_replay import MatchReplay, replay_match
 from sparring.league.matches import MatchFile, match_path
@@ -20,6 +21,8 @@ from sparring.league.standings import Ladder, Standings
 from sparring.registry.registry import Registry
 from sparring.store.protocol import Store
 from sparring.wire.ids import GameId
+
+log = logging.getLogger(__name__)
 
 FRESH_S = 3.0  # standings are made at most this often
 PEOPLE_EVERY_S = 15.0  # and what people played is read, beside the requests: 100,000 episodes take some 20 s once
@@ -66,6 +69,13 @@ class _Watched:
     league: League | None = None
 
 
+def _read(people: PeopleGames) -> None:
+    try:
+        people.update()
+    except SparringError as error:  # the page goes on with what was read before
+        log.warning("people's games cannot be read: %s", error)
+
+
 class LeagueReader:
     """Reads leagues; never writes. Called on threads."""
 
@@ -83,7 +93,7 @@ class LeagueReader:
         with one.lock:
             if time.monotonic() - one.read_s >= PEOPLE_EVERY_S:
                 one.read_s = time.monotonic()
-                threading.Thread(target=one.people.update, name="people's games", daemon=True).start()
+                threading.Thread(target=_read, args=(one.people,), name="people's games", daemon=True).start()
             if one.league is None or time.monotonic() - one.made_s >= FRESH_S:
                 one.league, one.made_s = self._made(spec.id, one), time.monotonic()
             return one.league
