@@ -46,7 +46,8 @@ def test_games_show_the_champion_and_what_was_played(server):
 
 
 def test_what_is_not_there_is_said(server):
-    for path in ("/api/models?game=chess", "/api/stats?game=chess", "/api/runs/none/metrics", "/web/none.js"):
+    nowhere = ("/api/league/chess", "/api/league/duel/matches/none")
+    for path in ("/api/models?game=chess", "/api/stats?game=chess", "/api/runs/none/metrics", "/web/none.js", *nowhere):
         answer = httpx.get(server.url + path)
         assert answer.status_code == 404, path
         assert answer.json()["error"]["message"], path
@@ -90,7 +91,10 @@ def test_a_long_run_is_thinned_and_keeps_its_ends(tmp_path):
     assert (rows[0]["seconds"], rows[-1]["seconds"]) == (0, MAX_ROWS * 3 - 1)
 
 
-@pytest.mark.parametrize("path", ["/", "/models", "/learning", "/play/duel", "/web/client.js", "/web/style.css"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/models", "/learning", "/league", "/league/duel/any", "/play/duel", "/web/client.js", "/web/style.css"],
+)
 def test_pages_need_no_other_host_and_are_sent_once(server, path):
     answer = httpx.get(server.url + path)
     assert answer.status_code == 200

@@ -121,6 +121,7 @@ class Fuzzed:
         self.operations = {one.ok().definition.raw["operationId"]: one.ok() for one in schema.get_all_operations()}
         self._generated = functools.cache(self._strategy)
         self.real = {"game": "cartpole", "model": publish(server.data, "cartpole"), "file": "card.json", "run": "one"}
+        self.real["match"] = "one"
         (server.data / "runs" / "one").mkdir(parents=True)
         about = '{"game": "cartpole", "algo": "ppo", "seed": 1, "started_at_ms": 1}'
         (server.data / "runs" / "one" / "run.json").write_text(about)

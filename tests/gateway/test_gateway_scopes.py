@@ -12,6 +12,7 @@ from docs.reference import CALLERS, DOCS
 from talking import one_chunk, post
 
 from dashboard.published import publish
+from league_match import store_match
 from serving import serving
 from sparring.gateway.credentials import SCOPES, ApiKeys
 from sparring.registry.file import Folder
@@ -47,6 +48,7 @@ class Door:
         run = server.data / "runs" / "one"
         run.mkdir(parents=True)
         (run / "run.json").write_text('{"game": "duel", "algo": "ppo", "seed": 1, "started_at_ms": 1}')
+        store_match(server.data)
 
     def credential(self, caller, player="alice"):
         """Its Authorization header."""
@@ -70,7 +72,8 @@ class Door:
         headers["Spar-Player"] = secrets.token_hex(16)  # a player of whom nothing is kept
         if path.endswith("/chunks"):
             return post(self.http, [one_chunk(next(NUMBERS))], **headers).status_code
-        path = path.format(game="cartpole", model=self.models["cartpole"], file="card.json", run="one")
+        game = "duel" if path.startswith("/api/league/") else "cartpole"
+        path = path.format(game=game, model=self.models["cartpole"], file="card.json", run="one", match="one")
         if method == "WS":
             with self.http.stream("GET", path, headers=headers | UPGRADE) as answer:
                 return answer.status_code

@@ -12,6 +12,7 @@ from talking import one_chunk, post
 
 from dashboard.javascript import node
 from dashboard.published import publish
+from league_match import store_match
 from servers.running import program
 from serving import inside
 from sparring.gateway.app import ENDPOINTS, SOCKET
@@ -117,12 +118,13 @@ def test_answers_are_as_described(tmp_path):
             ("post_token", client.post("/v1/games/cartpole/tokens", json={"player": "bob"})),
             ("post_act", client.post("/v1/games/cartpole/act", json=ACT)),
         ]
-        paths = {"game": "cartpole", "model": model, "file": "card.json", "run": "one"}
+        store_match(data)
+        paths = {"game": "cartpole", "model": model, "file": "card.json", "run": "one", "match": "one"}
         for one in ENDPOINTS:
             if one.method != "POST":
                 query = {"game": "cartpole"} if one.path.startswith("/api/") else {}
                 credential = {"Authorization": f"Bearer {token}"} if one.path.endswith("/me") else {}
-                url = one.path.format(**paths)
+                url = one.path.format(**paths | ({"game": "duel"} if one.path.startswith("/api/league/") else {}))
                 calls.append((one.name, client.request(one.method, url, params=query, headers=credential)))
         assert {name for name, _ in calls} == {one.name for one in ENDPOINTS}
         for name, answer in calls:

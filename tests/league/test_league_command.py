@@ -1,18 +1,23 @@
 """`spar league`: real matches between models and scripts, kept through kill -9, shown as a ladder."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
+from recorded_games import sat
 from sparring.cli import main
 from sparring.games.catalogue import spec_of
 from sparring.league.matches import MatchFile
 from sparring.league.payoff import Match
 from sparring.league.rounds import Member, play_match
 from sparring.registry.file import FileRegistry
+from sparring.store import open_store
 
 
 @pytest.fixture
@@ -50,6 +55,81 @@ def test_a_match_is_played_again_by_its_seed(model):
     again = play_match("connect-four", one, other, 8, first.seed)
     assert (again.wins, again.draws, again.losses) == (first.wins, first.draws, first.losses)
     assert first.wins + first.draws + first.losses == 8
+
+
+def test_show_has_every_rating_and_a_match_is_played_again_by_its_id(spar, model, tmp_path):
+    registry = FileRegistry(tmp_path / "models")
+    registry.publish(model("connect-four", 1))
+    spar("league", "connect-four", "--rounds", "2", "--games", "8")
+    code, said, text = spar("league", "show", "connect-four", "--plot", str(tmp_path / "league.svg"))
+    assert code == 0
+    assert set(said["ratings"][0]) >= {
+        "elo",
+        "low",
+        "high",
+        "mu",
+        "sigma",
+        "points",
+        "nash",
+        "nash_skill",
+        "alpha_rank",
+    }
+    assert sum(one["nash"] for one in said["ratings"]) == pytest.approx(1, abs=0.01)
+    assert sum(one["alpha_rank"] for one in said["ratings"]) == pytest.approx(1, abs=0.01)
+    won, drawn, lost = said["results"]["script:tactical"]["script:random"]
+    assert said["results"]["script:random"]["script:tactical"] == [lost, drawn, won]
+    assert sum(len(layer["members"]) for layer in said["spinning_top"]["layers"]) == len(said["ratings"])
+    assert said["people"] == {"shown": False, "persons": 0, "games": 0}
+    assert said["curves"]["script:tactical"][-1]["games"] == 8 * said["matches"]
+    assert "spinning top: " in text
+    assert (tmp_path / "league.svg").read_text().count("<svg") == 1
+    code, again, text = spar("league", "match", said["newest"][0][:10])
+    assert (code, again["same"], again["differences"]) == (0, True, [])
+    assert "8 games, each move as it was" in text
+
+
+def test_a_match_that_goes_otherwise_is_said(spar, model, tmp_path):
+    one, other = (Member(f"script:{name}", name) for name in ("tactical", "random"))
+    played = play_match("connect-four", one, other, 8)
+    with MatchFile(tmp_path, spec_of("connect-four").id) as file:
+        file.add(replace(played, id="aa", wins=0, draws=8, losses=0))
+        file.add(replace(played, id="ab", digest="0" * 32))
+        file.add(replace(played, id="b", first="0" * 64))
+    code, said, text = spar("league", "match", "aa")
+    assert (code, said["same"]) == (1, False)
+    assert "not the same: wins was 0" in text
+    assert spar("league", "match", "ab")[1]["differences"] == [f"digest was {'0' * 32}, now {played.digest}"]
+    for beginning, wrong in (("a", "several matches begin"), ("c", "there is no match"), ("b", "no such model")):
+        code, said, _ = spar("league", "match", beginning)
+        assert code == 1
+        assert wrong in said["error"], said
+
+
+def test_persons_are_members_beside_models(spar, tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/experience.db") as store:
+        for number in range(8):
+            store.append(sat(number, 1.0 if number < 6 else -1.0, bot="script:random"))
+    code, said, text = spar("league", "show", "connect-four", "--people")
+    assert code == 0
+    assert said["people"] == {"shown": True, "persons": 1, "games": 8}
+    person = said["ratings"][0]
+    assert (person["member"][:7], person["games"], person["points"]) == ("person:", 8, 0.75)
+    assert "8 games of 1 persons are among the results" in text
+
+
+def test_a_file_of_an_earlier_version_is_read_and_written(tmp_path):
+    (tmp_path / "league").mkdir()
+    with closing(sqlite3.connect(tmp_path / "league" / "duel.db", isolation_level=None)) as db:
+        db.execute(
+            "CREATE TABLE matches (id TEXT PRIMARY KEY, first TEXT, second TEXT, seed INTEGER, wins INTEGER,"
+            " draws INTEGER, losses INTEGER, distinct_games INTEGER, played_at_ms INTEGER)"
+        )
+        db.execute("INSERT INTO matches VALUES ('old', 'a', 'b', 1, 2, 3, 4, 9, 5)")
+    new = Match("new", "a", "b", 1, 2, 3, 4, 9, 6, "digest")
+    for _ in range(2):
+        with MatchFile(tmp_path, spec_of("duel").id) as file:
+            file.add(new)
+            assert file.all() == [Match("old", "a", "b", 1, 2, 3, 4, 9, 5, ""), new]
 
 
 def test_a_result_counts_once(tmp_path):

@@ -23,7 +23,7 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "store": {"games"},
     "replay": {"games", "store"},
     "acting": {"games", "nets", "replay", "registry"},
-    "league": {"games", "nets", "acting", "registry", "pool", "services"},
+    "league": {"games", "nets", "acting", "registry", "pool", "services", "store.protocol"},
     "learn": {
         *("games", "nets", "acting", "league", "pool", "replay", "store", "registry", "services", "hosts", "processes")
     },
@@ -32,7 +32,7 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "processes": set(),
     "registry": set(),
     "pool": {"registry", "services", "hosts.protocol"},  # models that are read often, over the registry
-    "dashboard": {"games", "store", "registry", "learn.runs.summary"},
+    "dashboard": {"games", "league", "store", "registry", "learn.runs.summary"},
     "api": {"games", "nets", "acting", "learn", "registry"},
 }
 NOUNS: set[str] = {"matchmaking"}  # names that end in -ing and that engineers search for

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -35,6 +36,7 @@ from sparring.wire.model import Model
 MAX_GAMES = 64  # at once
 
 Player = Model | Forward | str  # a string names a script of the game
+Note = Callable[[Array, Array, list[Array], Array], None]  # episodes [n], their seeds, actions by seat, who was asked
 OPENINGS = 100_000  # that two deterministic players may meet in, if the game is long enough
 OPENING_SHARE = 6  # of a game's ticks at most one in so many is drawn
 LEAST = 6  # digits of a model's id
@@ -124,6 +126,37 @@ def evaluate(
         return table.play(lambda view: file.add(draw(view)))
 
 
+@dataclass(frozen=True, slots=True)
+class GameMoves:
+    """One episode, move by move: its seed, the seats of the evaluated player, and what each seat did at each tick;
+    None where it was not asked."""
+
+    seed: int
+    seats: tuple[int, ...]
+    ticks: list[list[Any]]
+
+
+def evaluate_with_moves(
+    game_id: str, player: Player, against: Player, *, episodes: int, seed: int
+) -> tuple[Evaluation, list[GameMoves]]:
+    """As `evaluate`, with the moves of every episode."""
+    table = _table(open_game(game_id, min(episodes, MAX_GAMES)), game_id, player, against, episodes, seed, math.inf)
+    own = table._own_seats()
+    seats = [tuple(np.flatnonzero(own[e % len(own)]).tolist()) for e in range(episodes)]
+    found = [GameMoves(0, mine, []) for mine in seats]
+
+    def note(episode: Array, seeds: Array, actions: list[Array], to_act: Array) -> None:
+        for slot in np.flatnonzero(episode < episodes):
+            at = int(episode[slot])
+            done = [one[slot].tolist() if to_act[slot, seat] else None for seat, one in enumerate(actions)]
+            found[at].ticks.append(done)
+            if not found[at].seed:
+                found[at] = replace(found[at], seed=int(seeds[slot]))
+
+    played = table.play(note=note)
+    return played, found
+
+
 def evaluate_beside(
     game_id: str, player: Player, partner: Player, *, episodes: int, seed: int, deadline: float = math.inf
 ) -> Evaluation:
@@ -151,8 +184,8 @@ class _Table:
     deadline: float
     whole_team: bool = True
 
-    def play(self, watch: Callable[[View], None] = lambda view: None) -> Evaluation:
-        """Play to the end; `watch` gets the view of every start and every step."""
+    def play(self, watch: Callable[[View], None] = lambda view: None, note: Note | None = None) -> Evaluation:
+        """Play to the end; `watch` gets the view of every start and every step, `note` every decision."""
         n, seats = self.game.n, len(self.game.spec.seats)
         rng, start = (np.random.default_rng([self.seed, stream]) for stream in (1, 0))
         rounds = -(-self.episodes // seats)
@@ -171,6 +204,8 @@ class _Table:
             at = np.minimum(episode, self.episodes - 1)  # a slot with nothing left to play stands still
             chance = np.take_along_axis(opening[at], np.minimum(decisions, drawn)[:, :, None], 2)[:, :, 0]
             actions = self._decide(view, ours[at % seats], decisions == 0, chance, rng)
+            if note is not None:
+                note(episode, seeds[at], actions, view.to_act)
             digest = _with_actions(digest, actions, view.to_act)
             decisions += view.to_act
             view = self.game.step(actions)

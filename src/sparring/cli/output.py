@@ -30,7 +30,7 @@ TOKEN = "SPARRING_TOKEN"
 GRACE_S = 3.0  # for a child's checkpoint, after its parent is gone
 QUIET_S = 5.0  # without a line, after which a command that waits says again what for
 EXTRAS = {  # extra → packages that it brings
-    "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "rich"),
+    "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "rich", "openskill"),
     "train": ("torch", "safetensors", "onnx", "matplotlib", "numba", "optuna"),
     "games": ("gymnasium", "pettingzoo", "pyspiel", "ale_py"),
     "services": ("zmq",),

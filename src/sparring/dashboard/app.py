@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from sparring.config import Config
+from sparring.dashboard.league import League, LeagueReader, MatchGame
 from sparring.errors import Missing, ModelDamaged
 from sparring.games.catalogue import Catalogue
 from sparring.games.spec import GameSpec
@@ -36,7 +37,7 @@ FRESH_S = 1.0  # pages poll every second or two; many of them cost as much as on
 MINUTES_FRESH_S = 5.0  # an hour of them is some thousand rows
 WEB = Path(str(resources.files("sparring.dashboard"))) / "web"
 PLAYABLE = ("connect-four", "duel", "cartpole")  # those that have a page of their own
-PAGES = {"/": "index.html", "/models": "models.html", "/learning": "learning.html"}
+PAGES = {"/": "index.html", "/models": "models.html", "/learning": "learning.html", "/league": "league.html"}
 FILES = StaticFiles(directory=WEB)
 MAX_PROMOTIONS = 50
 MINUTES_BACK = 60
@@ -49,6 +50,7 @@ def page_routes() -> list[Route]:
     return [
         *(Route(path, partial(_file, name)) for path, name in PAGES.items()),
         Route("/play/{game}", _play),
+        Route("/league/{game:path}/{match}", partial(_file, "watch.html")),
         Route("/web/{path:path}", _module),
     ]
 
@@ -179,6 +181,7 @@ class Dashboard:
     def __init__(self, config: Config, store: Store, registry: Registry, catalogue: Catalogue) -> None:
         self._store, self._registry, self._catalogue = store, registry, catalogue
         self._folder = Path(config.data) / "runs"
+        self._leagues = LeagueReader(Path(config.data), store, registry)
         self._runs = Fresh(lambda: list_runs(self._folder), FRESH_S)
         self._games = Fresh(self._all_games, FRESH_S)
         self._promotions = Fresh(self._all_promotions, FRESH_S)
@@ -205,6 +208,13 @@ class Dashboard:
 
     def get_run_metrics(self, request: Request) -> MetricsPage:
         return metrics_after(self._folder, request.path_params["run"], request.scope["query"].after)
+
+    def get_league(self, request: Request) -> League:
+        return self._leagues.league(self._known(request.path_params["game"]))
+
+    def get_match_game(self, request: Request) -> MatchGame:
+        spec, number = self._known(request.path_params["game"]), request.scope["query"].number
+        return self._leagues.match_game(spec.id, request.path_params["match"], number)
 
     def get_stats(self, request: Request) -> GameStats:
         return self._store.stats(self._known(request.scope["query"].game).id)

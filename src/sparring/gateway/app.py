@@ -25,6 +25,7 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sparring.dashboard.app import Dashboard, GameQuery, MetricsQuery, page_routes
+from sparring.dashboard.league import MatchQuery
 from sparring.errors import SparringError
 from sparring.gateway import handlers
 from sparring.gateway.http_errors import BadRequest, NotFound, ServerBusy, answer, json_response
@@ -122,6 +123,12 @@ ENDPOINTS = (
              MetricsQuery, errors={404: "No such run"}),
     Endpoint("GET", "/api/stats", "read", _of_dashboard(Dashboard.get_stats), "What the store holds of a game",
              GameQuery, errors={404: "No such game"}),
+    Endpoint("GET", "/api/league/{game}/matches/{match}", "read", _of_dashboard(Dashboard.get_match_game),
+             "A game of a match, move by move, played again from its seed", MatchQuery,
+             errors={404: "No such game or match, or a member's model is gone"}),
+    # After the one that begins like it.
+    Endpoint("GET", "/api/league/{game}", "read", _of_dashboard(Dashboard.get_league),
+             "A game's league: ladder, payoff matrix, rating curves, newest matches", errors={404: "No such game"}),
     Endpoint("GET", "/api/minutes", "read", _of_dashboard(Dashboard.get_minutes), "The last hour of the sink"),
 )  # fmt: skip
 

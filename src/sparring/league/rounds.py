@@ -4,6 +4,7 @@ In a round every member plays one match against an opponent drawn by how open th
 that have not met count as even. A match is a batch of games from both sides of fresh openings.
 """
 
+import hashlib
 import secrets
 import time
 import uuid
@@ -22,6 +23,7 @@ from sparring.league.matches import MatchFile
 from sparring.league.matchmaking import draw_opponent
 from sparring.league.payoff import Match, Payoff
 from sparring.registry.registry import Registry
+from sparring.wire.chunk import Array
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
 
@@ -64,7 +66,13 @@ def play_match(game: str, first: Member, second: Member, games: int, seed: int |
     assert played.digests is not None
     distinct = len(np.unique(played.digests))
     counts = (played.wins or 0, played.draws or 0, played.losses or 0)
-    return Match(uuid.uuid4().hex, first.name, second.name, seed, *counts, distinct, int(time.time() * 1000))
+    about = (distinct, int(time.time() * 1000), match_digest(played.digests))
+    return Match(uuid.uuid4().hex, first.name, second.name, seed, *counts, *about)
+
+
+def match_digest(digests: Array) -> str:
+    """A match's digest, from those of its games in their order: the same moves in every game give the same."""
+    return hashlib.sha256(digests.astype("<u8").tobytes()).hexdigest()[:32]
 
 
 def next_pairs(members: Sequence[str], matches: Sequence[Match], rng: Generator) -> list[tuple[int, int]]:

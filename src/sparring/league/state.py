@@ -3,21 +3,17 @@
 Everything that was acknowledged is on disk. A result has an id, so that one that is sent twice counts once.
 """
 
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
-from sparring.closable import Closable
-from sparring.durable import disk_errors, folder_name
-from sparring.errors import StoreFailed
+from sparring.league.matches import LeagueDatabase
 from sparring.league.matchmaking import WinRates
 from sparring.league.roles import Learner, Member
 from sparring.wire.ids import GameId
 
-BUSY_S = 10.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS learners (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, generation INTEGER NOT NULL, steps INTEGER NOT NULL,
@@ -43,22 +39,11 @@ class Result:
     losses: int
 
 
-def league_path(data: Path, game: GameId) -> Path:
-    """The file of a game's league."""
-    return data / "league" / f"{folder_name(game, 'game')}.db"
-
-
-class LeagueState(Closable):
-    """`<data>/league/GAME.db`. One process writes learners, members and results; any may read."""
+class LeagueState(LeagueDatabase):
+    """One process writes learners, members and results; any may read."""
 
     def __init__(self, data: Path, game: GameId) -> None:
-        self.path = league_path(data, game)
-        with self._errors():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_TABLES)
+        super().__init__(data, game, _TABLES)
 
     def learners(self) -> list[Learner]:
         with self._errors():
@@ -112,9 +97,6 @@ class LeagueState(Closable):
             (found,) = self._db.execute("SELECT COALESCE(SUM(wins + draws + losses), 0) FROM results").fetchone()
         return int(found)
 
-    def close(self) -> None:
-        self._db.close()
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._errors():
@@ -125,13 +107,3 @@ class LeagueState(Closable):
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """A disk that is full or damaged is a StoreFailed."""
-        try:
-            with disk_errors(self.path):
-                yield
-        except sqlite3.Error as error:
-            do = "Free space or mend the disk, then do it again; what was stored before is kept"
-            raise StoreFailed(f"the league's file cannot be used: {error}", where=str(self.path), do=do) from None

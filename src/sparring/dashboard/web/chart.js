@@ -6,7 +6,8 @@ import { figure, h, s } from "./page.js";
 const LEFT = 56, RIGHT = 16, TOP = 16, BOTTOM = 40;
 const MOST_POINTS = 400;
 
-/** Draws `series`: [{name, colour, points: [[x, y]…]}]; `goal` is a dashed line, `unit` formats x. */
+/** Draws `series`: [{name, colour, points: [[x, y]…]}]; `goal` is a dashed line, `unit` formats x. A series with
+ * `band`: [[x, low, high]…] has it behind its line; an `exact` one is not smoothed. */
 export class Chart {
   constructor(root) {
     this.root = root;
@@ -19,14 +20,14 @@ export class Chart {
   }
 
   draw(series, { unit = figure, steps = [1, 2, 5, 10], label = "", goal = null } = {}) {
-    this.series = series.map((one) => ({ ...one, smooth: smoothed(thinned(one.points)) }));
+    this.series = series.map((one) => ({ ...one, smooth: one.exact ? one.points : smoothed(thinned(one.points)) }));
     this.width = Math.max(300, this.root.clientWidth - 24);
     this.height = Math.min(380, Math.max(240, this.width * 0.5));
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.unit = unit;
     this.steps = steps;
     const xs = range(series.flatMap((one) => one.points.map(([x]) => x)), 0, 10);
-    const values = series.flatMap((one) => one.points.map(([, y]) => y));
+    const values = series.flatMap((one) => [...one.points, ...(one.band ?? [])].flatMap(([, ...y]) => y));
     const ys = range(goal === null ? values : [...values, goal], null, 1);
     this.x = scale(xs, LEFT, this.width - RIGHT);
     this.y = scale(padded(ys), this.height - BOTTOM, TOP);
@@ -58,11 +59,14 @@ export class Chart {
   #lines() {
     const at = ([x, y]) => `${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`;
     const path = (points) => `M${points.map(at).join("L")}`;
-    return this.series.filter((one) => one.points.length).flatMap((one) => [
-      s("path", { class: `raw stroke-${one.colour}`, d: path(thinned(one.points)) }),
+    const band = (rows) => path([...rows.map(([x, low]) => [x, low]), ...rows.map(([x, , high]) => [x, high]).reverse()]);
+    const there = this.series.filter((one) => one.points.length);
+    const bands = there.filter((one) => one.band).map((one) => s("path", { class: `band fill-${one.colour}`, d: `${band(one.band)}Z` }));
+    return bands.concat(there.flatMap((one) => [
+      !one.exact && s("path", { class: `raw stroke-${one.colour}`, d: path(thinned(one.points)) }),
       s("path", { class: `line stroke-${one.colour}`, d: path(one.smooth), "data-points": one.points.length }),
       this.#dot(one.colour, one.smooth.at(-1), 3.5),
-    ]);
+    ]).filter(Boolean));
   }
 
   #dot(colour, [x, y], r) {

@@ -13,6 +13,7 @@ the registry, so a league that is stopped, or killed whole, goes on when it is s
 import fcntl
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,10 +27,10 @@ from sparring.durable import disk_errors, folder_name
 from sparring.errors import ConfigError, Unreachable
 from sparring.hosts.protocol import Handle, Resources, open_host, path_of
 from sparring.league.league_file import NAME, ROLES, LeagueFile
+from sparring.league.matches import league_path
 from sparring.league.rounds import check_game
 from sparring.league.service import SERVICE as LEAGUE
 from sparring.league.service import LeagueService
-from sparring.league.state import league_path
 from sparring.learn.actors.remote import keeps_ending
 from sparring.learn.plan import TrainRequest, plan
 from sparring.pool.memory import serve_pool
@@ -44,8 +45,9 @@ ANSWER_S = 30.0
 class RunningLeague(Closable):
     """A league whose services run; closing it stops them."""
 
-    def __init__(self, game: str, file: LeagueFile, config: Config) -> None:
-        """Check everything first, then start: what is wrong is said before anything runs or is written."""
+    def __init__(self, game: str, file: LeagueFile, config: Config, *, fresh: bool = False) -> None:
+        """Check everything first, then start: what is wrong is said before anything runs or is written. `fresh` puts
+        the game's league aside and begins another; its models and runs stay where they are."""
         spec = check_game(game)
         config = with_league(config, file)
         for role in ROLES:
@@ -55,7 +57,10 @@ class RunningLeague(Closable):
         services = {name: (_class(one.service, name), one) for name, one in file.own_services().items()}
         learner, evaluator = _class(file.learner, LEARNER), _class(file.evaluator.service, EVALUATOR)
         open_data_folder(Path(config.data))
-        self._lock = _only_one(league_path(Path(config.data), spec.id).with_suffix(".lock"), game)
+        path = league_path(Path(config.data), spec.id)
+        self._lock = _only_one(path.with_suffix(".lock"), game)
+        for old in path.parent.glob(f"{path.name}*") if fresh else ():
+            old.rename(old.with_name(old.name.replace(".db", f".db-{int(time.time())}", 1)))
         logs = Path(config.data) / "logs" / f"league-{folder_name(spec.id, 'game')}"
         given = {"game": game, "config": msgspec.msgpack.encode(config)}
         self._host = open_host(file.on, logs, config.discovery_url)
