@@ -25,7 +25,7 @@ from sparring.wire.ids import GameId
 log = logging.getLogger(__name__)
 
 FRESH_S = 3.0  # standings are made at most this often
-PEOPLE_EVERY_S = 15.0  # and what people played is read, beside the requests: 100,000 episodes take some 20 s once
+PEOPLE_EVERY_S = 15.0  # and what people played is read, beside the requests: 100,000 episodes take some 10 s once
 NEWEST = 20  # matches
 REPLAYS = 4  # matches whose moves are remembered
 

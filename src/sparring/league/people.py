@@ -46,7 +46,7 @@ class PeopleGames:
         self._since_ms, self._episodes = 0, 0
 
     def update(self) -> None:
-        """Read what came since the last call; the first call reads the newest MAX_EPISODES, some 5,000 a second."""
+        """Read what came since the last call; the first call reads the newest MAX_EPISODES, some 10,000 a second."""
         with self._updating:
             stats = self._store.stats(self._spec.id)
             if stats.episodes < self._episodes:

@@ -11,7 +11,7 @@ const MOST_POINTS = 400;
 export class Chart {
   constructor(root) {
     this.root = root;
-    this.svg = s("svg", { role: "img" });
+    this.svg = s("svg", { role: "img", "aria-label": "Nothing to draw yet" });
     this.tip = h("div", { class: "tip", hidden: true });
     root.append(this.svg, this.tip);
     this.svg.addEventListener("pointermove", (event) => this.#hover(event));
