@@ -237,7 +237,7 @@ class _Table:
                     mask = None if (legal := view.legal[seat]) is None else legal[rows]
                     action[rows] = decide(who, seat, rows, first[rows, seat], seen, mask, rng)
             if len(rows := np.flatnonzero(random)):
-                action[rows] = _drawn(opening[rows, seat], view.legal[seat], rows, spec.action)
+                action[rows] = drawn_actions(opening[rows, seat], view.legal[seat], rows, spec.action)
             actions.append(action)
         return actions
 
@@ -290,10 +290,15 @@ def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
             where=f"model {player.id[:12]}",
             do=f"Choose a model of {game_id}",
         )
-    return NetworkPlayer(forward_without_torch(player.card.network, read_weights(player)), spec, game.n)
+    return NetworkPlayer(forward_of(player), spec, game.n)
 
 
-def _drawn(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
+def forward_of(model: Model) -> Forward:
+    """The model's network, ready to act."""
+    return forward_without_torch(model.card.network, read_weights(model))
+
+
+def drawn_actions(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
     """The legal action at the share `chance` of the way along them; of several entries the first counts most."""
     allowed = np.ones((len(rows), action.masks), bool) if legal is None else legal[rows].astype(bool)
     entries = []

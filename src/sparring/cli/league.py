@@ -1,9 +1,12 @@
-"""Rate a game's models and scripts by matches among them: `spar league GAME` plays, `spar league show GAME` shows.
+"""Rate a game's models and scripts by matches among them: `spar league GAME` plays, `spar league show GAME` shows,
+`spar league diff GAME V1 V2` (or `diff ID ID`) compares two versions of a game.
 
 Members are the game's scripts, its champions and its newest models. Each round every member plays a match, from both
 sides of fresh openings, against one whose result is most open. Results are kept in the data folder, so another call
 goes on where the last one stopped. Ratings are Elo above `script:random`, with 95 % confidence; `show` also has the
 share of points of each against each, and how much of each is in the mixture that no member beats (Nash).
+`diff` lets the scripts and models that can play both versions play both, and says which seat, first move and member
+gained or lost.
 Example: spar league connect-four --for 5m
 """
 
@@ -14,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparring.cli.league_diff import diff_arguments, show_diff
 from sparring.cli.output import Output, stopping
 from sparring.config import open_data_folder
 from sparring.errors import ConfigError, Missing
@@ -27,17 +31,23 @@ ANCHOR = "script:random"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="[show] GAME", help="a game with opponents")
+    parser.add_argument("what", nargs="+", metavar="[show|diff] GAME", help="a game with opponents")
     parser.add_argument("--rounds", type=int, metavar="N", help="play N rounds (3, unless --for is given)")
     parser.add_argument("--for", dest="duration", metavar="TIME", help="play rounds until 90s, 10m or 2h are over")
     parser.add_argument("--models", type=int, default=10, metavar="N", help="members beside the scripts (10)")
     parser.add_argument("--games", type=int, default=64, metavar="N", help="games of one match (64)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="diff: draw it into a .png, .svg or .pdf")
+    diff_arguments(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    if args.what[0] == "diff" and len(args.what) > 1:
+        return show_diff(args, output)
     game, show = args.what[-1], args.what[0] == "show" and len(args.what) == 2
     if len(args.what) != 1 + show:
-        raise ConfigError(" ".join(args.what), where="spar league", do="Write: spar league [show] GAME")
+        raise ConfigError(
+            " ".join(args.what), where="spar league", do="Write: spar league [show] GAME, or diff GAME V1 V2"
+        )
     for option, value in (("--rounds", args.rounds), ("--models", args.models), ("--games", args.games)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}", where="spar league", do="Count from 1")
