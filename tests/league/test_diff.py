@@ -50,13 +50,13 @@ def test_the_seat_that_no_longer_begins_loses_and_the_other_gains(spar, tmp_path
 
 
 def test_a_first_move_that_the_rules_no_longer_allow_is_said_to_be_gone(spar):
-    code, said, text = spar("connect-four", "four_variants:middle_later", "--most-games", "600")
+    code, said, text = spar("connect-four", "four_variants:middle_later", "--most-games", "600", "--seed", "1")
     assert code == 0
     found = rows(said["report"])
     assert (found["opening", "3"]["after"], found["opening", "3"]["rounds"]) == (None, 0)
     assert "gone" in text
     assert set(said["report"]["members"]) == {"script:random", "script:tactical"}  # of either version
-    back = spar("four_variants:middle_later", "connect-four", "--most-games", "100")[1]["report"]
+    back = spar("four_variants:middle_later", "connect-four", "--most-games", "600", "--seed", "1")[1]["report"]
     assert rows(back)["opening", "3"]["before"] is None
 
 
