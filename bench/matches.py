@@ -6,9 +6,10 @@ The network is 84-256-256-7 with ReLU and random weights, the same for both side
 each side's first three moves are drawn, then both take their best legal action; half of the games from each side. Ours
 is `evaluate`, which plays a match, in two processes. The peer is PettingZoo's connect_four_v3 in a loop with torch that
 asks each network once for all boards (bench/peers/matches_pettingzoo.py), in two processes with a thread each; with
-64, 256 and 1,024 boards at once, of which the best by CPU time counts. Both are measured in turns, so that they meet the same
-machine, and a figure is the median of its turns (3 for each number of boards, quick 2). `per_cpu_s` are games per second of CPU time of both
-processes, which others on the machine disturb less. `ticks_per_game` shows that both play games of one length.
+64, 256 and 1,024 boards at once, of which the best by CPU time counts. Both are measured in turns, so that they meet
+the same machine; a figure is the median of its turns (3 for each number of boards, quick 2). `per_cpu_s` are games per
+second of CPU time of both processes, which others on the machine disturb less, and `ratio_of_cpu_time` compares them.
+`ticks_per_game` shows that both play games of one length.
 """
 
 import argparse
