@@ -81,6 +81,7 @@ def test_a_team_plays_with_itself_and_beside_the_other_half(model):
     assert evidence.incumbent_mean is not None
     mixed = evaluate_beside("spiel:tiny_hanabi", one, other, episodes=64, seed=evidence.seed)
     assert evidence.beside_incumbent == mixed.mean
+    assert sentence(evidence).endswith(f"; {mixed.mean:.4g} with the champion in the other seats of its team")
 
 
 def test_every_try_of_a_lineage_is_counted(model, tmp_path):
@@ -95,6 +96,20 @@ def test_every_try_of_a_lineage_is_counted(model, tmp_path):
         assert evidence.tries == tries
         registry.save_evidence(first.id, evidence)
     assert tries_before(registry, second) == 2
+
+
+def test_an_ancestor_that_was_never_tried_does_not_begin_the_count_again(model, tmp_path):
+    registry = FileRegistry(tmp_path)
+    first = model("cartpole", 1)
+    forced = model("cartpole", 2, parents=[first.id])
+    gone = model("cartpole", 3, parents=[first.id])  # never published
+    last = model("cartpole", 4, parents=[forced.id, gone.id])
+    for one in (first, forced, last):
+        registry.publish(one)
+    registry.save_evidence(first.id, Evidence(episodes=1, mean=0.0, sd=0.0, tries=7))
+    assert tries_before(registry, last) == 7
+    registry.save_evidence(forced.id, Evidence(episodes=0, mean=0.0, sd=0.0, by="operator"))
+    assert tries_before(registry, last) == 7
 
 
 def test_evidence_says_against_whom_the_mean_was_earned(model):

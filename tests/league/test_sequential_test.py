@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sparring.league.sequential_test import ErrorRates, Verdict, elo_of, interval, judge, log_wealth
+from sparring.league.sequential_test import Counts, ErrorRates, Verdict, elo_of, interval, judge
 
 RATES = ErrorRates(alpha=0.05)
 
@@ -30,6 +30,10 @@ def pairs(wins, draws, losses, count, rng):
 )
 def test_what_results_show(results, verdict, final):
     assert judge(np.array(results), RATES) == (verdict, final)
+
+
+def log_wealth(results, mean):
+    return Counts.of(results).log_wealth(mean)
 
 
 def test_wealth_starts_at_one_and_follows_the_results():
@@ -72,6 +76,16 @@ def test_the_interval_holds_the_truth_at_every_moment_at_once():
         missed += not all(low <= 0.6 <= high for low, high in ends)
     assert missed / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
     assert ends[-1][1] - ends[-1][0] < ends[0][1] - ends[0][0]
+
+
+def test_tests_side_by_side_are_judged_as_each_alone():
+    rng, values = np.random.default_rng(5), np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    counts = rng.multinomial(60, [0.1, 0.2, 0.2, 0.3, 0.2], size=(3, 20))
+    verdicts, final = Counts(values, counts).judged(RATES)
+    assert verdicts.shape == final.shape == (3, 20)
+    assert len(set(verdicts.ravel())) > 1
+    for place in np.ndindex(3, 20):
+        assert judge(np.repeat(values, counts[place]), RATES) == (verdicts[place], final[place])
 
 
 def test_elo():

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from sparring.acting.evaluate import evaluate, named
+from sparring.acting.evaluate import evaluate, games_at_once, named
 from sparring.acting.return_histogram import lines, summary
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
@@ -54,6 +54,20 @@ def test_the_same_seed_plays_the_same_games_and_another_seed_others():
     first, second, other = (evaluate("cartpole", forward, episodes=30, seed=seed).returns for seed in (1, 1, 2))
     assert (first == second).all()
     assert (first != other).any()
+
+
+@pytest.mark.parametrize(("game", "most"), [("connect-four", 4096), ("spiel:kuhn_poker", 4096), ("duel", 64)])
+def test_two_networks_play_the_same_games_however_many_are_played_at_once(game, most, monkeypatch):
+    one, other = (model_for(game, seed) for seed in (1, 2))
+    assert games_at_once(game, one, other) == most
+    assert games_at_once(game, one, "random") == games_at_once(game, one, None) == 64  # a script draws in their order
+    many = evaluate(game, one, episodes=90, seed=5, against=other)
+    monkeypatch.setattr("sparring.acting.evaluate.MAX_GAMES", 7)
+    monkeypatch.setattr("sparring.acting.evaluate.MAX_SHORT_GAMES", 7)
+    few = evaluate(game, one, episodes=90, seed=5, against=other)
+    assert (many.digests == few.digests).all()
+    assert (many.returns == few.returns).all()
+    assert (many.ticks, many.wins, many.draws) == (few.ticks, few.wins, few.draws)
 
 
 @pytest.mark.parametrize("memory", [Gru(6), Lstm(6)])

@@ -9,12 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sparring.cli import main
 from sparring.games.catalogue import spec_of
 from sparring.nets.model_files import make_model
 from sparring.nets.torch_network import Network, default_network
 from sparring.registry.file import FileRegistry
+from sparring.registry.protocol import Evidence
 from sparring.wire.champion import verify
 from sparring.wire.ids import GameId
 from sparring.wire.model import WEIGHTS, Lineage
@@ -22,7 +24,7 @@ from sparring.wire.model import WEIGHTS, Lineage
 GAME = GameId("cartpole")
 
 
-def cartpole_model(number, direction=None):
+def cartpole_model(number, direction=None, parents=()):
     """A model that pushes always to one side, or by chance's first weights."""
     spec = spec_of("cartpole")
     network = default_network(spec.seats[0], hidden=(8,))
@@ -30,7 +32,8 @@ def cartpole_model(number, direction=None):
     if direction is not None:
         weights = {name: np.zeros_like(value) for name, value in weights.items()}
         weights["logits/bias"][direction] = 1.0
-    return make_model(spec, network, weights, "categorical", Lineage(algorithm="ppo", config={}, steps={}), number)
+    lineage = Lineage(algorithm="ppo", config={}, steps={}, parents=tuple(parents))
+    return make_model(spec, network, weights, "categorical", lineage, number)
 
 
 @pytest.fixture
@@ -120,11 +123,24 @@ def test_the_gate_lets_the_better_pass_and_no_other(spar, registry):
     assert (code, said["champion"]["model"]) == (0, worse.id)
     listed = {item.card.id: item for item in registry.models(GAME)}
     assert (listed[worse.id].evidence.by, listed[worse.id].evidence.reason) == ("operator", "I want to see it")
+    assert listed[worse.id].evidence.tries == 2  # it was no try, and none is forgotten
+    registry.save_evidence(better.id, replace(registry.evidence(better.id), tries=5))
     code, said, _ = spar("rollback", "cartpole")
     assert (code, said["from"], said["champion"]["model"]) == (0, worse.id, better.id)
+    assert registry.evidence(better.id).tries == 5
     assert (said["champion"]["counter"], said["champion"]["previous"]) == (4, None)
     assert said["trust"] == f"{registry.trust}@4"
     assert verify(registry.champion(GAME, "1"), registry.trust).model == better.id
+
+
+def test_a_model_that_a_person_promoted_keeps_the_tries_of_its_lineage(spar, registry):
+    parent = cartpole_model(1)
+    registry.publish(parent)
+    registry.save_evidence(parent.id, Evidence(episodes=1, mean=0.0, sd=0.0, tries=4))
+    child = cartpole_model(2, parents=[parent.id])
+    registry.publish(child)
+    assert spar("promote", child.id, "--force-reason", "a test")[0] == 0
+    assert registry.evidence(child.id).tries == 4
 
 
 def test_without_a_champion_before_it_there_is_no_rollback(spar, registry):

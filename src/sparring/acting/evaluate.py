@@ -33,7 +33,8 @@ from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
 from sparring.wire.model import Model
 
-MAX_GAMES = 64  # at once
+MAX_GAMES = 64  # at once,
+MAX_SHORT_GAMES, SHORT_TICKS = 4096, 200_000  # or so many of two networks, if together they last so many ticks at most
 
 Player = Model | Forward | str  # a string names a script of the game
 Note = Callable[[Array, Array, list[Array], Array], None]  # episodes [n], their seeds, actions by seat, who was asked
@@ -79,8 +80,16 @@ class NetworkPlayer:
         self._stacks = [FrameStacks(seat, spec.frame_stack, games) for seat in spec.seats]
         self._states = [None if forward.spec.memory is None else initial_state(forward.spec, games) for _ in spec.seats]
 
-    def act(self, seat: int, rows: Array, begins: Array, seen: Columns, legal: Array | None, rng: Generator) -> Array:
-        """What it does in the games `rows`; in those that `begins` (bool) the seat decides for the first time."""
+    @property
+    def remembers(self) -> bool:
+        """Whether what it does depends on more than what it sees now."""
+        return self._spec.frame_stack > 1 or self._forward.spec.memory is not None
+
+    def act(
+        self, seat: int, rows: Array, begins: Array, seen: Columns, legal: Array | None, rng: Generator | None
+    ) -> Array:
+        """What it does in the games `rows`; in those that `begins` (bool) the seat decides for the first time. From a
+        given `rng` it draws numbers that change nothing but what a script, which shares it, draws next."""
         self._stacks[seat].begin(rows[begins])
         seen, state = self._stacks[seat].push(seen, rows), self._states[seat]
         if state is None:
@@ -117,7 +126,7 @@ def evaluate(
     if seed < 0:
         raise ConfigError(f"--seed {seed}", where="evaluation", do="Count seeds from 0")
     if video is None:
-        game = open_game(game_id, min(episodes, MAX_GAMES))
+        game = open_game(game_id, min(episodes, games_at_once(game_id, player, against)))
         return _table(game, game_id, player, against, episodes, seed, deadline).play()
     check_video(video)
     game, draw, frames_per_s = open_rendered(game_id)
@@ -165,6 +174,16 @@ def evaluate_beside(
     return replace(_table(game, game_id, player, partner, episodes, seed, deadline), whole_team=False).play()
 
 
+def games_at_once(game_id: str, player: Player, against: Player | None) -> int:
+    """How many games are played side by side. Two networks play the same moves whatever their number is: they choose
+    their best action, and openings are drawn by episode. Scripts draw from one generator, so theirs stays fixed."""
+    if isinstance(player, str) or against is None or isinstance(against, str):
+        return MAX_GAMES
+    spec = spec_of(game_id)
+    short = min(MAX_SHORT_GAMES, SHORT_TICKS // spec.max_ticks) if has_opponents(spec) else 0
+    return max(MAX_GAMES, short)
+
+
 def _table(  # the seven words of `evaluate`, with an opened game
     game: Game, game_id: str, player: Player, against: Player | None, episodes: int, seed: int, deadline: float
 ) -> "_Table":
@@ -187,7 +206,9 @@ class _Table:
     def play(self, watch: Callable[[View], None] = lambda view: None, note: Note | None = None) -> Evaluation:
         """Play to the end; `watch` gets the view of every start and every step, `note` every decision."""
         n, seats = self.game.n, len(self.game.spec.seats)
-        rng, start = (np.random.default_rng([self.seed, stream]) for stream in (1, 0))
+        start, networks = np.random.default_rng([self.seed, 0]), isinstance(self.ours, NetworkPlayer)
+        networks &= isinstance(self.others, NetworkPlayer)
+        rng = None if networks else np.random.default_rng([self.seed, 1])
         rounds = -(-self.episodes // seats)
         seeds = np.repeat(start.integers(0, 2**64, rounds, dtype=np.uint64), seats)
         drawn = opening_decisions(self.game.spec)
@@ -202,7 +223,7 @@ class _Table:
         watch(view)
         while (episode < self.episodes).any() and time.monotonic() < self.deadline:
             at = np.minimum(episode, self.episodes - 1)  # a slot with nothing left to play stands still
-            chance = np.take_along_axis(opening[at], np.minimum(decisions, drawn)[:, :, None], 2)[:, :, 0]
+            chance = opening[at[:, None], np.arange(seats), np.minimum(decisions, drawn)]
             actions = self._decide(view, ours[at % seats], decisions == 0, chance, rng)
             if note is not None:
                 note(episode, seeds[at], actions, view.to_act)
@@ -237,20 +258,21 @@ class _Table:
         alone = np.eye(len(teams), dtype=bool)
         return (teams == teams[:, None]) | alone if self.whole_team else alone
 
-    def _decide(self, view: View, own: Array, first: Array, opening: Array, rng: Generator) -> list[Array]:
-        actions = []
-        drawn = isinstance(self.ours, NetworkPlayer) and isinstance(self.others, NetworkPlayer) and opening.shape[1] > 1
+    def _decide(self, view: View, own: Array, first: Array, opening: Array, rng: Generator | None) -> list[Array]:
+        actions, drawn = [], rng is None and opening.shape[1] > 1
         for seat, spec in enumerate(self.game.spec.seats):
             action = np.zeros((self.game.n, *spec.action.shape), spec.action.dtype)
+            random = view.to_act[:, seat] & (opening[:, seat] >= 0) & bool(drawn and spec.action.choices)
             for mine, who in ((True, self.ours), (False, self.others)):
-                rows = np.flatnonzero(view.to_act[:, seat] & (own[:, seat] == mine))
-                if len(rows):
+                asked = view.to_act[:, seat] & (own[:, seat] == mine)
+                if isinstance(who, NetworkPlayer) and not who.remembers:
+                    asked &= ~random  # it need not think about what is drawn
+                if len(rows := np.flatnonzero(asked)):
                     seen = {leaf: column[rows] for leaf, column in view.observation[seat].items()}
                     mask = None if (legal := view.legal[seat]) is None else legal[rows]
                     action[rows] = decide(who, seat, rows, first[rows, seat], seen, mask, rng)
-            if drawn and spec.action.choices:
-                random = np.flatnonzero((opening[:, seat] >= 0) & view.to_act[:, seat])
-                action[random] = _drawn(opening[random, seat], view.legal[seat], random, spec.action)
+            if len(rows := np.flatnonzero(random)):
+                action[rows] = drawn_actions(opening[rows, seat], view.legal[seat], rows, spec.action)
             actions.append(action)
         return actions
 
@@ -281,11 +303,12 @@ def decide(
     begins: Array,
     seen: Columns,
     legal: Array | None,
-    rng: Generator,
+    rng: Generator | None,
 ) -> Array:
-    """What the player does in the games `rows`; a script needs not know which, nor what was before."""
+    """What the player does in the games `rows`; a script needs not know which, nor what was before, and needs `rng`."""
     if isinstance(who, NetworkPlayer):
         return who.act(seat, rows, begins, seen, legal, rng)
+    assert rng is not None
     return who.act(seat, seen, legal, rng)
 
 
@@ -302,10 +325,15 @@ def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
             where=f"model {player.id[:12]}",
             do=f"Choose a model of {game_id}",
         )
-    return NetworkPlayer(forward_without_torch(player.card.network, read_weights(player)), spec, game.n)
+    return NetworkPlayer(forward_of(player), spec, game.n)
 
 
-def _drawn(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
+def forward_of(model: Model) -> Forward:
+    """The model's network, ready to act."""
+    return forward_without_torch(model.card.network, read_weights(model))
+
+
+def drawn_actions(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
     """The legal action at the share `chance` of the way along them; of several entries the first counts most."""
     allowed = np.ones((len(rows), action.masks), bool) if legal is None else legal[rows].astype(bool)
     entries = []

@@ -3,10 +3,12 @@
 `spar league GAME` starts learners, evaluators, a pool of weights and the league's own service, on this machine or on
 Ray, by ./league.toml where there is one, and goes on where the last call stopped. Main agents stand for champion.
 `spar league rate GAME` only plays matches among scripts, champions and models; `spar league match ID` plays a stored
-match again, and says whether every move was the same. `spar league show GAME` has the ladder: Elo above `script:random`
-with 95 % confidence, openskill's mean and deviation, the share of points of each against each, how much of each is in
-the mixture that no member beats (Nash) and what it scores against that, alpha-rank, and how transitive the league is
-(spinning top). Example: spar league connect-four --for 10m
+match again, and says whether every move was the same; `spar league diff GAME V1 V2` (or `diff ID ID`) lets the players
+of a game play two versions of it, and says which seat, first move and member gained or lost.
+`spar league show GAME` has the ladder: Elo above `script:random` with 95 % confidence, openskill's mean and deviation,
+the share of points of each against each, how much of each is in the mixture that no member beats (Nash) and what it
+scores against that, alpha-rank, and how transitive the league is (spinning top).
+Example: spar league connect-four --for 10m
 """
 
 import argparse
@@ -17,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sparring.cli.league_diff import diff_arguments, show_diff
 from sparring.cli.league_show import match, show
 from sparring.cli.output import Output, stopping
 from sparring.config import open_data_folder
@@ -28,7 +31,10 @@ UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="+", metavar="[rate | show] GAME | match ID", help="a game with opponents; a match"
+        "what",
+        nargs="+",
+        metavar="[rate | show] GAME | diff GAME V1 V2 | match ID",
+        help="a game with opponents; a match",
     )
     parser.add_argument("--file", type=Path, metavar="FILE", help="roles and services (./league.toml if it exists)")
     parser.add_argument("--on", metavar="URL", help="where services run: local://, ray://auto … (as the file says)")
@@ -41,13 +47,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=int, default=10, metavar="N", help="rate: members beside the scripts (10)")
     parser.add_argument("--games", type=int, default=64, metavar="N", help="rate: games of one match (64)")
     parser.add_argument("--people", action="store_true", help="show: people's recorded games too, persons as members")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="show: draw it into a .png, .svg or .pdf")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="show, diff: draw it into a .png, .svg or .pdf")
+    diff_arguments(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    if args.what[0] == "diff" and len(args.what) > 1:
+        return show_diff(args, output)
     verb, name = args.what if len(args.what) == 2 else ("", args.what[0])
     if len(args.what) > 2 or verb not in VERBS:
-        do = "Write: spar league [rate | show] GAME, or spar league match ID"
+        do = "Write: spar league [rate | show] GAME, spar league match ID, or spar league diff GAME V1 V2"
         raise ConfigError(" ".join(args.what), where="spar league", do=do)
     for option, value in (("--rounds", args.rounds), ("--models", args.models), ("--games", args.games)):
         if value is not None and value < 1:

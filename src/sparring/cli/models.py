@@ -138,8 +138,7 @@ def _promote(registry: Registry, args: argparse.Namespace, output: Output) -> di
     if args.force_reason is not None:
         if not args.force_reason.strip():
             raise ConfigError("no reason is given", where="--force-reason", do="Say why the gate is skipped")
-        known = next((item.evidence for item in registry.models(model.card.game) if item.card.id == model.id), None)
-        evidence, reason = _by_hand(known, "operator", args.force_reason), args.force_reason
+        evidence, reason = _by_hand(registry, model, None, "operator", args.force_reason), args.force_reason
     else:
         evidence, reason = _tried(registry, model, args, output)
     champion = verify(registry.promote(model.card.game, model.id, evidence), registry.trust)
@@ -158,7 +157,7 @@ def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> d
         do = "`spar models list` shows the champion"
         raise Missing("there is no champion to return to", where=f"game {args.what}", do=do)
     now, then = history[-1].champion, next(one for one in reversed(history) if one.champion.model == target)
-    evidence = _by_hand(then.evidence, "rollback", f"from {now.model}")
+    evidence = _by_hand(registry, registry.fetch(target), then.evidence, "rollback", f"from {now.model}")
     champion = verify(registry.promote(args.what, target, evidence, now.seat), registry.trust)
     output.say(
         f"{target[:SHORT]} is champion of {args.what} {champion.version} again (counter {champion.counter}), "
@@ -290,9 +289,13 @@ def _agreement(model: Model) -> float:
     return check_agreement(model.card.network, read_weights(model), model.files[ONNX])
 
 
-def _by_hand(known: Evidence | None, by: str, reason: str) -> Evidence:
-    known = known or Evidence(episodes=0, mean=0.0, sd=0.0)
-    return msgspec.structs.replace(known, by=by, reason=reason)
+def _by_hand(registry: Registry, model: Model, known: Evidence | None, by: str, reason: str) -> Evidence:
+    """The evidence of a promotion that a person decided. It counts as no try of the gate, and keeps the number of those
+    of its lineage."""
+    from sparring.league.gate import tries_before
+
+    known = known or registry.evidence(model.id) or Evidence(episodes=0, mean=0.0, sd=0.0)
+    return msgspec.structs.replace(known, by=by, reason=reason, tries=tries_before(registry, model))
 
 
 def _resolve(registry: Registry, text: str | None, action: str) -> ModelId:

@@ -87,7 +87,7 @@ class ConnectFour(BaseGame):
         to_act[np.arange(self.n), self._tick % 2] = running
         legal = self._legal()
         bits = np.unpackbits(self._stones.astype("<u8").view(np.uint8).reshape(self.n, 2, 8), axis=2, bitorder="little")
-        planes = bits[:, :, _PLACES]
+        planes = bits.take(_PLACES, axis=2)  # rows of memory are boards, as bits[:, :, _PLACES] would not have it
         return View(
             to_act=to_act,
             observation=(

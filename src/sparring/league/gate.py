@@ -26,6 +26,7 @@ from sparring.league.sequential_test import EVEN, ErrorRates, Verdict, elo_of, i
 from sparring.registry.protocol import Evidence
 from sparring.registry.registry import Registry
 from sparring.wire.chunk import Array
+from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
 
 ALPHA = 0.05  # of one lineage
@@ -91,9 +92,25 @@ class GateLimits:
 
 
 def tries_before(registry: Registry, model: Model) -> int:
-    """How often the gate has tried this model's lineage."""
-    tried = (registry.evidence(one) for one in (model.id, *model.card.lineage.parents))
-    return max((found.tries for found in tried if found is not None), default=0)
+    """How often the gate has tried this model's lineage. An ancestor that it never tried (it could not be measured, or
+    a person promoted it) is passed by for its own parents."""
+    most, seen, waiting = _tries(registry, model.id), set[ModelId](), list(model.card.lineage.parents)
+    while waiting:
+        if (one := waiting.pop()) in seen:
+            continue
+        seen.add(one)
+        most = max(most, tries := _tries(registry, one))
+        if not tries:
+            try:
+                waiting += registry.card(one).lineage.parents
+            except Missing:  # it was deleted
+                continue
+    return most
+
+
+def _tries(registry: Registry, model: ModelId) -> int:
+    found = registry.evidence(model)
+    return 0 if found is None else found.tries
 
 
 def play_gate_games(
@@ -130,7 +147,7 @@ def play_gate_games(
     rates = ErrorRates(ALPHA).of_try(tries + 1)
     other: Player = "random" if incumbent is None else incumbent
     results = Results(SCALE * max(alone.sd, LEAST_DEVIATION * abs(alone.mean)) or 1.0)  # other games than it judges
-    verdict = _play(results, model, other, limits, seed, rates, deadline)
+    verdict = _Games(model, other, limits, seed, deadline).play(results, rates)
     said = replace(said, verdict=verdict)
     if results.returns:
         ours, theirs = np.concatenate(results.returns, axis=1)
@@ -147,29 +164,45 @@ def play_gate_games(
     return alone, replace(said, wins=wins, draws=draws, losses=losses, distinct=distinct, elo_low=low, elo_high=high)
 
 
-def _play(
-    results: Results, model: Model, other: Player, limits: GateLimits, seed: int, rates: ErrorRates, deadline: float
-) -> Verdict:
-    """Play batches until the test is decided, the games are played or the time is over."""
-    spec, verdict, over = spec_of(model.card.game), Verdict.UNDECIDED, False
-    opponents, seats = has_opponents(spec), len(spec.seats)
-    batch, begun, ticks, wanted = 0, 0, 0, limits.first(spec)
-    while begun < limits.episodes and ticks < limits.ticks and not over and (not batch or time.monotonic() < deadline):
-        asked = min(wanted, limits.episodes - begun)
-        asked = -(-asked // seats) * seats if opponents else asked  # whole rounds
-        middle = deadline if opponents else (time.monotonic() + deadline) / 2
-        against = other if opponents else None
-        ours = evaluate(spec.id, model, episodes=asked, seed=seed + batch, against=against, deadline=middle)
-        if opponents:
-            results.add_games(ours if batch else _enough(ours, asked), seats)
-        else:
-            theirs = evaluate(spec.id, other, episodes=asked, seed=seed + batch, deadline=deadline)
-            both = (ours, theirs) if batch else (_enough(ours, asked), _enough(theirs, asked))
-            results.add_returns(*(one.returns for one in both))
-        verdict, over = judge(results.judged(), rates)
-        batch, begun, ticks = batch + 1, begun + asked, ticks + ours.ticks
-        wanted = begun
-    return verdict
+@dataclass(frozen=True, slots=True)
+class _Games:
+    """The games that one gate may play: the model against, or beside, the other."""
+
+    model: Model
+    other: Player
+    limits: GateLimits
+    seed: int
+    deadline: float
+
+    def play(self, results: Results, rates: ErrorRates) -> Verdict:
+        """Play batches until the test is decided, the games are played or the time is over."""
+        spec, verdict, over = spec_of(self.model.card.game), Verdict.UNDECIDED, False
+        most, batch, begun, ticks, wanted = self.limits.episodes, 0, 0, 0, self.limits.first(spec)
+        while begun < most and ticks < self.limits.ticks and not over:
+            if batch and time.monotonic() >= self.deadline:
+                break
+            asked = min(wanted, most - begun)
+            if has_opponents(spec):
+                asked = -(-asked // len(spec.seats)) * len(spec.seats)  # whole rounds
+            ticks += self._batch(results, spec, asked, batch)
+            verdict, over = judge(results.judged(), rates)
+            batch, begun = batch + 1, begun + asked
+            wanted = begun
+        return verdict
+
+    def _batch(self, results: Results, spec: GameSpec, asked: int, batch: int) -> int:
+        """Play one batch into the results; the ticks that the model played."""
+        seed, now = self.seed + batch, time.monotonic()
+        check = _enough if batch == 0 else (lambda played, asked: played)
+        if has_opponents(spec):
+            met = evaluate(spec.id, self.model, episodes=asked, seed=seed, against=self.other, deadline=self.deadline)
+            results.add_games(check(met, asked), len(spec.seats))
+            return met.ticks
+        middle = (now + self.deadline) / 2
+        ours = check(evaluate(spec.id, self.model, episodes=asked, seed=seed, deadline=middle), asked)
+        theirs = check(evaluate(spec.id, self.other, episodes=asked, seed=seed, deadline=self.deadline), asked)
+        results.add_returns(ours.returns, theirs.returns)
+        return ours.ticks
 
 
 def _enough(played: Evaluation, asked: int) -> Evaluation:
@@ -198,7 +231,9 @@ def sentence(evidence: Evidence) -> str:
     if evidence.wins is None or evidence.draws is None or evidence.losses is None:
         theirs = evidence.incumbent_mean
         beside = f"it returns {evidence.mean:.4g} beside {theirs:.4g}" if theirs is not None else "it was not compared"
-        return f"{words}: {beside} in {evidence.episodes} episodes on the same seeds"
+        mixed = evidence.beside_incumbent
+        team = "" if mixed is None else f"; {mixed:.4g} with {other} in the other seats of its team"
+        return f"{words}: {beside} in {evidence.episodes} episodes on the same seeds{team}"
     games = evidence.wins + evidence.draws + evidence.losses
     played = f"{evidence.wins} won, {evidence.draws} drawn, {evidence.losses} lost"
     elo = f"{_elo(evidence.elo_low)} to {_elo(evidence.elo_high)} Elo"

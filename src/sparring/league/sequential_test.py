@@ -44,23 +44,43 @@ class ErrorRates:
         return ErrorRates(self.alpha / (number * (number + 1)), self.beta, self.gain)
 
 
-def log_wealth(results: Array, mean: float) -> float:
-    """Of a bet that results are above `mean`; 0.0 at the start. At most log(1 / alpha) with a chance of 1 - alpha,
-    where they are not."""
-    if not 0.0 < mean < 1.0:
-        return -math.inf if mean >= 1.0 else math.inf
-    values, counts = np.unique(np.asarray(results, np.float64), return_counts=True)  # pairs of games have five values
-    gains = np.log1p(SHARES[:, None] / mean * (values - mean)) @ counts
-    return float(np.logaddexp.reduce(gains) - math.log(len(SHARES)))
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many results have each value. Tests side by side are leading axes of `counts`; each is judged alone."""
 
+    values: Array  # float64 [k], from 0 to 1
+    counts: Array  # [..., k]
 
-def above(results: Array, mean: float, alpha: float) -> bool:
-    """Whether the results refute "not above `mean`" at the level `alpha`."""
-    return log_wealth(results, mean) >= math.log(1.0 / alpha)
+    @classmethod
+    def of(cls, results: Array) -> "Counts":
+        return cls(*np.unique(np.asarray(results, np.float64), return_counts=True))  # pairs of games have five values
 
+    def log_wealth(self, mean: float) -> Array:
+        """float64 [...] of a bet that results are above `mean`; 0.0 at the start. At most log(1 / alpha) with a chance
+        of 1 - alpha, where they are not."""
+        if not 0.0 < mean < 1.0:
+            return np.full(self.counts.shape[:-1], -math.inf if mean >= 1.0 else math.inf)
+        gains = self.counts @ np.log1p(SHARES / mean * (self.values[:, None] - mean))
+        wealth: Array = np.logaddexp.reduce(gains, axis=-1) - math.log(len(SHARES))
+        return wealth
 
-def below(results: Array, mean: float, alpha: float) -> bool:
-    return above(1.0 - np.asarray(results), 1.0 - mean, alpha)
+    def above(self, mean: float, alpha: float) -> Array:
+        """bool [...]: whether the results refute "not above `mean`" at the level `alpha`."""
+        return np.asarray(self.log_wealth(mean) >= math.log(1.0 / alpha))
+
+    def below(self, mean: float, alpha: float) -> Array:
+        """bool [...]: whether the results refute "not below `mean`"."""
+        return Counts(1.0 - self.values, self.counts).above(1.0 - mean, alpha)
+
+    def judged(self, rates: ErrorRates) -> tuple[Array, Array]:
+        """The verdicts [...] on the results so far, and whether they are final (bool [...]): more results would not
+        lead to BETTER but rarely."""
+        better, worse = self.above(EVEN, rates.alpha), self.below(EVEN, rates.alpha)
+        not_worse = self.above(EVEN - rates.gain, rates.alpha)
+        verdicts = np.select(
+            [better, worse, not_worse], [Verdict.BETTER, Verdict.WORSE, Verdict.NOT_WORSE], Verdict.UNDECIDED
+        )
+        return verdicts, better | worse | self.below(EVEN + rates.gain, rates.beta)
 
 
 def interval(results: Array, alpha: float) -> tuple[float, float]:
@@ -70,21 +90,17 @@ def interval(results: Array, alpha: float) -> tuple[float, float]:
 
 def _least(results: Array, alpha: float) -> float:
     """The largest mean that the results show themselves to be above."""
-    low, high = 0.0, 1.0
+    counts, low, high = Counts.of(results), 0.0, 1.0
     while high - low > TOLERANCE:
         middle = (low + high) / 2
-        low, high = (middle, high) if above(results, middle, alpha) else (low, middle)
+        low, high = (middle, high) if counts.above(middle, alpha) else (low, middle)
     return low
 
 
 def judge(results: Array, rates: ErrorRates) -> tuple[Verdict, bool]:
-    """The verdict on the results so far, and whether it is final: more results would not lead to BETTER but rarely."""
-    if above(results, EVEN, rates.alpha):
-        return Verdict.BETTER, True
-    if below(results, EVEN, rates.alpha):
-        return Verdict.WORSE, True
-    verdict = Verdict.NOT_WORSE if above(results, EVEN - rates.gain, rates.alpha) else Verdict.UNDECIDED
-    return verdict, below(results, EVEN + rates.gain, rates.beta)
+    """The verdict on the results so far, and whether it is final."""
+    verdict, final = Counts.of(results).judged(rates)
+    return Verdict(str(verdict)), bool(final)
 
 
 def elo_of(score: float) -> float:

@@ -113,10 +113,12 @@ def sample(logits: Array, legal: Array | None, rng: Generator) -> Choice:
     return Choice(action, logp.astype(np.float32, copy=False))
 
 
-def best(logits: Array, legal: Array | None, rng: Generator, epsilon: float | Array = 0.0) -> Choice:
-    """The largest logit, or with probability ε (a number, or one for each row) a uniform legal action."""
-    values = masked(logits, legal)
-    top = values.argmax(axis=-1)
+def best(logits: Array, legal: Array | None, rng: Generator | None, epsilon: float | Array = 0.0) -> Choice:
+    """The largest logit, or with probability ε (a number, or one for each row) a uniform legal action; without `rng`
+    nothing is drawn."""
+    top = masked(logits, legal).argmax(axis=-1)
+    if rng is None:
+        return Choice(top.astype(np.int32), np.zeros(len(top), np.float32))
     allowed = np.ones(logits.shape, bool) if legal is None else legal.astype(bool)
     counts = allowed.sum(axis=-1)
     rate = np.broadcast_to(np.asarray(epsilon, np.float64), top.shape)
@@ -127,8 +129,10 @@ def best(logits: Array, legal: Array | None, rng: Generator, epsilon: float | Ar
     return Choice(action, np.log(probability).astype(np.float32))
 
 
-def choose(action: Leaf, logits: Array, legal: Array | None, rng: Generator, strength: float | None = None) -> Choice:
-    """What a deployed model does: its best action, weakened by `strength` where that is given."""
+def choose(
+    action: Leaf, logits: Array, legal: Array | None, rng: Generator | None, strength: float | None = None
+) -> Choice:
+    """What a deployed model does: its best action, weakened by `strength` where that and `rng` are given."""
     epsilon = 0.0 if strength is None else 1.0 - strength
     return of_entries(action, logits, legal, lambda scores, mask: best(scores, mask, rng, epsilon))
 
