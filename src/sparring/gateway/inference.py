@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from sparring.errors import ChunkRefused, Refused, SparringError
+from sparring.games.chunk_checks import MAX_STATE_BYTES
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.gateway.http_errors import ServerBusy
 from sparring.nets.chooser import ActRequest, Chooser, Decision, uniform
@@ -105,7 +106,8 @@ class StateSizes:
         if model not in self._known:
             with self._asking:
                 try:
-                    self._known[model] = 4 * state_width(self._registry.card(ModelId(model)).network)  # float32
+                    width = state_width(self._registry.card(ModelId(model)).network)
+                    self._known[model] = min(4 * width, MAX_STATE_BYTES)  # float32; a sink takes no more either
                 except SparringError:
                     return self._unknown_bytes
         return self._known[model]
