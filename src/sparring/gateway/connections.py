@@ -2,13 +2,13 @@
 
 A connection over which a valid key or token came is protected, up to `per_caller` of them for each key or token. All
 others can be closed when another one arrives: the oldest of the same address above `per_address`, one of the oldest
-over which no key came above STRANGERS_SHARE of `most`, one of the oldest of all above `most`. So a caller with a key gets in however many sockets are held open without one, and nothing is refused
-while there is room.
+over which no key came above STRANGERS_SHARE of `most`, one of the oldest of all above `most`. So a caller with a key
+gets in however many sockets are held open without one, and nothing is refused while there is room.
 
-State of a connection → its deadline: TLS handshake (HANDSHAKE_S, from the first byte on, which has as long to come; only
-then it takes the memory of TLS, some 55 kB, and at most HANDSHAKES at once do), a request's head (`head_deadline_s`), its body
-(`request_body.py`), the rest of a body after an early answer (DRAIN_S), idle (IDLE_S), an answer that is not read and
-closing (UNREAD_S), a play socket before its first message (`play.py`); later uvicorn pings it.
+State of a connection → its deadline: before the first byte of a TLS handshake, and from there to its end (HANDSHAKE_S
+each), a request's head (`head_deadline_s`), its body (`request_body.py`), the rest of a body after an early answer
+(DRAIN_S), idle (IDLE_S), an answer that is not read and closing (UNREAD_S), a play socket before its first message
+(`play.py`); later uvicorn pings it. TLS takes some 55 kB, from the first byte on; at most HANDSHAKES are under way.
 """
 
 import asyncio
@@ -300,13 +300,18 @@ class Listener:
         """Wait for it, without reading it; ConnectionError where the connection ends before."""
         came: asyncio.Future[None] = self._loop.create_future()
         accepted.setblocking(False)
-        self._loop.add_reader(accepted, lambda: came.done() or came.set_result(None))
+        self._loop.add_reader(accepted, _tell, came)
         try:
             await came
         finally:
             self._loop.remove_reader(accepted)
         if not accepted.recv(1, socket.MSG_PEEK):
             raise ConnectionResetError
+
+
+def _tell(came: "asyncio.Future[None]") -> None:
+    if not came.done():
+        came.set_result(None)
 
 
 class LimitedHttp(HttpToolsProtocol):
