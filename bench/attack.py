@@ -1,8 +1,8 @@
 """How long a well-behaved player waits for an ok while somebody attacks the gateway, and what the attack costs it.
 
 A real `spar serve` with a key. A player uploads chunks of 512 CartPole steps (20 a second) and asks for actions (20 a
-second), each over one connection; a request's time counts from the moment when it was due. Beside that runs one attack at
-a time, of a single stranger or with a single player's token (bench/attackers.py), in one process of one thread. Client,
+second), each over one connection; a request's time counts from the moment when it was due. Beside that runs one attack
+at a time, of a single stranger or with a single player's token (bench/attackers.py), in one process of one thread. Client,
 attacker and gateway share this machine's cores. Goals, for each: no request fails, p99 of an upload's ok within a
 second, the gateway's resident memory grows by at most 256 MiB.
 """

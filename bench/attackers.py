@@ -1,5 +1,5 @@
-"""Attacks on a gateway by one stranger, or with one player's token: each is a loop in one process of one thread, so that
-it takes one core at most. `ATTACKS` names them; `attack.py` measures a well-behaved player beside each."""
+"""Attacks on a gateway by one stranger, or with one player's token: each is a loop in one process of one thread, so
+that it takes one core at most. `ATTACKS` names them; `attack.py` measures a well-behaved player beside each."""
 
 import itertools
 import selectors
@@ -27,7 +27,7 @@ CHUNKS = "application/x-spar-chunks"
 
 @dataclass(frozen=True)
 class Target:
-    """The gateway, and what the attacker has: a token of one player for the game of carts and one for that of images."""
+    """The gateway, and what the attacker has: one player's token for the game of carts, and one for that of images."""
 
     port: int
     token: str

@@ -226,8 +226,9 @@ def test_json_is_bounded_by_the_same_budget(server):
 
 @pytest.mark.parametrize("path", ["chunks", "act"])
 def test_texts_where_numbers_belong_take_no_memory(server, path):
-    """NumPy makes every text of an array as long as its longest one: here 40 GB."""
-    column = '["' + "x" * 100_000 + '"' + ',""' * 100_000 + "]"
+    """NumPy makes every text of an array as long as its longest one: here 40 GB, and 6 GB."""
+    count = 100_000 if path == "chunks" else 40_000  # an act request is shorter
+    column = '["' + "x" * count + '"' + ',""' * count + "]"
     head = msgspec.json.encode(msgspec.structs.replace(one_chunk(1).header, uploader="", received_at_ms=0)).decode()
     chunk = f'{{"header": {head}, "columns": {{"observation/state": {column}}}}}'
     body = f'{{"chunks": [{chunk}]}}' if path == "chunks" else f'{{"observation": {{"state": {column}}}}}'

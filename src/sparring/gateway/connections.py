@@ -32,7 +32,7 @@ from websockets.frames import Frame
 log = logging.getLogger(__name__)
 
 BACKLOG = 2_048  # connections that wait to be accepted
-ACCEPTED_AT_ONCE = 32  # before those that are open are served again
+ACCEPTED_AT_ONCE = 8  # before those that are open are served again
 HANDSHAKE_S = 10.0
 HANDSHAKES = 1_024  # TLS handshakes at once; one of the oldest is ended for the next
 IDLE_S = 75  # a kept-alive connection may be quiet for so long
@@ -41,6 +41,9 @@ UNREAD_S, READ_BYTES = 20.0, 16 << 10  # a peer that reads less of an answer in 
 MAX_HEAD_BYTES = 32 << 10
 MAX_PIPELINED = 64  # requests sent ahead, before the answer to the one before them
 MAX_FRAMES = 1_024  # of one WebSocket message; empty ones have no bytes that another limit would count
+MAX_MESSAGES = 1_024  # of one play socket that wait for their turn
+PINGS_PER_S = 64  # pings and pongs of one play socket
+FRAMES_BYTES = 4 << 10  # of frames that are parsed at once: a frame may have two bytes and takes 10 us
 OTHER_FILES = 256  # that the process may have open beside connections
 PROTECTED_SHARE = 7 / 8  # of all connections; the rest is for newcomers, who have not yet said who they are
 STRANGERS_SHARE = (
@@ -333,6 +336,15 @@ class LimitedHttp(HttpToolsProtocol):
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
+        """In pieces, so that no more is parsed than the limits of what is no body allow."""
+        for at in range(0, len(data), MAX_HEAD_BYTES):
+            if self.transport.get_protocol() is not self:  # it became a play socket, which was given the rest
+                break
+            self._receive(data[at : at + MAX_HEAD_BYTES] if len(data) > MAX_HEAD_BYTES else data)
+            if self.transport.is_closing():
+                break
+
+    def _receive(self, data: bytes) -> None:
         if self._left_bytes is not None:
             self._left_bytes -= len(data)
             if self._left_bytes < 0:
@@ -419,12 +431,37 @@ class LimitedHttp(HttpToolsProtocol):
 
 
 class LimitedSocket(WebSocketsSansIOProtocol):
-    """uvicorn's own keeps any number of a message's empty frames, and answers pings whose answers are not read."""
+    """uvicorn's own keeps any number of messages and of a message's empty frames, and answers any number of pings, also
+    those whose answers are not read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._connection: Connection = self.app_state["connection"]
         self._connection.busy = True
+        self._pings, self._pings_since_s = 0, 0.0
+
+    def data_received(self, data: bytes) -> None:
+        for at in range(0, len(data), FRAMES_BYTES):
+            if self.transport.is_closing():
+                break
+            super().data_received(data[at : at + FRAMES_BYTES])
+
+    def handle_ping(self) -> None:
+        if self._ping_allowed():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._ping_allowed():
+            super().handle_pong(event)
+
+    def _ping_allowed(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._pings_since_s > 1.0:
+            self._pings, self._pings_since_s = 0, now_s
+        self._pings += 1
+        if self._pings > PINGS_PER_S:
+            self.transport.abort()
+        return self._pings <= PINGS_PER_S
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.table.remove(self._connection)
@@ -443,6 +480,10 @@ class LimitedSocket(WebSocketsSansIOProtocol):
                 self.conn.fail(1007, "not UTF-8")
                 self.handle_parser_exception()
                 return
+        if self.queue.qsize() >= MAX_MESSAGES:
+            self.frames = []
+            self.transport.abort()
+            return
         super().send_receive_event_to_app()
 
     def pause_writing(self) -> None:
