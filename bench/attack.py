@@ -2,9 +2,9 @@
 
 A real `spar serve` with a key. A player uploads chunks of 512 CartPole steps (20 a second) and asks for actions (20 a
 second), each over one connection; a request's time counts from the moment when it was due. Beside that runs one attack
-at a time, of a single stranger or with a single player's token (bench/attackers.py), in one process of one thread. Client,
-attacker and gateway share this machine's cores. Goals, for each: no request fails, p99 of an upload's ok within a
-second, the gateway's resident memory grows by at most 256 MiB.
+at a time, of a single stranger or with a single player's token (bench/attackers.py), in one process of one thread.
+Client, attacker and gateway share this machine's cores. Goals, for each: no request fails, p99 of an upload's ok within
+a second, the gateway's resident memory grows by at most 256 MiB.
 """
 
 import argparse
@@ -219,8 +219,8 @@ def figures(name: str, players: tuple[Player, Player], grown: int, attacker_core
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Each attack for 30 s beside a well-behaved player, and no attack, over HTTP and over TLS."""
-    seconds, cases = 3.0 if args.quick else 30.0, []
+    """Each attack for 20 s beside a well-behaved player, and no attack, over HTTP and over TLS."""
+    seconds, cases = 3.0 if args.quick else 20.0, []
     found = {name: measure(name, seconds) for name in (NOTHING, NOTHING_TLS, *ATTACKS)}
     for name, one in found.items():
         quiet = found[NOTHING_TLS if name in OVER_TLS else NOTHING]
