@@ -154,8 +154,8 @@ def test_lying_lengths_and_torn_chunks_are_refused(http, body):
     "body",
     [
         b"[" * 100_000,
-        b'{"chunks":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"a":' * 50_000,
+        b'{"chunks":' + b"[" * 90_000 + b"]" * 90_000 + b"}",
+        b'{"a":' * 30_000,
         b'{"chunks": [NaN]}',
         b'{"chunks": [Infinity]}',
         b'{"chunks": [], "chunks": []}',
@@ -165,7 +165,7 @@ def test_lying_lengths_and_torn_chunks_are_refused(http, body):
         b"",
         b"null",
         b'{"chunks": {}}',
-        json.dumps({str(n): n for n in range(50_000)}).encode(),
+        json.dumps({str(n): n for n in range(10_000)}).encode(),
     ],
     ids=range(13),
 )
