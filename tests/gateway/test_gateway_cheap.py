@@ -32,7 +32,8 @@ from sparring.nets.torch_network import default_network
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.store.sqlite.store import SqliteStore
-from sparring.wire.messages import Hello
+from sparring.wire.ids import new_episode
+from sparring.wire.messages import End, Hello
 from sparring.wire.messages import encode as encode_message
 from sparring.wire.model import Lineage
 
@@ -108,9 +109,12 @@ def read_all(game):
 
 def test_messages_that_wait_are_counted(running, monkeypatch):
     monkeypatch.setattr(connections, "FRAMES_BYTES", 1 << 20)  # all that arrived is parsed at once
+    said = encode_message(End(new_episode(), 0, {}, 0.0), text=True).encode()  # a problem, after which it goes on
+    one = bytes((0x81, 0xFE)) + len(said).to_bytes(2) + bytes(4) + said
     with play(running) as game:
+        game.send(encode_message(Hello(1), text=True))
         with suppress(OSError):
-            game.socket.sendall(b"\x81\x80\0\0\0\0" * 8 * MAX_MESSAGES)
+            game.socket.sendall(one * 3 * MAX_MESSAGES)
         with pytest.raises(ConnectionClosed):
             read_all(game)
 

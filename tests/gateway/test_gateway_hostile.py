@@ -276,9 +276,9 @@ def test_looking_for_paths_is_limited_too(tmp_path):
         inside(tmp_path, requests_per_s=0.5, burst_requests=5) as running,
         httpx.Client(base_url=running.url) as client,
     ):
-        seen = [client.get(f"/nothing/{n}").status_code for n in range(10)]
-        assert (seen[0], seen[-1]) == (404, 429)
-        assert "Wait 2 s" in client.get("/nothing").json()["error"]["do"]
+        seen = [client.get(f"/nothing/{n}") for n in range(10)]
+        assert seen[0].status_code == 404
+        assert "Wait 2 s" in next(one for one in seen if one.status_code == 429).json()["error"]["do"]
 
 
 def resident_bytes(server):
