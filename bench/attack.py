@@ -2,9 +2,9 @@
 
 A real `spar serve` with a key. A player uploads chunks of 512 CartPole steps (20 a second) and asks for actions (20 a
 second), each over one connection and one after the other; where answers take longer, fewer are sent. Beside that runs
-one attack at a time, of a single stranger or with a single player's token (bench/attackers.py), in one process of one thread.
-Client, attacker and gateway share this machine's cores. It passes where no request fails and the gateway's resident
-memory grows by at most 256 MiB; the slowest comes first.
+one attack at a time, of a single stranger or with a single player's token (bench/attackers.py), in one process of one
+thread. Client, attacker and gateway share this machine's cores. It passes where no request fails and the gateway's
+resident memory grows by at most 256 MiB; the slowest comes first.
 """
 
 import argparse
