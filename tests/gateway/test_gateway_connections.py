@@ -356,6 +356,19 @@ def test_thousands_of_tls_handshakes_left_silent_take_little_memory(tmp_path, op
     assert f"limit {'connections_without_key' if finished else 'handshakes'}:" in server.log()
 
 
+def test_before_its_first_byte_a_connection_takes_no_memory_of_tls(tmp_path, opened):
+    key = make_key(tmp_path / "data", "one")
+    with serving(tmp_path / "data", "--tls", "self-signed") as server:
+        context = ssl.create_default_context(cafile=str(server.data / "tls-cert.pem"))
+        with httpx.Client(base_url=server.url, verify=context, headers={"Authorization": f"Bearer {key}"}) as client:
+            assert client.get("/v1/games").status_code == 200
+            before = resident_bytes(server)
+            for n in range(800):
+                dial(server, opened, f"127.0.1.{1 + n % 10}")
+            until(lambda: "spar_connections 801.0\n" in client.get("/metrics").text)
+        assert resident_bytes(server) - before < 16 << 20
+
+
 def client_hello():
     """The first bytes of a TLS handshake."""
     sent = ssl.MemoryBIO()
