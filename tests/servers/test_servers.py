@@ -106,3 +106,34 @@ def test_a_missing_server_is_skipped_unless_it_is_required(tmp_path, required):
     assert "there is no redis-server here: `make servers` installs it" in done.stdout
     assert (done.returncode == 0) == (not required)
     assert ("1 skipped" in done.stdout) == (not required)
+
+
+SKIPS = """
+import pytest
+{}
+def test_one():
+    pytest.skip("it is not here")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "required", "fails"),
+    [
+        ("", "", False),
+        ("", "servers", False),
+        ("", "all", True),
+        ("pytest.importorskip('nothing_of_this_name')", "servers", False),
+        ("pytestmark = pytest.mark.servers; pytest.importorskip('nothing_of_this_name')", "servers", True),
+        ("pytest.importorskip('nothing_of_this_name')", "all", True),
+    ],
+    ids=["a test", "a test, servers", "a test, all", "a file, servers", "a file that needs servers", "a file, all"],
+)
+def test_nothing_is_skipped_silently_where_it_is_required(tmp_path, text, required, fails):
+    file = tmp_path / "test_skips.py"
+    file.write_text(SKIPS.format(text))
+    place = {"SPARRING_REQUIRE": required, "PYTHONPATH": str(ROOT / "tests")}
+    words = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "conftest", "-p", "no:cacheprovider", str(file)]
+    words += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}"]
+    done = subprocess.run(words, cwd=tmp_path, env=os.environ | place, capture_output=True, text=True, check=False)
+    assert (done.returncode in (1, 2)) == fails, done.stdout + done.stderr
+    assert ("it is not here" in done.stdout) or ("nothing_of_this_name" in done.stdout)

@@ -5,7 +5,7 @@ from derived import chunks_of
 from sparring.config import Config
 from sparring.games.catalogue import Catalogue
 from sparring.games.chunk_checks import ChunkRules
-from sparring.sink.batch_writer import judged
+from sparring.sink.batch_writer import inflated_record, read_record
 from sparring.store.protocol import Quarantined
 from sparring.stream.protocol import Placed, Position
 from sparring.wire.chunk import Chunk, encode
@@ -22,6 +22,11 @@ def placed(data: bytes, uploader: str = "stream:plays") -> Placed:
 def changed(**header: object) -> bytes:
     (chunk,) = chunks_of(1, 1, 1, steps=40)
     return encode(Chunk(msgspec.structs.replace(chunk.header, **header), chunk.columns))
+
+
+def judged(rules: ChunkRules, one: Placed) -> Chunk | Quarantined:
+    read = read_record(rules, one)
+    return read if isinstance(read, Quarantined) else inflated_record(rules, one, read)
 
 
 def refusal(data: bytes) -> Quarantined:

@@ -73,7 +73,8 @@ def test_what_cannot_be_stored_is_put_aside_with_its_reason_and_place(
     assert of_game["conflict"].episode == header.episode
     assert of_game["chunk"].field == "player"
     assert "Alice" not in of_game["chunk"].reason
-    assert sorted(row.verdict for row in nameless) == ["chunk", "wire", "wire"]
+    assert of_game["wire"].episode == header.episode  # its header is whole
+    assert sorted(row.verdict for row in nameless) == ["chunk", "wire"]
     assert any("the game 'chess' is not known here" in row.reason for row in nameless)
     assert all(row.shard and row.position and row.reason for row in [*of_game.values(), *nameless])
     listed = spar(tmp_path, "sink", "--quarantined")

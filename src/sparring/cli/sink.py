@@ -19,7 +19,7 @@ from sparring.cli.output import Output, stopping
 from sparring.config import Config
 from sparring.errors import ConfigError, SparringError, Unreachable
 from sparring.games.catalogue import Catalogue
-from sparring.games.chunk_checks import ChunkRules
+from sparring.games.chunk_checks import MAX_STATE_BYTES, ChunkRules
 from sparring.sink.batch_writer import BatchWriter, Lake
 from sparring.sink.process import Checkpoint, ProcessSink, SinkLock, SinkProgress
 from sparring.store import open_store
@@ -64,7 +64,8 @@ def _run_process(args: argparse.Namespace, stopped: threading.Event, output: Out
         stream = stack.enter_context(open_stream(config.stream.url))
         store = stack.enter_context(open_store(config.store_url, sole_writer=True))
         lake = stack.enter_context(closing(Lake(config.sink.lake_url))) if config.sink.lake_url else None
-        rules = ChunkRules(Catalogue.from_config(config).games(), config.store.keep_days)
+        limit = max(MAX_STATE_BYTES, config.gateway.state_bytes)
+        rules = ChunkRules(Catalogue.from_config(config).games(), config.store.keep_days, state_bytes=limit)
         writer = BatchWriter(rules, store, lambda: int(time.time() * 1000), stopped.wait, lake)
         _announce(config, output)
         display = _Display(output)

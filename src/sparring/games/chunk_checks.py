@@ -7,9 +7,9 @@ The gateway asks `ChunkRules` about uploads, the sink about records in a stream.
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,6 +35,25 @@ from sparring.wire.ids import PlayerId, is_actor, is_episode, misdated
 
 REWARD_SLACK = 1e-6  # a bound such as 0.1 has no exact float32
 LOGP_SLACK = 1e-5  # log 1 = 0, give or take the rounding of a softmax
+MAX_STATE_BYTES = 1 << 20  # of the recurrent state in a chunk, whichever model it is of
+GROUP_BYTES = 16 << 20  # of chunks that are inflated at once and stored together
+
+T = TypeVar("T")
+
+
+def grouped(chunks: Iterable[T], inflated_bytes: Callable[[T], int], limit_bytes: int) -> Iterator[list[T]]:
+    """Neighbours that take up to `limit_bytes` together when they are inflated, or a single chunk that takes more."""
+    group: list[T] = []
+    size = 0
+    for one in chunks:
+        more = inflated_bytes(one)
+        if group and size + more > limit_bytes:
+            yield group
+            group, size = [], 0
+        group.append(one)
+        size += more
+    if group:
+        yield group
 
 
 def check_chunk(chunk: Chunk, spec: GameSpec) -> None:
@@ -247,9 +266,12 @@ def _refused(field: str, value: Any, limit: Any, wrong: str, do: str) -> ChunkRe
 class ChunkRules:
     """The specs of the games that are served, and how long episodes are kept."""
 
-    def __init__(self, specs: Iterable[GameSpec], keep_days: float = 0.0) -> None:
-        """Episodes opened more than `keep_days` before they arrived are refused; 0 accepts all."""
-        self._keep_days = keep_days
+    def __init__(
+        self, specs: Iterable[GameSpec], keep_days: float = 0.0, *, state_bytes: int = MAX_STATE_BYTES
+    ) -> None:
+        """Episodes opened more than `keep_days` before they arrived are refused; 0 accepts all. `state_bytes`: of the
+        recurrent state in a chunk, where the caller does not know its model's."""
+        self._keep_days, self._state_bytes = keep_days, state_bytes
         self._specs = {(spec.id, spec.version): spec for spec in specs}
 
     def spec(self, head: Header) -> GameSpec:
@@ -285,7 +307,7 @@ class ChunkRules:
         state_bytes: int | None = None,
     ) -> Header:
         """The header as it is stored, of a chunk that is not inflated yet; see `check_layout`."""
-        check_layout(head, columns, self.spec(head), state_bytes)
+        check_layout(head, columns, self.spec(head), self._state_bytes if state_bytes is None else state_bytes)
         # An episode's time decides where it is stored and for how long, so it must be plausible.
         if wrong := misdated(head.episode, received_at_ms, int(self._keep_days * 86_400_000)):
             do = "Set the sender's clock (by `time_ms` of the gateway's answer), and open a new episode"

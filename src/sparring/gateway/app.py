@@ -5,6 +5,7 @@ made from that table, the dashboard's pages, and the play socket. `openapi.py` d
 answer, and the HTTP form of every error.
 """
 
+import asyncio
 import functools
 import inspect
 import itertools
@@ -28,10 +29,11 @@ from sparring.dashboard.app import Dashboard, GameQuery, MetricsQuery, page_rout
 from sparring.dashboard.league import MatchQuery
 from sparring.errors import SparringError
 from sparring.gateway import handlers
-from sparring.gateway.http_errors import BadRequest, NotFound, ServerBusy, answer, json_response
+from sparring.gateway.http_errors import HOLD_S, BadRequest, NotFound, ServerBusy, TooMany, answer, json_response
 from sparring.gateway.identity import NO_CALLER, PUBLIC, READ_GAME, SELF, Caller
 from sparring.gateway.openapi import Endpoint, Handler, describe
 from sparring.gateway.play import Play
+from sparring.gateway.rate_limits import Rates
 from sparring.gateway.request_body import read_query
 from sparring.gateway.state import GatewayState
 from sparring.gateway.uploads import BINARY, JsonUpload, post_chunks
@@ -39,6 +41,7 @@ from sparring.gateway.uploads import BINARY, JsonUpload, post_chunks
 log = logging.getLogger("sparring.gateway")
 requests = logging.getLogger("sparring.gateway.requests")
 
+LINES_PER_S, LINES_AT_ONCE = 20.0, 1_000.0  # of the log, for requests that no caller was admitted with
 HEADERS = {  # of every answer that does not set its own
     "cache-control": "no-cache",
     "x-content-type-options": "nosniff",
@@ -174,6 +177,7 @@ class Middleware:
     def __init__(self, app: ASGIApp, state: GatewayState) -> None:
         self._app, self._state = app, state
         self._boot, self._count = secrets.token_hex(4), itertools.count(1)
+        self._lines, self._unlogged = Rates(LINES_PER_S, LINES_AT_ONCE), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # An id must be unique, not secret, so it costs no system call, which would also hand over the GIL.
@@ -202,13 +206,18 @@ class Middleware:
             scope["app"] = self  # so that routes raise what they cannot answer, instead of answering in plain text
             await self._app(scope, receive, send_with_headers)
         except HTTPException as error:
-            refused = answer(self._not_found(scope, error), request)
+            refusal = self._not_found(scope, error)
+            if isinstance(refusal, TooMany):
+                await asyncio.sleep(min(refusal.retry_s, HOLD_S))
+            refused = answer(refusal, request)
             refused.headers.update(error.headers or {})  # Allow
             await refused(scope, receive, send_with_headers)
         except SparringError as error:
             if status:  # it failed while its answer was being sent, which now ends without an end
                 log.error("request %s: %s", request, error)
             else:
+                if isinstance(error, TooMany):
+                    await asyncio.sleep(min(error.retry_s, HOLD_S))
                 await answer(error, request)(scope, receive, send_with_headers)
         except Exception:
             log.exception("request %s failed", request)
@@ -238,6 +247,12 @@ class Middleware:
         self._state.metrics.request(endpoint, status, seconds)
         if requests.isEnabledFor(logging.INFO):
             caller: Caller = scope.get("caller", NO_CALLER)
+            if not caller.id and self._lines.take("strangers", time.monotonic()) > 0.0:
+                self._unlogged += 1
+                return
+            if self._unlogged:
+                requests.info(json.dumps({"not_logged": self._unlogged}))
+                self._unlogged = 0
             # Neither address nor agent nor query: the log must not tell who plays.
             line = {
                 "request": request,

@@ -1,13 +1,14 @@
 """Every connection: how many there may be, which of them are closed for new ones, and a deadline for each state.
 
 A connection over which a valid key or token came is protected, up to `per_caller` of them for each key or token. All
-others can be closed when another one arrives: the oldest of the same address above `per_address`, one of the oldest of
-all above `most`. So a caller with a key gets in however many sockets are held open without one, and nothing is refused
-while there is room.
+others can be closed when another one arrives: the oldest of the same address above `per_address`, one of the oldest
+over which no key came above STRANGERS_SHARE of `most`, one of the oldest of all above `most`. So a caller with a key
+gets in however many sockets are held open without one, and nothing is refused while there is room.
 
-State of a connection → its deadline: TLS handshake (HANDSHAKE_S), a request's head (`head_deadline_s`), its body
-(`request_body.py`), the rest of a body after an early answer (DRAIN_S), idle (IDLE_S), an answer that is not read and
-closing (UNREAD_S), a play socket before its first message (`play.py`); later uvicorn pings it.
+State of a connection → its deadline: before the first byte of a TLS handshake, and from there to its end (HANDSHAKE_S
+each), a request's head (`head_deadline_s`), its body (`request_body.py`), the rest of a body after an early answer
+(DRAIN_S), idle (IDLE_S), an answer that is not read and closing (UNREAD_S), a play socket before its first message
+(`play.py`); later uvicorn pings it. TLS takes some 55 kB, from the first byte on; at most HANDSHAKES are under way.
 """
 
 import asyncio
@@ -31,16 +32,23 @@ from websockets.frames import Frame
 log = logging.getLogger(__name__)
 
 BACKLOG = 2_048  # connections that wait to be accepted
-ACCEPTED_AT_ONCE = 32  # before those that are open are served again
+ACCEPTED_AT_ONCE = 8  # before those that are open are served again
 HANDSHAKE_S = 10.0
+HANDSHAKES = 1_024  # TLS handshakes at once; one of the oldest is ended for the next
 IDLE_S = 75  # a kept-alive connection may be quiet for so long
 DRAIN_S, DRAIN_BYTES = 2.0, 8 << 20  # of a body whose request was answered before it was there
 UNREAD_S, READ_BYTES = 20.0, 16 << 10  # a peer that reads less of an answer in that time is disconnected
 MAX_HEAD_BYTES = 32 << 10
 MAX_PIPELINED = 64  # requests sent ahead, before the answer to the one before them
 MAX_FRAMES = 1_024  # of one WebSocket message; empty ones have no bytes that another limit would count
+MAX_MESSAGES = 1_024  # of one play socket that wait for their turn
+PINGS_PER_S = 64  # pings and pongs of one play socket
+FRAMES_BYTES = 4 << 10  # of frames that are parsed at once: a frame may have two bytes and takes 10 us
 OTHER_FILES = 256  # that the process may have open beside connections
 PROTECTED_SHARE = 7 / 8  # of all connections; the rest is for newcomers, who have not yet said who they are
+STRANGERS_SHARE = (
+    1 / 2
+)  # of all connections: those over which no key came. With TLS and an unfinished head each takes 90 kB
 LOOKED_AT = 64  # connections that are asked whether they can be closed for a new one
 SAY_EVERY_S = 60.0  # a limit that is reached is logged once in this time
 
@@ -119,7 +127,9 @@ class Connections:
         self._open: set[Connection] = set()
         self._protected: dict[str, dict[Connection, None]] = {}  # by caller; the one last used is last
         self._unprotected: OrderedDict[Connection, None] = OrderedDict()  # the oldest first
+        self._strangers: OrderedDict[Connection, None] = OrderedDict()  # those over which no key came, of no proxy
         self._by_holder: dict[str, dict[Connection, None]] = {}  # the unprotected ones
+        self._handshakes: dict[Connection, None] = {}  # under way, the oldest first
         self._said_s: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -137,12 +147,18 @@ class Connections:
             self.say("connections_per_address", f"{self.per_address} connections of one address showed no key")
             if not self._close_one(others):
                 return None
+        if made.address and len(self._strangers) >= self.most * STRANGERS_SHARE:
+            self.say("connections_without_key", f"{len(self._strangers)} connections showed no key")
+            if not self._close_one(self._strangers):
+                return None
         if len(self._open) >= self.most:
             self.say("connections", f"{self.most} connections are open, {self.protected} of them showed a key")
             if not self._close_one(self._unprotected):
                 return None
         self._open.add(made)
         self._unprotected[made] = self._by_holder.setdefault(made.holder, {})[made] = None
+        if made.address:
+            self._strangers[made] = None
         return made
 
     def protect(self, connection: Connection, caller: str) -> None:
@@ -152,6 +168,7 @@ class Connections:
         if connection not in self._open or (len(mine) == 1 and connection in mine):
             return
         self._forget(connection)
+        self._strangers.pop(connection, None)
         connection.caller = caller
         mine = self._protected.setdefault(caller, {})
         mine[connection] = None
@@ -161,8 +178,21 @@ class Connections:
             self._unprotected[oldest] = self._by_holder.setdefault(caller, {})[oldest] = None
             self._unprotected.move_to_end(oldest, last=False)
 
+    def begin_handshake(self, connection: Connection) -> None:
+        """It takes the memory of TLS from now on; another one is closed where HANDSHAKES do."""
+        if len(self._handshakes) >= HANDSHAKES:
+            self.say("handshakes", f"{HANDSHAKES} TLS handshakes were under way")
+            self._close_one(self._handshakes)
+        self._handshakes[connection] = None
+
+    def end_handshake(self, connection: Connection) -> None:
+        """It is done, or failed."""
+        self._handshakes.pop(connection, None)
+
     def remove(self, connection: Connection) -> None:
         """It is closed, or about to be."""
+        self.end_handshake(connection)
+        self._strangers.pop(connection, None)
         if connection in self._open:
             self._open.remove(connection)
             self._forget(connection)
@@ -256,12 +286,35 @@ class Listener:
         deadlines = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": UNREAD_S} if self._tls else {}
         protocol = partial(self._protocol, connection)
         try:
+            if self._tls is not None:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    await self._first_byte(connection.socket)
+                self._table.begin_handshake(connection)
             await self._loop.connect_accepted_socket(protocol, connection.socket, ssl=self._tls, **deadlines)
         except OSError:  # it speaks no TLS, was too slow, or is gone
             pass
         finally:
+            self._table.end_handshake(connection)
             if connection.transport is None:
                 self._table.remove(connection)
+                connection.socket.close()
+
+    async def _first_byte(self, accepted: socket.socket) -> None:
+        """Wait for it, without reading it; ConnectionError where the connection ends before."""
+        came: asyncio.Future[None] = self._loop.create_future()
+        accepted.setblocking(False)
+        self._loop.add_reader(accepted, _tell, came)
+        try:
+            await came
+        finally:
+            self._loop.remove_reader(accepted)
+        if not accepted.recv(1, socket.MSG_PEEK):
+            raise ConnectionResetError
+
+
+def _tell(came: "asyncio.Future[None]") -> None:
+    if not came.done():
+        came.set_result(None)
 
 
 class LimitedHttp(HttpToolsProtocol):
@@ -283,6 +336,15 @@ class LimitedHttp(HttpToolsProtocol):
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
+        """In pieces, so that no more is parsed than the limits of what is no body allow."""
+        for at in range(0, len(data), MAX_HEAD_BYTES):
+            if self.transport.get_protocol() is not self:  # it became a play socket, which was given the rest
+                break
+            self._receive(data[at : at + MAX_HEAD_BYTES] if len(data) > MAX_HEAD_BYTES else data)
+            if self.transport.is_closing():
+                break
+
+    def _receive(self, data: bytes) -> None:
         if self._left_bytes is not None:
             self._left_bytes -= len(data)
             if self._left_bytes < 0:
@@ -369,12 +431,37 @@ class LimitedHttp(HttpToolsProtocol):
 
 
 class LimitedSocket(WebSocketsSansIOProtocol):
-    """uvicorn's own keeps any number of a message's empty frames, and answers pings whose answers are not read."""
+    """uvicorn's own keeps any number of messages and of a message's empty frames, and answers any number of pings, also
+    those whose answers are not read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._connection: Connection = self.app_state["connection"]
         self._connection.busy = True
+        self._pings, self._pings_since_s = 0, 0.0
+
+    def data_received(self, data: bytes) -> None:
+        for at in range(0, len(data), FRAMES_BYTES):
+            if self.transport.is_closing():
+                break
+            super().data_received(data[at : at + FRAMES_BYTES])
+
+    def handle_ping(self) -> None:
+        if self._ping_allowed():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._ping_allowed():
+            super().handle_pong(event)
+
+    def _ping_allowed(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._pings_since_s > 1.0:
+            self._pings, self._pings_since_s = 0, now_s
+        self._pings += 1
+        if self._pings > PINGS_PER_S:
+            self.transport.abort()
+        return self._pings <= PINGS_PER_S
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.table.remove(self._connection)
@@ -393,6 +480,10 @@ class LimitedSocket(WebSocketsSansIOProtocol):
                 self.conn.fail(1007, "not UTF-8")
                 self.handle_parser_exception()
                 return
+        if self.queue.qsize() >= MAX_MESSAGES:
+            self.frames = []
+            self.transport.abort()
+            return
         super().send_receive_event_to_app()
 
     def pause_writing(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import re
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,18 @@ from sparring.errors import ChunkRefused, Gone, Missing, NotYours, SparringError
 from sparring.games.spec import GameSpec
 from sparring.gateway.http_errors import BadRequest, ServerBusy
 from sparring.gateway.identity import Caller, check_game
-from sparring.gateway.request_body import JsonArray, array, legal_of, observation_of, read_call, seat_of
+from sparring.gateway.request_body import (
+    CALL_BYTES,
+    JsonArray,
+    act_bytes,
+    array,
+    legal_of,
+    observation_of,
+    read_body,
+    read_call,
+    read_json,
+    seat_of,
+)
 from sparring.gateway.state import FileContent, GatewayState
 from sparring.gateway.uploads import BINARY
 from sparring.nets.chooser import ActRequest
@@ -34,6 +46,7 @@ log = logging.getLogger(__name__)
 
 MAX_EXPORTS, EXPORT_BYTES, SEND_WITHIN_S = 8, 64 << 10, 20.0  # at once; in one part; for which a caller has this long
 SLICE_BYTES = 1 << 16
+READY_S = 0.5  # /readyz asks the store once in this time, however many ask
 NO_STORE = {"Cache-Control": "no-store"}
 FILES = {"card.json": "application/json", WEIGHTS: "application/octet-stream", ONNX: "application/octet-stream"}
 JSON_LINES = "application/x-ndjson"
@@ -143,9 +156,14 @@ async def _shared_file(state: GatewayState, model: ModelId, name: str) -> FileCo
     """The file, in memory once however many callers it is being sent to; ServerBusy where too many others are."""
     if (found := state.files.get((model, name))) is not None:
         return found
+    if (reading := state.reading.get((model, name))) is None:
+        reading = state.reading[model, name] = asyncio.create_task(_read_file(state, model, name))
+        reading.add_done_callback(lambda _: state.reading.pop((model, name), None))
+    return await asyncio.shield(reading)
+
+
+async def _read_file(state: GatewayState, model: ModelId, name: str) -> FileContent:
     read = FileContent(await asyncio.to_thread(state.registry.file, model, name))
-    if (found := state.files.get((model, name))) is not None:  # another caller was first
-        return found
     most = state.config.gateway.bodies_bytes
     if len(read.content) + sum(len(one.content) for one in state.files.values()) > most:
         wrong = f"the models that are being sent are above {most} bytes"
@@ -198,15 +216,12 @@ class ActAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def post_act(request: Request, state: GatewayState) -> ActAnswer:
     """One observation, one action."""
-    call = await read_call(request, ActCall, state.config.gateway.body_deadline_s, state.bodies)
-    spec = state.spec(request.path_params["game"], call.version)
-    seat = seat_of(spec, call.seat)
-    if call.strength is not None and not 0.0 <= call.strength <= 1.0:
-        wrong = "strength is a share"
-        raise ChunkRefused(wrong, where="act", do="Send 0 to 1", field="strength", value=call.strength, limit=[0, 1])
-    observation = observation_of(seat, call.observation, spec.frame_stack)
-    memory = None if call.state is None else array("state", call.state, "float32")
-    act_request = ActRequest(observation, legal_of(seat, call.legal), call.strength, memory)
+    game, limits = request.path_params["game"], state.config.gateway
+    body = await read_body(request, act_bytes(state.spec(game)), limits.body_deadline_s, state.bodies)
+    if len(body) <= CALL_BYTES:
+        spec, call, act_request = _read_act(body, game, state)
+    else:  # others must not wait for it
+        spec, call, act_request = await asyncio.to_thread(_read_act, body, game, state)
     decision = await state.inference.decide(spec, call.seat, act_request, call.model)
     state.metrics.count_act(decision.model)
     return ActAnswer(
@@ -216,6 +231,18 @@ async def post_act(request: Request, state: GatewayState) -> ActAnswer:
         model=decision.model,
         state=None if decision.state_after is None else decision.state_after.tolist(),
     )
+
+
+def _read_act(body: bytes, game: str, state: GatewayState) -> tuple[GameSpec, ActCall, ActRequest]:
+    call = read_json(body, ActCall)
+    spec = state.spec(game, call.version)
+    seat = seat_of(spec, call.seat)
+    if call.strength is not None and not 0.0 <= call.strength <= 1.0:
+        wrong = "strength is a share"
+        raise ChunkRefused(wrong, where="act", do="Send 0 to 1", field="strength", value=call.strength, limit=[0, 1])
+    observation = observation_of(seat, call.observation, spec.frame_stack)
+    memory = None if call.state is None else array("state", call.state, "float32")
+    return spec, call, ActRequest(observation, legal_of(seat, call.legal), call.strength, memory)
 
 
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -313,6 +340,7 @@ async def delete_me(request: Request, state: GatewayState) -> Erasure:
 def _self(request: Request, state: GatewayState) -> tuple[GameId, PlayerId]:
     """The player that the caller is: their token's, or the one whose secret name the caller shows."""
     caller, game = request.scope["caller"], state.spec(request.path_params["game"]).id
+    state.take_own(caller)
     if caller.player is not None:
         return game, caller.player
     name = request.headers.get(PLAYER, "")
@@ -409,12 +437,10 @@ async def get_health(request: Request, state: GatewayState) -> Health:
 async def get_readiness(request: Request, state: GatewayState) -> Health:
     """Whether uploads can be kept: an empty append takes the store's write lock; a stream is asked."""
     flow, health = state.commits.flow(), await get_health(request, state)
+    if state.ready is None or (state.ready[1].done() and time.monotonic() - state.ready[0] > READY_S):
+        state.ready = time.monotonic(), asyncio.create_task(_ask_store(state))
     try:
-        async with asyncio.timeout(5.0):
-            if state.stream is None:
-                await asyncio.to_thread(state.store.append, [])
-            else:
-                await asyncio.to_thread(state.stream.ready)
+        await asyncio.shield(state.ready[1])
     except (SparringError, TimeoutError):
         refusal = ServerBusy(f"the {health.into} does not take writes", where="gateway", do="Try again later")
         refusal.retry_s = 5.0
@@ -422,6 +448,14 @@ async def get_readiness(request: Request, state: GatewayState) -> Health:
     if flow.waiting_chunks >= flow.capacity_chunks:
         raise ServerBusy("the queue is full", where="gateway", do="Try again later", limit=flow.capacity_chunks)
     return health
+
+
+async def _ask_store(state: GatewayState) -> None:
+    async with asyncio.timeout(5.0):
+        if state.stream is None:
+            await asyncio.to_thread(state.store.append, [])
+        else:
+            await asyncio.to_thread(state.stream.ready)
 
 
 async def get_metrics(request: Request, state: GatewayState) -> Response:

@@ -12,6 +12,9 @@ from sparring.errors import Missing, ModelDamaged, Refused, SparringError, Store
 Verdict = Literal["new", "had", "taken", "refused", "conflict", "forbidden", "gone", "quota"]  # on a chunk
 
 
+HOLD_S = 1.0  # who sends too much waits for the refusal, so that asking again at once costs little
+
+
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one chunk of an upload; the other fields say why it was refused."""
 

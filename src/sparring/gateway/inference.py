@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from sparring.errors import ChunkRefused, Refused, SparringError
+from sparring.games.chunk_checks import MAX_STATE_BYTES
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.gateway.http_errors import ServerBusy
 from sparring.nets.chooser import ActRequest, Chooser, Decision, uniform
@@ -25,7 +26,8 @@ from sparring.wire.ids import GameId, ModelId
 
 MAX_BATCH = 64
 MAX_WAITING = 1_024  # callers per model; more are sent away with 503
-MODELS = 8  # loaded at once; the least recently used is dropped first
+MODELS = 8  # loaded at once; the least recently used is dropped first, and champions last
+MAX_LOADING = 4  # models that callers named and that wait to be loaded
 LOOK_EVERY_S = 1.0
 
 
@@ -35,6 +37,8 @@ class InferenceServer:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="inference")
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="models")  # models in use do not wait for others
+        self._loading: dict[ModelId, asyncio.Future[Chooser]] = {}
         self._champions: dict[tuple[str, str, int], tuple[float, ModelId | None]] = {}
         self._models: OrderedDict[ModelId, _Batcher] = OrderedDict()
         self._rng = np.random.default_rng()
@@ -45,22 +49,15 @@ class InferenceServer:
         if chosen is None:
             _check_state(request.state, 0)
             return uniform(spec.seats[seat], request.legal, self._rng)
-        batcher = self._models.get(chosen) or await self._load(chosen)
-        if batcher.chooser.spec_hash != spec.hash:
-            raise Refused(
-                "the model plays another game or spec",
-                where=f"model {chosen[:12]}",
-                do="Name one that GET /v1/games/{game}/champion gives",
-                field="model",
-                value=batcher.chooser.spec_hash,
-                limit=spec.hash,
-            )
+        batcher = self._models.get(chosen) or await self._load(chosen, spec)
+        _check_spec(chosen, batcher.chooser.spec_hash, spec)
         _check_state(request.state, batcher.chooser.state_numbers)
         self._models.move_to_end(chosen)
         return await batcher.decide(spec.seats[seat], request)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._loader, self._threads):
+            threads.shutdown(wait=True, cancel_futures=True)
 
     async def _champion(self, spec: GameSpec, seat: int) -> ModelId | None:
         place = (spec.id, spec.version, seat)
@@ -78,14 +75,39 @@ class InferenceServer:
         signed = self._registry.champion(game, version, seat)
         return None if signed is None else verify(signed, self._registry.trust).model
 
-    async def _load(self, model: ModelId) -> "_Batcher":
-        loop = asyncio.get_running_loop()
-        chooser = await loop.run_in_executor(self._threads, lambda: Chooser(self._registry.fetch(model)))
+    async def _load(self, model: ModelId, spec: GameSpec) -> "_Batcher":
+        """Once for all who wait for it. A model of another spec is refused before it is read; where too many that
+        callers named wait, ServerBusy."""
+        champions = {one for _, one in self._champions.values()}
+        loading = self._loading.get(model)
+        if loading is None:
+            if model not in champions and len(self._loading) >= MAX_LOADING:
+                raise ServerBusy("other models are being loaded", where="act", do="Ask again later", limit=MAX_LOADING)
+            loop = asyncio.get_running_loop()
+            loading = self._loading[model] = loop.run_in_executor(self._loader, self._read, model, spec)
+            loading.add_done_callback(lambda _: self._loading.pop(model, None))
+        chooser = await asyncio.shield(loading)
         if model not in self._models:
             self._models[model] = _Batcher(chooser, self._threads)
             while len(self._models) > MODELS:
-                self._models.popitem(last=False)
+                del self._models[next((one for one in self._models if one not in champions), next(iter(self._models)))]
         return self._models[model]
+
+    def _read(self, model: ModelId, spec: GameSpec) -> Chooser:
+        _check_spec(model, self._registry.card(model).spec, spec)
+        return Chooser(self._registry.fetch(model))
+
+
+def _check_spec(model: ModelId, spec_hash: str, spec: GameSpec) -> None:
+    if spec_hash != spec.hash:
+        raise Refused(
+            "the model plays another game or spec",
+            where=f"model {model[:12]}",
+            do="Name one that GET /v1/games/{game}/champion gives",
+            field="model",
+            value=spec_hash,
+            limit=spec.hash,
+        )
 
 
 class StateSizes:
@@ -105,7 +127,8 @@ class StateSizes:
         if model not in self._known:
             with self._asking:
                 try:
-                    self._known[model] = 4 * state_width(self._registry.card(ModelId(model)).network)  # float32
+                    width = state_width(self._registry.card(ModelId(model)).network)
+                    self._known[model] = min(4 * width, MAX_STATE_BYTES)  # float32; a sink takes no more either
                 except SparringError:
                     return self._unknown_bytes
         return self._known[model]

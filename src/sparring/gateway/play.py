@@ -15,9 +15,9 @@ from sparring.games.cutter import cut
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.spec import GameSpec
 from sparring.games.step_buffer import Behaviour, MemoryBudget, StepBuffer, layout_of
-from sparring.gateway.http_errors import ServerBusy, answer, described, printable
+from sparring.gateway.http_errors import HOLD_S, ServerBusy, TooMany, answer, described, printable
 from sparring.gateway.identity import Caller
-from sparring.gateway.request_body import legal_of, observation_of, seat_of
+from sparring.gateway.request_body import act_bytes, legal_of, observation_of, seat_of
 from sparring.gateway.state import GatewayState
 from sparring.gateway.uploads import accepted, commit
 from sparring.nets.chooser import ActRequest, Decision
@@ -189,6 +189,8 @@ class Conversation:
         episode: EpisodeId | None = None
         try:
             self._state.take_rate(self._caller.id)
+            if len(frame) > (most := act_bytes(self._spec)):
+                raise WireError(f"a message of {len(frame)} bytes, the limit is {most}", where="play", do="Send less")
             message = messages.decode(frame)
             episode = None if isinstance(message, Hello) else message.episode
             if not self.greeted and not isinstance(message, Hello):
@@ -208,6 +210,8 @@ class Conversation:
         except WireError as error:
             return Problem("wire", error.wrong[:300]), True
         except SparringError as error:
+            if isinstance(error, TooMany):
+                await asyncio.sleep(min(error.retry_s, HOLD_S))
             _, said = described(error)
             return Problem(said.code, f"{said.message}. {said.do}.", said.field, printable(episode)), False
 

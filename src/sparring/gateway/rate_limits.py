@@ -37,21 +37,25 @@ class Rates:
 class Quotas:
     """Steps and bytes kept of each account since midnight UTC. Counted in memory: a restart begins at 0."""
 
-    def __init__(self, steps_per_day: int, bytes_per_day: int, accounts: int = 1_000_000) -> None:
+    def __init__(self, steps_per_day: int, bytes_per_day: int, accounts: int = 200_000) -> None:
+        """At most `accounts` are remembered, some 100 MB; the one that was quiet longest is forgotten first."""
         self.steps_per_day, self.bytes_per_day, self._most = steps_per_day, bytes_per_day, accounts
         self._day = 0
-        self._used: dict[Hashable, tuple[int, int]] = {}
+        self._used: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
 
     def take(self, account: Hashable, steps: int, size: int, now_s: float) -> float:
         """0 and both are counted, or the seconds until the day ends and neither is."""
         day = int(now_s // DAY_S)
-        if day != self._day or len(self._used) > self._most:
+        if day != self._day:
             self._day = day
             self._used.clear()
         used_steps, used_bytes = self._used.get(account, (0, 0))
         if used_steps + steps > self.steps_per_day or used_bytes + size > self.bytes_per_day:
             return (day + 1) * DAY_S - now_s
         self._used[account] = used_steps + steps, used_bytes + size
+        self._used.move_to_end(account)
+        if len(self._used) > self._most:
+            self._used.popitem(last=False)
         return 0.0
 
     def give_back(self, account: Hashable, steps: int, size: int) -> None:

@@ -6,6 +6,7 @@ allows. What does not fit is refused, never wrapped around.
 
 import asyncio
 import json
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ for _ in range(MAX_DIMENSIONS):
     Numbers = bool | int | float | list[Numbers]
 
 MAX_CALL_BYTES = 1 << 20  # of a JSON call other than an upload
+CALL_BYTES, NUMBER_BYTES = 64 << 10, 32  # of one, and for each number that its game's spec lets it have beside that
+STATE_NUMBERS = 4_096  # of a recurrent state, which the spec does not know
 RESERVE_WITHIN_S = 5.0  # a caller waits so long for memory, then it is sent away
 
 
@@ -151,8 +154,16 @@ def read_query(request: Request, shape: type[Shape]) -> Shape:
 
 
 async def read_call(request: Request, shape: type[Shape], deadline_s: float, budget: BodyBudget) -> Shape:
-    """The JSON body of a call as that type."""
-    return read_json(await read_body(request, MAX_CALL_BYTES, deadline_s, budget), shape)
+    """The JSON body of a short call as that type."""
+    return read_json(await read_body(request, CALL_BYTES, deadline_s, budget), shape)
+
+
+def act_bytes(spec: GameSpec) -> int:
+    """What the text of an observation of this game may have, with a mask and a state: numbers that it has no use for
+    would be read all the same, while others wait."""
+    leaves = [leaf.stacked(spec.frame_stack) for seat in spec.seats for leaf in seat.observation]
+    numbers = sum(math.prod(shape) for shape in leaves) + max(seat.action.masks for seat in spec.seats)
+    return min(MAX_CALL_BYTES, CALL_BYTES + NUMBER_BYTES * (numbers + STATE_NUMBERS))
 
 
 def _converted(value: Any, shape: type[Shape], where: str) -> Shape:
@@ -166,8 +177,7 @@ def _converted(value: Any, shape: type[Shape], where: str) -> Shape:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
     return found
 

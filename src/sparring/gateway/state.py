@@ -1,5 +1,6 @@
 """What the endpoints share: config, backends, the counters that Prometheus reads, the small state of one gateway."""
 
+import asyncio
 import ipaddress
 import time
 from collections import Counter as Counts
@@ -40,6 +41,7 @@ STREAM_GROUP_CHUNKS = 500  # a stream's answer takes a round trip over the netwo
 FORWARDED = {"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"}  # by a proxy
 MAX_ADDRESS_CHARACTERS = 64
 PLAYER_STEPS_BYTES = 64 << 20  # of one player's token, on all its play sockets
+OWN_PER_S, OWN_AT_ONCE = 1.0, 30.0  # times that a caller reads or erases all that is stored of a player
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -131,12 +133,15 @@ class GatewayState:
         self.audit = Audit(data / "audit.jsonl")
         self.dashboard = Dashboard(config, store, registry, catalogue)
         self.exports: set[str] = set()  # callers that are being sent what is stored of them
+        self._own = Rates(OWN_PER_S, OWN_AT_ONCE)
+        self.ready: tuple[float, asyncio.Task[None]] | None = None  # when the store was asked last, and what it said
         self._play_memory: WeakValueDictionary[str, MemoryBudget] = WeakValueDictionary()  # by player token
         self.sockets: Counts[str] = Counts()  # caller → open play sockets
         most = (limits.connections, limits.connections_per_address, limits.connections_per_caller)
         self.connections = Connections(*most, self._is_proxy)
         self.bodies = BodyBudget(limits.bodies_bytes)
         self.files: WeakValueDictionary[tuple[ModelId, str], FileContent] = WeakValueDictionary()  # being sent
+        self.reading: dict[tuple[ModelId, str], asyncio.Task[FileContent]] = {}  # read from the registry just now
         self.sampling = SampleRate(config.collect.budget_steps_per_s, config.collect.window_s)
         self._proxies = [_network(text) for text in limits.trusted_proxies]
         self.rates = Rates(limits.requests_per_s, limits.burst_requests)
@@ -193,6 +198,11 @@ class GatewayState:
         """One request or message of that caller; TooMany where there were too many."""
         if (wait_s := self.rates.take(who, time.monotonic())) > 0.0:
             raise TooMany("too many requests", where="rate", limit=self.rates.per_s, retry_s=wait_s)
+
+    def take_own(self, caller: Caller) -> None:
+        """One reading or erasing of all that is stored of a player; TooMany where there were too many."""
+        if (wait_s := self._own.take(caller.id, time.monotonic())) > 0.0:
+            raise TooMany("too many requests for a player's records", where="rate", limit=OWN_PER_S, retry_s=wait_s)
 
     def spec(self, game: str, version: str | None = None) -> GameSpec:
         """That version of the game, by default the newest; Missing otherwise."""

@@ -4,7 +4,7 @@ then say what became of each."""
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import ChunkRefused, Conflict, Gone, NotYours, Refused, SparringError
+from sparring.games.chunk_checks import GROUP_BYTES, grouped
 from sparring.gateway.http_errors import BadRequest, Result, TooLarge, TooMany, Verdict, answer, described
 from sparring.gateway.identity import Caller
 from sparring.gateway.rate_limits import Quotas
@@ -26,7 +27,6 @@ BINARY, JSON = "application/x-spar-chunks", "application/json"
 MAX_CHUNKS = 256  # in one upload
 STORED = ("new", "taken")  # verdicts; whether a stream had a chunk before is for the sink to find
 ON_LOOP_BYTES, ON_LOOP_INFLATED_BYTES = 64 << 10, 256 << 10  # more is done on a thread: others must not wait for it
-GROUP_BYTES = 16 << 20  # of chunks that are inflated at once and committed together
 JSON_EXPANDS = 32  # bytes of memory for each byte of JSON, at most: a small object in few letters
 
 _REFUSALS: dict[str, type[Refused]] = {"conflict": Conflict, "forbidden": NotYours, "gone": Gone}
@@ -123,7 +123,7 @@ async def _keep(
     """Inflate, check and commit group by group: each has its memory reserved first, and frees it before the next."""
     results: list[Result] = []
     first: SparringError | None = None
-    for group in _groups(received, min(GROUP_BYTES, state.decoding.caller_bytes)):
+    for group in grouped(received, _inflated_bytes, min(GROUP_BYTES, state.decoding.caller_bytes)):
         size = sum(map(_inflated_bytes, group))
         on_loop = size <= ON_LOOP_INFLATED_BYTES
         async with state.decoding.reserved(caller.id, size):
@@ -131,19 +131,6 @@ async def _keep(
         results += some
         first = first or refusal
     return results, first
-
-
-def _groups(received: list[Received], limit_bytes: int) -> Iterator[list[Received]]:
-    """Neighbours that take up to `limit_bytes` together, or a single chunk that takes more."""
-    group: list[Received] = []
-    size = 0
-    for one in received:
-        size += _inflated_bytes(one)
-        if group and size > limit_bytes:
-            yield group
-            group, size = [], _inflated_bytes(one)
-        group.append(one)
-    yield group
 
 
 def _inflated_bytes(one: Received) -> int:

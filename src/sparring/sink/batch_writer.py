@@ -1,34 +1,36 @@
 """One batch on its way into the store: judged, stored, the rest quarantined with its reason, and counted.
 
-Chunks are judged by the rules that a gateway applies to uploads: game servers without one write to a stream, too.
+Chunks are judged by the rules that a gateway applies to uploads, in the same order: all headers first, then bodies in
+groups that take GROUP_BYTES of memory. Game servers without a gateway write to a stream, too.
 Both drivers call `write`, in one process or in many executors. Everything it does may be done again: rows have their
 key, quarantined ones their position in the stream, counts and files of the lake the batch's name. A chunk is counted by
 the batch whose name its row has: once, however often the stream is read, and by which sink.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 import msgspec
 
 from sparring.errors import ChunkRefused, Refused, SparringError, StoreRefused
-from sparring.games.chunk_checks import ChunkRules
+from sparring.games.chunk_checks import GROUP_BYTES, ChunkRules, grouped
 from sparring.store.protocol import Appended, MinuteCount, Quarantined, Query, Store
 from sparring.store.records import MINUTE_MS, merged_minutes
 from sparring.store.rows import batch_number, mark
 from sparring.stream.protocol import Placed
-from sparring.wire.chunk import Chunk, Header, Key, decode
+from sparring.wire.chunk import Chunk, Encoded, Header, Key, inflate, read_header
 from sparring.wire.ids import EpisodeId, GameId, is_pseudonym
 
 APPEND_CHUNKS = 256  # given to the store at once
 AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0)  # a chunk that the store refuses is offered so often again, then quarantined
 MAX_INT = (1 << 31) - 1  # Cassandra's columns of counts end here; a quarantined row names no larger number
 MAX_TEXT = 200  # characters of anything that a sender chose
+LAKE_FILE_BYTES = 64 << 20  # of columns in one file of the lake
 
 Offer = tuple[Placed, Chunk]
-Stuck = list[tuple[Offer, StoreRefused]]  # what the store refuses even alone
+Stuck = list[tuple[Placed, Header, StoreRefused]]  # what the store refuses even alone
 
 
 @dataclass(slots=True)
@@ -52,7 +54,7 @@ class BatchResult(Totals):
     """What became of a batch, or of one page of it; with the chunks that it brought, and their counts by minute."""
 
     name: str = ""  # of the batch
-    kept: list[Chunk] = field(default_factory=list)
+    kept: list[Encoded] = field(default_factory=list)
     minutes: list[MinuteCount] = field(default_factory=list)
     refused: list[Quarantined] = field(default_factory=list)
     taken: bool = False  # the store gave a verdict on a chunk of it
@@ -73,8 +75,9 @@ class Lake:
 
         game=GAME/version=VERSION/seat=SEAT/day=2026-01-31/BATCH.parquet
 
-    A file is named after its batch, so a batch that is written again replaces its own file. Pseudonyms stay out:
-    erasing a player reaches the store, and must not leave them here.
+    Columns of more than LAKE_FILE_BYTES go on in BATCH.1.parquet. A file is named after its batch, so a batch that is
+    written again replaces its own files. Pseudonyms stay out: erasing a player reaches the store, and must not leave
+    them here.
     """
 
     def __init__(self, url: str) -> None:
@@ -88,26 +91,32 @@ class Lake:
         """Give the connections back."""
         self._bucket.close()
 
-    def write(self, batch: str, chunks: Sequence[Chunk]) -> None:
+    def write(self, batch: str, chunks: Sequence[Encoded]) -> None:
         """Put the batch's files there; durable on return."""
-        files: dict[str, list[Chunk]] = {}
+        files: dict[str, list[Encoded]] = {}
         for chunk in chunks:
-            files.setdefault(folder_of(chunk), []).append(nameless(chunk))
+            files.setdefault(folder_of(chunk.header), []).append(chunk)
         for folder, held in files.items():
-            key = f"{folder}/{_plain(batch)}.parquet"
-            self._bucket.put(key, self._encode(held, key))
+            held.sort(key=lambda one: (one.header.episode, one.header.first_step))  # the same files if it is done again
+            for number, part in enumerate(grouped(held, inflated_bytes, LAKE_FILE_BYTES)):
+                key = f"{folder}/{_plain(batch)}{f'.{number}' if number else ''}.parquet"
+                self._bucket.put(key, self._encode([nameless(one) for one in part], key))
 
 
-def folder_of(chunk: Chunk) -> str:
+def inflated_bytes(one: Encoded) -> int:
+    """What its columns take."""
+    return one.inflated_bytes
+
+
+def folder_of(head: Header) -> str:
     """The folder of such chunks: those of one game, version and seat have the same columns."""
-    head = chunk.header
     day = datetime.fromtimestamp(head.received_at_ms / 1000, UTC).date().isoformat()
     return f"game={_plain(head.game)}/version={_plain(head.version)}/seat={head.seat}/day={day}"
 
 
-def nameless(chunk: Chunk) -> Chunk:
+def nameless(chunk: Encoded) -> Chunk:
     """The chunk without its player."""
-    return Chunk(msgspec.structs.replace(chunk.header, player=None), chunk.columns, chunk.body)
+    return inflate(replace(chunk, header=msgspec.structs.replace(chunk.header, player=None)))
 
 
 def _plain(text: str) -> str:
@@ -154,22 +163,28 @@ class BatchWriter:
         """
         page, stuck = BatchResult(name=batch), Stuck()
         for at in range(0, len(placed), APPEND_CHUNKS):
-            stuck += self._offer_all(self._passed(placed[at : at + APPEND_CHUNKS], page), page, counted)
+            for offers in self._passed(placed[at : at + APPEND_CHUNKS], page):
+                stuck += self._offer_all(offers, page, counted)
         stuck = self._offered_again(stuck, page, counted)
         if len(stuck) > 1 and not page.taken:
-            raise stuck[0][1]
-        for (one, chunk), error in stuck:
-            page.refused.append(quarantine_row(one, "refused", str(error), "", chunk.header))
+            raise stuck[0][2]
+        for one, head, error in stuck:
+            page.refused.append(quarantine_row(one, "refused", str(error), "", head))
         if page.refused:
             self._store.quarantine(page.refused)
         page.quarantined = len(page.refused)
         self._count_ends(page)
         return page
 
-    def _passed(self, some: Sequence[Placed], page: BatchResult) -> list[Offer]:
-        found = [(one, judged(self._rules, one)) for one in some]
-        page.refused += [row for _, row in found if isinstance(row, Quarantined)]
-        return [(one, chunk) for one, chunk in found if isinstance(chunk, Chunk)]
+    def _passed(self, some: Sequence[Placed], page: BatchResult) -> Iterator[list[Offer]]:
+        """The chunks that may be stored, inflated in groups that fit into memory."""
+        read = [(one, read_record(self._rules, one)) for one in some]
+        page.refused += [row for _, row in read if isinstance(row, Quarantined)]
+        passed = [(one, encoded) for one, encoded in read if isinstance(encoded, Encoded)]
+        for group in grouped(passed, lambda both: both[1].inflated_bytes, GROUP_BYTES):
+            found = [(one, inflated_record(self._rules, one, encoded)) for one, encoded in group]
+            page.refused += [row for _, row in found if isinstance(row, Quarantined)]
+            yield [(one, chunk) for one, chunk in found if isinstance(chunk, Chunk)]
 
     def _offer_all(self, offers: list[Offer], page: BatchResult, counted: set[Key]) -> Stuck:
         """What the store refuses even alone; the rest is settled. One append, unless something is refused."""
@@ -179,7 +194,7 @@ class BatchWriter:
             verdicts = self._store.append([chunk for _, chunk in offers], page.name)
         except StoreRefused as error:
             if len(offers) == 1:
-                return [(offers[0], error)]
+                return [(offers[0][0], offers[0][1].header, error)]
             middle = len(offers) // 2
             halves = (offers[:middle], offers[middle:])
             return [one for half in halves for one in self._offer_all(half, page, counted)]
@@ -192,8 +207,11 @@ class BatchWriter:
             if not stuck:
                 break
             if self._pause(wait_s):
-                raise stuck[0][1]
-            stuck = [still for offer, _ in stuck for still in self._offer_all([offer], page, counted)]
+                raise stuck[0][2]
+            again, stuck = stuck, []
+            for one, _, _ in again:  # each alone: no two of them are in memory
+                for offers in self._passed([one], page):
+                    stuck += self._offer_all(offers, page, counted)
         return stuck
 
     def _settle(self, offers: list[Offer], verdicts: Appended, page: BatchResult, counted: set[Key]) -> None:
@@ -210,22 +228,20 @@ class BatchWriter:
                 counted.add(chunk.key)
                 page.chunks += 1
                 page.steps += head.steps
-                page.kept.append(chunk)
+                page.kept.append(replace(read_header(one.data), header=head))
                 # An import may be older than a column of 24 days can say: that is no lag.
                 lag_ms = min(max(0, stored_ms - head.received_at_ms), MAX_INT)
                 players = () if head.player is None else (mark(head.game, head.player),)
                 page.count(head, steps=head.steps, chunks=1, players=players, lag_ms_sum=lag_ms, lag_ms_max=lag_ms)
+                if head.ending != "running" and head.first_step == 0:
+                    page.count(head, ended=1, returns=float(chunk.columns["reward"].sum(dtype="float64")))
 
     def _count_ends(self, page: BatchResult) -> None:
-        """Returns of the seats that ended: summed here where one chunk holds all of it, by the store otherwise."""
+        """Returns of the seats that ended and have several chunks, which the store sums."""
         longer: dict[GameId, dict[tuple[EpisodeId, int], Header]] = {}
         for chunk in page.kept:
             head = chunk.header
-            if head.ending == "running":
-                continue
-            if head.first_step == 0:
-                page.count(head, ended=1, returns=float(chunk.columns["reward"].sum(dtype="float64")))
-            else:
+            if head.ending != "running" and head.first_step > 0:
                 longer.setdefault(head.game, {})[head.episode, head.seat] = head
         for game, ended in longer.items():
             wanted = tuple(dict.fromkeys(episode for episode, _ in ended))
@@ -235,21 +251,41 @@ class BatchWriter:
                         page.count(last, ended=1, returns=seat.reward)
 
 
-def judged(rules: ChunkRules, placed: Placed) -> Chunk | Quarantined:
-    """The chunk as it may be stored, or the row of the quarantine that says why not. No I/O."""
+def read_record(rules: ChunkRules, placed: Placed) -> Encoded | Quarantined:
+    """The chunk with the header that is stored and its body as it came, or the row of the quarantine that says why not.
+    No I/O, and nothing is inflated."""
     header = None
     try:
-        chunk = decode(placed.data)
-        header = chunk.header
+        encoded = read_header(placed.data)
+        header = encoded.header
         rules.spec(header)
         if header.player is not None and not is_pseudonym(header.player):
             do = "Send 32 hex digits that only you can trace back, or go through the gateway, which makes them"
             # The value may be a person's name, so the refusal does not repeat it.
             raise ChunkRefused("it is no pseudonym", where="chunk, player", do=do, field="player")
-        return rules.accepted(chunk, player=header.player, uploader=placed.uploader, received_at_ms=placed.arrived_ms)
+        stored = rules.accepted_header(
+            header,
+            header.columns,
+            player=header.player,
+            uploader=placed.uploader,
+            received_at_ms=placed.arrived_ms,
+        )
+        return replace(encoded, header=stored)
     except SparringError as error:
-        verdict, field = (error.code, error.field) if isinstance(error, Refused) else ("wire", "")
-        return quarantine_row(placed, verdict, str(error), field, header)
+        return _refused_row(placed, error, header)
+
+
+def inflated_record(rules: ChunkRules, placed: Placed, encoded: Encoded) -> Chunk | Quarantined:
+    """The whole chunk as it is stored, of a record whose header was accepted, or the row of the quarantine."""
+    try:
+        return rules.accepted_values(inflate(encoded))
+    except SparringError as error:
+        return _refused_row(placed, error, encoded.header)
+
+
+def _refused_row(placed: Placed, error: SparringError, header: Header | None) -> Quarantined:
+    verdict, field = (error.code, error.field) if isinstance(error, Refused) else ("wire", "")
+    return quarantine_row(placed, verdict, str(error), field, header)
 
 
 def quarantine_row(placed: Placed, verdict: str, reason: str, field: str, head: Header | None) -> Quarantined:

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparring.config import Config
 from sparring.errors import SparringError, StoreFailed, Unreachable
 from sparring.games.catalogue import Catalogue
-from sparring.games.chunk_checks import ChunkRules
+from sparring.games.chunk_checks import MAX_STATE_BYTES, ChunkRules
 from sparring.games.spec import GameSpec
 from sparring.sink.batch_writer import BatchResult, BatchWriter, Lake, Totals
 from sparring.store import open_store
@@ -164,6 +164,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lake_url: str
     keep_days: float
     games: tuple[GameSpec, ...]
+    state_bytes: int = MAX_STATE_BYTES
 
 
 def write_partition(settings: bytes, batch: str, rows: Iterator[Any]) -> Iterator[Any]:
@@ -190,7 +191,7 @@ def writer(settings: bytes) -> BatchWriter:
     read = msgspec.json.decode(settings, type=ExecutorSettings)
     store = open_store(read.store_url, sole_writer=True)
     lake = Lake(read.lake_url) if read.lake_url else None
-    rules = ChunkRules(read.games, read.keep_days)
+    rules = ChunkRules(read.games, read.keep_days, state_bytes=read.state_bytes)
     return BatchWriter(rules, store, lambda: int(time.time() * 1000), time.sleep, lake)
 
 
@@ -233,6 +234,7 @@ def start(spark: SparkSession, config: Config, checkpoint: str, done: SparkProgr
             store_url=config.store_url,
             lake_url=config.sink.lake_url,
             keep_days=config.store.keep_days,
+            state_bytes=max(MAX_STATE_BYTES, config.gateway.state_bytes),
             games=tuple(Catalogue.from_config(config).games()),
         )
     )
