@@ -164,6 +164,16 @@ def test_an_episode_is_summed_up_from_its_chunks_seat_by_seat(store: Store) -> N
     assert (second.seat, second.player, second.steps, second.complete) == (1, player_of(5), 30, True)
 
 
+def test_a_seat_with_an_outcome_and_rewards_of_minus_zero_is_summed_up_like_any_other(store: Store) -> None:
+    sent = chunks_of(1, 0, 0)
+    last = changed(sent[-1], outcome=-0.0)
+    last.columns["reward"][:] = -0.0
+    store.append([*sent[:-1], last])
+    (record,) = store.episodes(Query(GAME))
+    assert record.seats[0].outcome == 0.0
+    assert record.seats[0].complete
+
+
 def test_a_players_episodes_show_that_players_seats_alone(store: Store) -> None:
     theirs = [changed(chunk, seat=1, player=player_of(5)) for chunk in chunks_of(1, 0, 7)]
     store.append([*chunks_of(1, 0, 7), *theirs])

@@ -78,9 +78,11 @@ def prepare(chunk: Chunk, batch: str = "") -> Prepared:
         source=head.source,
         sample_rate=float(head.sample_rate),
         ending=head.ending,
-        outcome=None if head.outcome is None else float(head.outcome),
+        outcome=None
+        if head.outcome is None
+        else float(head.outcome) + 0.0,  # SQLite has no -0.0: the seal would differ
         seed=None if head.seed is None else signed(head.seed),
-        reward=0.0 if reward is None else float(reward.sum(dtype="float64")),
+        reward=0.0 if reward is None else float(reward.sum(dtype="float64")) + 0.0,
         tick=0 if tick is None or not len(tick) else int(tick[-1]),
         received_at_ms=head.received_at_ms,
         batch_id=batch_number(batch) if batch else 0,
