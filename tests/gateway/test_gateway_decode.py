@@ -20,7 +20,7 @@ from derived import chunks_of
 from serving import decode_answer, inside, serving
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import parse
-from sparring.gateway import handlers, request_body
+from sparring.gateway import connections, handlers, request_body
 from sparring.gateway import state as gateway_state
 from sparring.gateway.credentials import ApiKeys
 from sparring.gateway.http_errors import ServerBusy, TooLarge
@@ -333,6 +333,7 @@ def test_an_export_of_many_rows_takes_little_memory(server, one):
 
 def test_a_caller_has_one_export_at_a_time_and_must_take_it(tmp_path, monkeypatch):
     monkeypatch.setattr(handlers, "SEND_WITHIN_S", 1.0)
+    monkeypatch.setattr(connections, "UNREAD_S", 600.0)  # which would end it too, later
     _, key = ApiKeys(Folder(tmp_path, 0o600)).create("studio", ("admin",), 1_790_000_000_000)
     noise = np.random.default_rng(1).integers(0, 256, 600_000, np.uint8)
     with inside(tmp_path, state_bytes=1 << 20) as running:
