@@ -71,6 +71,9 @@ def test_with_opponents_they_play_each_other_from_both_sides_of_distinct_opening
 def test_openings_are_wide_where_the_game_is_long_enough():
     assert opening_decisions(spec_of("connect-four")) == 3
     assert opening_decisions(replace(spec_of("connect-four"), max_ticks=9)) == 1
+    assert opening_decisions(replace(spec_of("connect-four"), max_ticks=7)) == 0  # it would be most of the game
+    assert opening_decisions(replace(spec_of("duel"), max_ticks=1)) == 0
+    assert opening_decisions(replace(spec_of("duel"), max_ticks=4)) == 1
 
 
 def test_a_team_plays_with_itself_and_beside_the_other_half(model):

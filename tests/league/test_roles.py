@@ -129,16 +129,16 @@ def test_a_win_rate_of_few_games_freezes_nobody():
     assert decide(MAIN_EXPLOITER, found, {"main-0": 1.0}, few, rng()) == Decision()
 
 
-def test_those_that_every_main_agent_beats_retire_first_and_scripts_never():
+def test_those_without_a_share_in_the_nash_mixture_retire_first_then_those_that_are_beaten_and_scripts_never():
     members = [
         Member("script:random", "script"),
         *(Member(name, "main", "main-0", frozen_at_ms=at) for at, name in enumerate(("hard", "easy", "newest"))),
     ]
     against = [rates(hard=0.4, easy=0.9, newest=0.95)]
-    assert to_retire(members, 2, against, frozenset()) == ["easy"]
-    assert to_retire(members, 2, against, frozenset({"easy"})) == ["hard"]
-    assert to_retire(members, 1, against, frozenset()) == ["easy", "hard"]
-    assert to_retire(members, 3, against, frozenset()) == []
+    assert to_retire(members, 2, against, {}) == ["easy"]
+    assert to_retire(members, 2, against, {"easy": 0.3, "hard": 0.0}) == ["hard"]
+    assert to_retire(members, 1, against, {}) == ["easy", "hard"]
+    assert to_retire(members, 3, against, {}) == []
 
 
 def test_old_results_fade_and_a_draw_is_half_a_win():

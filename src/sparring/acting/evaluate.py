@@ -39,6 +39,7 @@ MAX_SHORT_GAMES, SHORT_TICKS = 4096, 200_000  # or so many of two networks, if t
 Player = Model | Forward | str  # a string names a script of the game
 Note = Callable[[Array, Array, list[Array], Array], None]  # episodes [n], their seeds, actions by seat, who was asked
 OPENINGS = 100_000  # that two deterministic players may meet in, if the game is long enough
+FEWEST_DECISIONS = 4  # of a seat in games whose first ones are drawn
 OPENING_SHARE = 6  # of a game's ticks at most one in so many is drawn
 LEAST = 6  # digits of a model's id
 _PRIME = np.uint64(0x100000001B3)  # of the hash FNV-1a
@@ -352,9 +353,12 @@ def has_opponents(spec: GameSpec) -> bool:
 
 def opening_decisions(spec: GameSpec) -> int:
     """How many first decisions of each seat are drawn, so that thousands of games between two deterministic players
-    seldom begin alike; at least one, and only a small part of a short game."""
+    seldom begin alike; at least one, and only a small part of a short game. None where a seat decides less than
+    FEWEST_DECISIONS times: the game would be the draw."""
     choices = min((math.prod(seat.action.choices) for seat in spec.seats if seat.action.choices), default=1)
     wanted = math.ceil(math.log(OPENINGS) / (len(spec.seats) * math.log(max(choices, 2))))
+    if spec.max_ticks < FEWEST_DECISIONS * (len(spec.seats) if spec.turns == "alternating" else 1):
+        return 0
     return max(1, min(wanted, spec.max_ticks // (OPENING_SHARE * len(spec.seats))))
 
 

@@ -47,7 +47,7 @@ class LeagueFile:
     """What league.toml says."""
 
     on: str = "local://"  # where services run: local://, ray://auto, ray://HOST:PORT
-    members: int = 24  # frozen models that are met; beyond that, those that are beaten most clearly retire
+    members: int = 24  # frozen models that are met; beyond that, those with the least share in the Nash mixture retire
     live_every_s: float = 10.0  # a learner's newest weights are offered to the league this often
     guests: int = 4  # models of the registry that are members from the start, champions first
     seed: int = 0

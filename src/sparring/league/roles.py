@@ -165,11 +165,16 @@ def _add(chances: dict[str, float], names: Sequence[str], share: float, rates: W
         chances[name] = chances.get(name, 0.0) + share * chance
 
 
-def to_retire(members: Sequence[Member], most: int, rates: Sequence[WinRates], keep: frozenset[str]) -> list[str]:
-    """Frozen models that are no longer met, so that `most` stay: those first that every main agent (`rates` of each)
-    beats most clearly. Scripts, those in `keep`, and the newest of every learner stay."""
-    models = [one for one in members if one.role not in ("script",) and not one.retired]
+def to_retire(members: Sequence[Member], most: int, rates: Sequence[WinRates], nash: Mapping[str, float]) -> list[str]:
+    """Frozen models that are no longer met, so that `most` stay.
+
+    Those first that have the smallest share in the league's Nash mixture (`nash`), since copies of a strategy divide
+    one share and a rare strategy has a whole one; then those that every main agent (`rates` of each) beats most
+    clearly. Scripts and the newest of every learner stay.
+    """
+    models = [one for one in members if one.role != "script" and not one.retired]
     newest = {one.learner: one.name for one in sorted(models, key=lambda one: one.frozen_at_ms) if one.learner}
-    free = [one for one in models if one.name not in keep and one.name not in newest.values()]
-    free.sort(key=lambda one: (-min((each.of(one.name) for each in rates), default=0.5), one.frozen_at_ms))
+    free = [one for one in models if one.name not in newest.values()]
+    beaten = {one.name: min((each.of(one.name) for each in rates), default=0.5) for one in free}
+    free.sort(key=lambda one: (round(nash.get(one.name, 0.0), 3), -beaten[one.name], one.frozen_at_ms))
     return [one.name for one in free[: max(0, len(models) - most)]]

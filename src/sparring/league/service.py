@@ -23,6 +23,7 @@ from sparring.league.league_file import parse_league
 from sparring.league.matches import MatchFile
 from sparring.league.matchmaking import WinRates, draw_opponent
 from sparring.league.payoff import Match, Payoff
+from sparring.league.ratings import nash_mixture
 from sparring.league.roles import SELF, Decision, Learner, Member, after, decide, opponents_of, to_retire
 from sparring.league.rounds import check_game, known_models
 from sparring.league.state import LeagueState, Result
@@ -193,8 +194,12 @@ class LeagueService:
 
     def _retire(self) -> list[Member]:
         """Members that are too many from now on."""
+        active = [one.name for one in self._members.values() if not one.retired]
+        if len(active) <= self._file.members:
+            return []
         mains = [self._rates[one.name] for one in self._learners.values() if one.role == "main"]
-        names = to_retire(list(self._members.values()), self._file.members, mains, frozenset())
+        nash = dict(zip(active, nash_mixture(Payoff.of(active, self._played).win_rates).tolist(), strict=True))
+        names = to_retire(list(self._members.values()), self._file.members, mains, nash)
         retired = [replace(self._members[name], retired=True) for name in names]
         self._members.update({one.name: one for one in retired})
         return retired
