@@ -41,8 +41,9 @@ check: setup  ## format, lint, types, shape; under a minute
 servers: setup  ## real servers for the tests, under $$SPARRING_SERVERS or ~/.cache/sparring/servers; once, some 10 minutes of CPU
 	@$(BIN)/python tests/servers/install.py $(S)
 
+# P names some of them: make bench-peers P="sb3 cleanrl"; a benchmark makes by itself the ones that it needs
 bench-peers: setup  ## the peers of the benchmarks, each in its own environment under ~/.cache/sparring/peers
-	$(BIN)/python -m bench.peers.environments
+	$(BIN)/python -m bench.peers.environments $(P)
 
 bench: setup  ## every claim in the docs, quick form; `spar bench NAME` for one in full
 	$(BIN)/spar bench all --quick

@@ -7,8 +7,6 @@ CleanRL is used as its users do: they copy its ppo.py and change it, so its prog
 which the benchmark takes from its installed package. Seconds are those of whole processes, imports included; each
 round runs the tasks of each library in a new folder, in turns, each library in its own environment. Predict and
 evaluate use the model of the train task.
-
-The last case is what `sparring.train` adds to the time of `spar train`, of fresh processes in turns.
 """
 
 import argparse
@@ -29,16 +27,7 @@ from bench.peers.environments import FOLDER, python_of
 PROGRAMS = ledger.ROOT / "bench" / "side_by_side"
 TASKS = ("train", "evaluate", "predict", "custom_env", "custom_network")
 LIBRARIES = ("sparring", "sb3", "cleanrl")
-SB3, MOST_ADDED_S = "Stable-Baselines3 2.9.2", 0.3
-STEPS = 20_000
-OURS = {  # as a function and as a command
-    "function": ("-c", f"import sparring; sparring.train('gym:CartPole-v1', steps={STEPS}, seed=1)"),
-    "command": (
-        "-c",
-        "from sparring.cli import main; raise SystemExit(main())",
-        *f"train gym:CartPole-v1 --steps {STEPS} --seed 1".split(),
-    ),
-}
+SB3, STEPS = "Stable-Baselines3 2.9.2", 20_000
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             _case(f"{task}, written", "lines", written, names, goals={SB3: 1.0}),
             _case(f"{task}, whole process", "s", medians, names, spread=spread, printed=told),
         ]
-    return ledger.result("side-by-side", [*cases, added_by_the_function(max(rounds, 2))])
+    return ledger.result("side-by-side", cases)
 
 
 def lines(program: Path) -> int:
@@ -120,21 +109,6 @@ def timed(words: Sequence[str], folder: str) -> tuple[float, str]:
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return seconds, (done.stdout.strip().splitlines() or [""])[-1]
-
-
-def added_by_the_function(rounds: int) -> dict[str, Any]:
-    """The case of `sparring.train` beside `spar train`, each at least twice."""
-    seconds: dict[str, list[float]] = {who: [] for who in OURS}
-    for _ in range(rounds):
-        for who, words in OURS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                seconds[who].append(timed([sys.executable, *words], folder)[0])
-    function, shell = (statistics.median(seconds[who]) for who in OURS)
-    added = max(round(function - shell, 3), 0.001)  # less than nothing is nothing
-    case = "added by sparring.train to the time of `spar train`"
-    peers = {"at most": MOST_ADDED_S}
-    runs = {who: [round(one, 3) for one in all_of] for who, all_of in seconds.items()}
-    return ledger.case(case, added, "s", peers=peers, goals={"at most": 1.0}, less_is_better=True, runs=runs)
 
 
 def _case(name: str, unit: str, figures: Mapping[str, float], names: Mapping[str, str], **more: Any) -> dict[str, Any]:

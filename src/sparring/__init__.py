@@ -42,7 +42,12 @@ _HOMES = {  # public name → module, imported when the name is first used: `imp
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sparring' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from sparring.errors import missing_package
+
+        raise missing_package(error) or error from error
 
 
 def __dir__() -> list[str]:

@@ -105,3 +105,32 @@ class Gone(Refused):
 
     code = "gone"
     status = 410
+
+
+EXTRAS = {  # extra → packages that it brings
+    "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "rich", "openskill"),
+    "train": ("torch", "safetensors", "onnx", "matplotlib", "numba", "optuna"),
+    "games": ("gymnasium", "pettingzoo", "pyspiel", "ale_py"),
+    "services": ("zmq",),
+    "ray": ("ray", "yaml"),
+    "export": ("pyarrow", "minari"),
+    "aws": ("boto3", "botocore"),
+    "cassandra": ("cassandra",),
+    "redis": ("redis",),
+    "spark": ("pyspark",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+    "video": ("imageio", "imageio_ffmpeg"),
+}
+
+
+def missing_package(error: ModuleNotFoundError) -> Missing | None:
+    """What to install for a module that is not there; None where it is our own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("sparring", ""):
+        return None
+    extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+    what = f"sparring[{extra}]" if extra else package
+    return Missing(
+        f"the package {package!r} is not installed", where="this installation", do=f"Run pip install '{what}'"
+    )

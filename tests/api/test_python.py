@@ -69,6 +69,15 @@ def test_a_model_predicts_without_torch() -> None:
     assert said.stdout == "False\n"
 
 
+def test_a_package_that_is_not_installed_is_named_with_its_extra() -> None:
+    code = "import sys, sparring; sys.modules['gymnasium'] = None; sparring.make('cartpole')"  # as if it were not there
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert said.splitlines()[-1] == (
+        "sparring.errors.Missing: this installation: the package 'gymnasium' is not installed. "
+        "Run pip install 'sparring[games]'."
+    )
+
+
 @pytest.mark.parametrize("game", ["cartpole", "connect-four", "duel", "gym:FrozenLake-v1", "spiel:kuhn_poker"])
 @pytest.mark.filterwarnings("ignore")
 def test_gymnasium_accepts_our_games(game: str) -> None:

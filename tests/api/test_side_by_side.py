@@ -1,9 +1,12 @@
-"""The programs of bench/side_by_side: ours are no longer than Stable-Baselines3's, and run."""
+"""The programs of bench/side_by_side: ours are no longer than Stable-Baselines3's, and run. `sparring.train` and
+`spar train` learn the same."""
 
 import inspect
 from pathlib import Path
 
 import pytest
+from bench.python_overhead import PROGRAMS as PROGRAMS_OF_BOTH
+from bench.python_overhead import one_process
 from bench.side_by_side import PROGRAMS, TASKS, command, lines, timed
 
 import sparring
@@ -31,3 +34,9 @@ def test_ours_run_one_after_the_other(tmp_path: Path) -> None:
     assert float(said["evaluate"].split()[0]) > 100
     assert float(said["predict"]) > 50
     assert said["custom_env"] == "1"
+
+
+@pytest.mark.slow
+def test_the_function_and_the_command_do_the_same_work() -> None:
+    (_, _, function), (_, _, command_line) = (one_process(words) for words in PROGRAMS_OF_BOTH.values())
+    assert function == command_line  # the hashes of what they learned

@@ -40,13 +40,16 @@ def test_a_game_keeps_every_promise_of_the_protocol(game_id: str) -> None:
     assert found.steps >= 6
 
 
-@pytest.mark.filterwarnings("ignore:.*render method without specifying any render mode")
-def test_images_of_a_parallel_game_travel_with_their_channels_first() -> None:
+def test_images_of_a_parallel_game_are_drawn_and_travel_with_their_channels_first() -> None:
     game = open_game("pz:cooperative_pong_v6(images=full)")
     view = game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
     assert game.spec.turns == "simultaneous"
-    assert view.observation[0]["observation/image"].shape == (1, 3, 280, 480)
+    before = view.observation[0]["observation/image"].copy()
+    assert before.shape == (1, 3, 280, 480)
     assert view.to_act.tolist() == [[True, True]]
+    after = game.step([np.ones(1, np.int32), np.ones(1, np.int32)]).observation[0]["observation/image"]
+    assert before.any()
+    assert (before != after).any()  # the paddles move
 
 
 @pytest.mark.parametrize("game_id", GAMES)

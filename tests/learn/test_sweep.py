@@ -14,6 +14,7 @@ import pytest
 from sparring.cli import main
 from sparring.errors import ConfigError, Missing, Refused
 from sparring.learn.plan import TrainRequest
+from sparring.learn.runs.summary import read_run
 from sparring.learn.sweeps.sweep import SweepCallbacks, sweep
 
 QUICK = ("rollout_ticks=16", "minibatch_steps=128")
@@ -304,3 +305,57 @@ def test_trials_run_on_ray_tune(config, tmp_path):
     more = swept(config, written(tmp_path, "trials = 4\nsteps = 1000\nseeds = 2"), on="ray://local", parallel=2)
     assert len(more.trials) == 4
     assert more.trials[:3] == result.trials
+
+
+def ray_trials():
+    """The processes of Ray, of this one's cluster alone, that run a trial."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if one.cmdline()[0].startswith("ray::ImplicitFunc"):
+                found.append(one)
+    return found
+
+
+@pytest.mark.slow
+def test_a_trial_on_ray_tune_whose_process_is_killed_has_failed_and_the_sweep_goes_on(config, tmp_path):
+    pytest.importorskip("ray")
+    killed = []
+
+    def kill_the_first(trial, run, progress):
+        if trial == 1 and not killed:
+            (victim,) = ray_trials()
+            victim.kill()
+            killed.append(victim.pid)
+
+    quick = replace(config, train=replace(config.train, log_every_s=0.05))
+    path = written(tmp_path, "trials = 3\nsteps = 2000")
+    result = swept(quick, path, on="ray://local", progress=kill_the_first, parallel=1)
+    assert killed
+    assert result.state == "done"
+    assert [one.state for one in result.trials] == ["failed", "complete", "complete"]
+    assert result.trials[0].note == "its process was lost"
+    assert result.best.value == max(one.value for one in result.trials[1:])
+
+
+@pytest.mark.slow
+def test_trials_below_the_median_are_pruned_on_ray_tune_too(config, tmp_path):
+    pytest.importorskip("ray")
+    space = "[space]\nlearning_rate = { choices = [2.5e-3, 1e-9] }\n"
+    quick = replace(config, train=replace(config.train, log_every_s=0.02))
+
+    def begin(under_way):
+        for text in ["0.0025"] * 5 if under_way.left == 5 else ["1e-09"]:
+            under_way.study.enqueue_trial({"learning_rate": text})
+
+    table = "trials = 5\nsteps = 6000\nprune = true"
+    here = swept(quick, written(tmp_path, table, space), begun=begin)  # which are compared with, in this process
+    assert [one.state for one in here.trials] == ["complete"] * 5
+    path = written(tmp_path, table.replace("5", "6"), space)
+    result = swept(quick, path, begun=begin, on="ray://local", parallel=1)
+    assert result.trials[:5] == here.trials
+    assert (result.trials[-1].settings["learning_rate"], result.trials[-1].state) == (1e-9, "pruned")
+    (run,) = result.trials[-1].runs
+    folder = Path(config.data) / "runs" / run
+    assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
+    assert read_run(folder).env_steps < 6000

@@ -49,9 +49,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, words: list[str]) -> int:
-    from sparring.cli.output import Output, missing_package, report, unexpected
+    from sparring.cli.output import Output, report, unexpected
     from sparring.config import check_data_folder, load
-    from sparring.errors import SparringError
+    from sparring.errors import SparringError, missing_package
     from sparring.user_code import told_as_users
 
     command = importlib.import_module(f"sparring.cli.{name}")
@@ -79,7 +79,7 @@ def _run(name: str, words: list[str]) -> int:
     except BrokenPipeError:
         return 0
     except ModuleNotFoundError as error:
-        return report(missing_package(error), output)
+        return report(missing_package(error) or unexpected(error), output)
     except Exception as error:  # noqa: BLE001  (whatever it is, a person is told in words, and the story is kept)
         return report(unexpected(error), output)
     return output.finish(result)

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sparring.cli.output import EXTRAS, Output, missing_package
+from sparring.cli.output import Output, unexpected
 from sparring.config import Config, check_data_folder
-from sparring.errors import SparringError
+from sparring.errors import EXTRAS, SparringError, missing_package
 from sparring.pool import open_pool
 from sparring.registry import open_registry
 from sparring.store import open_store
@@ -160,7 +160,7 @@ def _opens(what: str, url: str, opener: Callable[[str], AbstractContextManager[o
     except SparringError as error:
         said = error
     except ModuleNotFoundError as error:
-        said = missing_package(error)
+        said = missing_package(error) or unexpected(error)
     return Finding(what, False, said.wrong, said.do, needed=True)
 
 

@@ -29,21 +29,6 @@ _NUMBER = re.compile(r"-?\d[\d.,]*(e[-+]\d+)?( .*)?")  # with a unit, or a devia
 TOKEN = "SPARRING_TOKEN"
 GRACE_S = 3.0  # for a child's checkpoint, after its parent is gone
 QUIET_S = 5.0  # without a line, after which a command that waits says again what for
-EXTRAS = {  # extra → packages that it brings
-    "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "rich", "openskill"),
-    "train": ("torch", "safetensors", "onnx", "matplotlib", "numba", "optuna"),
-    "games": ("gymnasium", "pettingzoo", "pyspiel", "ale_py"),
-    "services": ("zmq",),
-    "ray": ("ray", "yaml"),
-    "export": ("pyarrow", "minari"),
-    "aws": ("boto3", "botocore"),
-    "cassandra": ("cassandra",),
-    "redis": ("redis",),
-    "spark": ("pyspark",),
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow",),
-    "video": ("imageio", "imageio_ffmpeg"),
-}
 
 
 def token_argument(parser: argparse.ArgumentParser, about: str) -> None:
@@ -164,18 +149,6 @@ def report(error: SparringError, output: Output) -> int:
             said |= {"code": error.code, "field": error.field, "value": error.value, "limit": error.limit}
         print(msgspec.json.encode(said).decode(), flush=True)
     return 1
-
-
-def missing_package(error: ModuleNotFoundError) -> SparringError:
-    """What to install for a module that is not there; a bug of ours where it is our own."""
-    package = (error.name or "").partition(".")[0]
-    if package == "sparring" or not package:
-        return unexpected(error)
-    extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
-    what = f"sparring[{extra}]" if extra else package
-    return Missing(
-        f"the package {package!r} is not installed", where="this installation", do=f"Run pip install '{what}'"
-    )
 
 
 def unexpected(error: Exception) -> SparringError:

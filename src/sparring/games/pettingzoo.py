@@ -20,6 +20,7 @@ from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
 MOST_TICKS = 1_000_000  # PettingZoo does not say when a game ends at the latest
+DRAWN = {"render_mode": "rgb_array"}
 
 
 def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
@@ -27,13 +28,15 @@ def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
     name, options = name_and_options(text, f"game 'pz:{text}'")
     given = {key: value for key, value in options.items() if key != IMAGES}
     pettingzoo, env_id = _found(name)
-    parallel, mode = env_id in pettingzoo.parallel_registry, {"render_mode": "rgb_array"} if rendered else {}
-    name = id_with_options(name, options)
+    parallel, name = env_id in pettingzoo.parallel_registry, id_with_options(name, options)
 
-    def make() -> _PettingZooGame:
+    def make(mode: dict[str, str]) -> _PettingZooGame:
         return _PettingZooGame(_make(pettingzoo, env_id, parallel, name, given | mode), parallel, name)
 
-    return VectorGame(make, n)
+    # Some games that show their screen draw it only where they render: without a mode players would see it black.
+    seen = () if rendered else make({}).spec.seats[0].observation
+    mode = DRAWN if rendered or any(leaf.kind == "image" for leaf in seen) else {}
+    return VectorGame(lambda: make(mode), n)
 
 
 class _Seat:

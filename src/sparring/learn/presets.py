@@ -66,7 +66,7 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         },
     ),
     ("gym:Pendulum-v1", "sac"): Preset(
-        steps=10_000, envs=4, settings=_RAW | {"learning_rate": 1e-3, "hidden_units": [64, 64]},
+        steps=10_000, envs=4, settings=_RAW | {"learning_rate": 1e-3, "hidden_units": [64, 64], "n_steps": 1},
         replay={"samples_per_insert": 256.0},  # one update for each step
     ),
     # For bench/solve.py: tuned on seeds 1000 to 1005 alone.

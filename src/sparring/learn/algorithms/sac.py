@@ -40,7 +40,7 @@ class SacConfig(OptimiserSettings):
     learning_rate: float = 3e-4  # of policy, critics and temperature
     discount: float = 0.99
     normalise_observations: bool = True  # floats, by the running mean and deviation of each entry
-    n_steps: int = 1  # decisions that one target looks ahead; entropy in between is not counted
+    n_steps: int = 5  # decisions that one target looks ahead; entropy in between is not counted
     batch_steps: int = 256
     target_rate: float = 0.005  # by which the target critics move towards the critics at each update
     temperature_first: float = 1.0  # α, what entropy is worth

@@ -1,5 +1,10 @@
 """A sweep's trials as trials of Ray Tune: Tune places them on a cluster's nodes and runs them; the sweep's study, in
-this process, draws their settings (StudySearch) and prunes them (by Tune's stopper).
+this process, draws their settings and decides which are pruned (StudySearch).
+
+    trial ─ tune.report: progress …, outcome ─► StudySearch ─ its id, where it is to end ─► StopRequests ◄─ asks ─ trial
+
+A trial that is pruned or stopped ends as it does on one machine: it writes its checkpoint, publishes its model and
+reports its outcome. One whose process is lost has failed, and the others go on.
 
 A trial's runs are written to the data folder on its node: let all nodes share it, or look at the trials' values alone.
 """
@@ -8,10 +13,11 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import ray
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
@@ -38,10 +44,10 @@ def run_on_ray(sweep: Sweep, url: str, parallel: int) -> None:
     with ExitStack() as stack:
         stack.callback(Cluster(url).close)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparring-tune-"))
-        search = StudySearch(sweep)
-        sweep.stop_now = lambda: search.stopped.update(search.trials)
+        requests = stop_requests()
+        search = StudySearch(sweep, requests)
         tune.run(
-            _run,
+            tune.with_parameters(_run, requests=requests),
             name="sweep",
             search_alg=ConcurrencyLimiter(search, parallel) if parallel else search,
             num_samples=sweep.left,
@@ -53,13 +59,29 @@ def run_on_ray(sweep: Sweep, url: str, parallel: int) -> None:
         )
 
 
-def _run(config: dict[str, Any]) -> None:
+def stop_requests() -> Any:
+    """A Ray actor: the trials that are to end. Its class is sent with it, so its process imports nothing of ours."""
+
+    class StopRequests:
+        def __init__(self) -> None:
+            self.trials: set[str] = set()
+
+        def add(self, trial_id: str) -> None:
+            self.trials.add(trial_id)
+
+        def has(self, trial_id: str) -> bool:
+            return trial_id in self.trials
+
+    return ray.remote(num_cpus=0)(StopRequests).remote()
+
+
+def _run(config: dict[str, Any], requests: Any) -> None:
     """One trial, in a process of Ray."""
-    job = TrialJob.decode(config["job"])
+    job, trial_id = TrialJob.decode(config["job"]), tune.get_context().get_trial_id()
 
     def report(run: int, progress: TrainProgress) -> bool:
-        tune.report({_PROGRESS: asdict(progress), "run": run})
-        return False  # Tune ends this process where the trial is pruned
+        tune.report({_PROGRESS: asdict(progress), "run": run})  # returns after StudySearch has seen it
+        return bool(ray.get(requests.has.remote(trial_id)))
 
     tune.report({_OUTCOME: asdict(run_trial(job, report))})
 
@@ -67,11 +89,10 @@ def _run(config: dict[str, Any]) -> None:
 class StudySearch(Searcher):
     """Draws from the sweep's study what Tune tries, and tells it what became of that."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, requests: Any) -> None:
         super().__init__(metric="training_iteration", mode="max")  # Tune ranks nothing: the study does
-        self._sweep = sweep
+        self._sweep, self._requests = sweep, requests
         self.trials: dict[str, Trial] = {}  # that run, by Tune's ids
-        self.stopped: set[str] = set()  # those of them that are to end
         self._outcomes: dict[str, Outcome] = {}
 
     def suggest(self, trial_id: str) -> Any:
@@ -82,15 +103,17 @@ class StudySearch(Searcher):
         return {"job": job.encode()}
 
     def is_over(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Tune's stopper, asked with every report: whether the trial has ended, is pruned, or the sweep was stopped."""
+        """Tune's stopper, asked with every report: whether it is the last. One that is pruned, or runs while the sweep
+        is stopped, is asked to end."""
         if _OUTCOME in result:
-            self._outcomes[trial_id] = msgspec.convert(result[_OUTCOME], Outcome)
+            outcome = msgspec.convert(result[_OUTCOME], Outcome)
+            unfinished = self._sweep.stop_requested and outcome.state != "complete"
+            self._outcomes[trial_id] = replace(outcome, state="stopped") if unfinished else outcome
             return True
-        progress = TrainProgress(**result[_PROGRESS])
-        if self._sweep.prune(self.trials[trial_id], result["run"], progress):
-            self._outcomes[trial_id] = Outcome("pruned")
-            return True
-        return trial_id in self.stopped
+        pruned = self._sweep.prune(self.trials[trial_id], result["run"], TrainProgress(**result[_PROGRESS]))
+        if pruned or self._sweep.stop_requested:
+            ray.get(self._requests.add.remote(trial_id))
+        return False
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tell the study; a trial whose process was lost has failed, unless the sweep was stopped."""
