@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SHORT = 12
 NEWEST = 5  # matches that are listed
+WIDEST = 16  # members in the table of pairs
 LONGEST_TOP = 12  # layers that are named in one line
 
 
@@ -70,11 +71,13 @@ def _tables(found: "Standings", matches: "list[Match]", output: Output) -> None:
     ]
     output.table(("member", "Elo", "95 %", "openskill", "games", "points", "Nash", "against it", "α-rank"), rows)
     output.say()
-    names = [one.member for one in found.ladder]
+    names = [one.member for one in found.ladder[:WIDEST]]
     pairs = [
         (f"{a + 1} {short(name)}", *(_pair(found, a, b) for b in range(len(names)))) for a, name in enumerate(names)
     ]
     output.table(("points of row against column", *(str(place + 1) for place in range(len(names)))), pairs)
+    if len(found.ladder) > WIDEST:
+        output.say(f"the {WIDEST} strongest of {len(found.ladder)}; --json has all")
     output.say()
     output.say(spinning_top_line(found))
     if found.persons:
