@@ -32,7 +32,7 @@ from sparring.services.register import register
 
 SERVICE = "league"
 GATE_LEASE_S = 900.0  # after which another evaluator plays the gate's games that one has begun
-MATCH_EVERY_GAMES = 2_000  # that a pair of members has at most: then its result is known
+MOST_PAIR_GAMES = 2_000  # that a pair of members has at most: then its result is known
 
 
 class LeagueService:
@@ -128,8 +128,8 @@ class LeagueService:
             return {**self._urls, "kind": "gate", "model": newest.name}
         names = [one.name for one in self._members.values() if not one.retired]
         payoff = Payoff.of(names, self._played)
-        games = payoff.games + np.eye(len(names)) * MATCH_EVERY_GAMES
-        if len(names) < 2 or (games >= MATCH_EVERY_GAMES).all():
+        games = payoff.games + np.eye(len(names)) * MOST_PAIR_GAMES
+        if len(names) < 2 or (games >= MOST_PAIR_GAMES).all():
             return {"kind": "wait"}
         first = int(games.sum(axis=1).argmin())
         second = draw_opponent(first, payoff.win_rates, "variance", self._rng)
