@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 
 from sparring.games.catalogue import open_game
-from sparring.games.gymnasium import SIDE, _areas, from_factory
+from sparring.games.gymnasium import SIDE, _areas, _bands, from_factory
 
 
 class Screen(gymnasium.Env):
@@ -43,6 +43,13 @@ def test_areas_give_every_pixel_the_same_weight_in_all() -> None:
         assert np.allclose(areas.sum(axis=1), 1, atol=1e-5)
         assert np.allclose(areas.sum(axis=0), SIDE / side, atol=1e-5)
     assert np.array_equal(_areas(50), np.eye(50, dtype=np.float32))  # a short side stays
+
+
+def test_bands_are_the_areas_in_parts() -> None:
+    for side in (50, 85, 280, 481):
+        line = np.random.default_rng(side).random(side).astype(np.float32)
+        together = np.concatenate([share @ line[used] for used, share in _bands(side)])
+        assert np.allclose(together, _areas(side) @ line, atol=1e-5)
 
 
 def test_an_id_can_ask_for_full_images() -> None:
