@@ -1,11 +1,9 @@
 """`spar league`: real matches between models and scripts, kept through kill -9, shown as a ladder."""
 
 import json
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -60,7 +58,7 @@ def test_a_match_is_played_again_by_its_seed(model):
 def test_show_has_every_rating_and_a_match_is_played_again_by_its_id(spar, model, tmp_path):
     registry = FileRegistry(tmp_path / "models")
     registry.publish(model("connect-four", 1))
-    spar("league", "connect-four", "--rounds", "2", "--games", "8")
+    spar("league", "rate", "connect-four", "--rounds", "2", "--games", "8")
     code, said, text = spar("league", "show", "connect-four", "--plot", str(tmp_path / "league.svg"))
     assert code == 0
     assert set(said["ratings"][0]) >= {
@@ -115,21 +113,6 @@ def test_persons_are_members_beside_models(spar, tmp_path):
     person = said["ratings"][0]
     assert (person["member"][:7], person["games"], person["points"]) == ("person:", 8, 0.75)
     assert "8 games of 1 persons are among the results" in text
-
-
-def test_a_file_of_an_earlier_version_is_read_and_written(tmp_path):
-    (tmp_path / "league").mkdir()
-    with closing(sqlite3.connect(tmp_path / "league" / "duel.db", isolation_level=None)) as db:
-        db.execute(
-            "CREATE TABLE matches (id TEXT PRIMARY KEY, first TEXT, second TEXT, seed INTEGER, wins INTEGER,"
-            " draws INTEGER, losses INTEGER, distinct_games INTEGER, played_at_ms INTEGER)"
-        )
-        db.execute("INSERT INTO matches VALUES ('old', 'a', 'b', 1, 2, 3, 4, 9, 5)")
-    new = Match("new", "a", "b", 1, 2, 3, 4, 9, 6, "digest")
-    for _ in range(2):
-        with MatchFile(tmp_path, spec_of("duel").id) as file:
-            file.add(new)
-            assert file.all() == [Match("old", "a", "b", 1, 2, 3, 4, 9, 5, ""), new]
 
 
 def test_a_result_counts_once(tmp_path):

@@ -26,12 +26,11 @@ class MatchReplay:
     beaten: Array  # float64 [games]: of the first member, the share of opponents that did worse; an equal one is half
 
     def differences(self) -> list[str]:
-        """What went otherwise, in words; nothing where the match is the same. A match without a digest, of an earlier
-        version, is compared by its counts."""
+        """What went otherwise, in words; nothing where the match is the same."""
         return [
             f"{name} was {was}, now {now}"
             for name in COMPARED
-            if (was := getattr(self.stored, name)) != (now := getattr(self.again, name)) and was != ""
+            if (was := getattr(self.stored, name)) != (now := getattr(self.again, name))
         ]
 
 
