@@ -27,11 +27,11 @@ def test_games_of_people_are_results_against_models_and_scripts(store):
     put(store, won, lost, drawn, other, *alone)
     people = PeopleGames(store, SPEC)
     people.update()
-    assert (people.games, people.persons) == (4, 2)
-    together = {(one.first, one.second): one for one in pairs(people.results(apart=False))}
+    assert (people.now.games, people.now.persons) == (4, 2)
+    together = {(one.first, one.second): one for one in pairs(people.now.results(apart=False))}
     assert together["people", MODEL].wins == 2
     assert together[MODEL, "people"].wins == 1
-    apart = {(one.first, one.second): one for one in pairs(people.results(apart=True))}
+    apart = {(one.first, one.second): one for one in pairs(people.now.results(apart=True))}
     alice, carol = (f"person:{player_of(client)[:8]}" for client in (0, 5))
     assert apart[alice, MODEL].wins == apart[MODEL, alice].wins == apart[carol, MODEL].wins == 1
     assert apart[alice, "script:tactical"].draws == 1
@@ -43,18 +43,18 @@ def test_what_came_since_is_added_once_and_what_was_erased_is_gone(store):
     people = PeopleGames(store, SPEC)
     people.update()
     people.update()
-    assert people.games == 2
+    assert people.now.games == 2
     late = sat(3, -1.0)
     put(store, late[:1])
     people.update()
-    assert people.games == 2  # its second seat is not there yet
+    assert people.now.games == 2  # its second seat is not there yet
     put(store, late[1:], sat(4, 1.0))
     people.update()
     people.update()
-    assert (people.games, people.persons) == (4, 2)
+    assert (people.now.games, people.now.persons) == (4, 2)
     store.erase(SPEC.id, player_of(1))
     people.update()
-    assert (people.games, people.persons) == (3, 1)
+    assert (people.now.games, people.now.persons) == (3, 1)
 
 
 def test_only_the_most_frequent_persons_are_members_of_their_own(store):
@@ -62,9 +62,9 @@ def test_only_the_most_frequent_persons_are_members_of_their_own(store):
         put(store, *(sat(100 * client + at, 1.0, client=client) for at in range(1 if client < 5 else 2)))
     people = PeopleGames(store, SPEC)
     people.update()
-    names = {name for _, one in people.results(apart=True) for team in one.teams for name in team}
+    names = {name for _, one in people.now.results(apart=True) for team in one.teams for name in team}
     assert len(names) == MAX_PERSONS + 2
-    assert people.persons == MAX_PERSONS + 5
+    assert people.now.persons == MAX_PERSONS + 5
     assert "people" in names
 
 
@@ -76,7 +76,7 @@ def test_people_and_models_are_rated_on_one_scale(store):
     put(store, *(sat(at, 1.0 if rng.random() < 0.75 else -1.0) for at in range(60)))
     people = PeopleGames(store, SPEC)
     people.update()
-    matches = [Match("m", MODEL, "script:random", 1, 75, 0, 25), *pairs(people.results(apart=False))]
+    matches = [Match("m", MODEL, "script:random", 1, 75, 0, 25), *pairs(people.now.results(apart=False))]
     elo = {
         one.member: one.elo
         for one in elo_ratings(Payoff.of(["people", MODEL, "script:random"], matches), "script:random")

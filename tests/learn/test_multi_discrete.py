@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_games import BUTTONS, buttons
 
-from sparring.acting.evaluate import _drawn, evaluate
+from sparring.acting.evaluate import drawn_actions, evaluate
 from sparring.games.scripts import play
 from sparring.games.spec import Leaf, discrete
 from sparring.learn.plan import TrainRequest, plan
@@ -119,8 +119,8 @@ def test_a_first_decision_is_any_of_the_legal_combinations():
     legal = np.array([[True, False, True, True, False]]).repeat(1000, axis=0)
     pair = Leaf(name="action", kind="multi-discrete", shape=(2,), dtype="int32", choices=(2, 3))
     shares = (np.arange(1000) + 0.5) / 1000
-    drawn = _drawn(shares, legal, np.arange(1000), pair)
+    drawn = drawn_actions(shares, legal, np.arange(1000), pair)
     assert np.unique(drawn, axis=0).tolist() == [[0, 0], [0, 1]]
     assert (drawn[:, 1] == 0).sum() == 500
-    one = _drawn(shares, None, np.arange(1000), discrete(4))
+    one = drawn_actions(shares, None, np.arange(1000), discrete(4))
     assert np.bincount(one).tolist() == [250] * 4

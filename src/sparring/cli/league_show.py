@@ -38,8 +38,9 @@ def show(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
         found = Ladder().standings(matches)
     else:
         with recorded_play(args.config) as store:
-            people = PeopleGames(store, spec)
-            people.update()
+            reader = PeopleGames(store, spec)
+            reader.update()
+        people = reader.now
         if not matches and not people.games:
             raise Missing(f"nobody played {game} yet", where="spar league", do=f"Play: `spar league {game}`")
         found = Ladder().standings(matches, people, apart=True)

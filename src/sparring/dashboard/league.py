@@ -99,14 +99,14 @@ class LeagueReader:
             return one.league
 
     def _made(self, game: GameId, one: _Watched) -> League:
-        matches = self._matches(game)
-        of = len(matches), one.people.games
+        matches, people = self._matches(game), one.people.now
+        of = len(matches), people.games
         if one.league is not None and one.of == of:
             return one.league
         if of[1] < one.of[1]:  # people were erased: what was rated by them goes too
             one.ladder = Ladder()
         one.of = of
-        standings = one.ladder.standings(matches, one.people) if any(of) else None
+        standings = one.ladder.standings(matches, people) if any(of) else None
         return League(game=game, standings=standings, newest=matches[: -NEWEST - 1 : -1])
 
     def match_game(self, game: GameId, match: str, number: int) -> MatchGame:

@@ -31,6 +31,45 @@ class Sitting:
     places: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PeopleResults:
+    """People's games as they were at one moment."""
+
+    sittings: Counter[Sitting]
+
+    @property
+    def games(self) -> int:
+        return self.sittings.total()
+
+    @property
+    def persons(self) -> int:
+        return len(self._by_person())
+
+    def results(self, *, apart: bool) -> list[tuple[int, Result]]:
+        """Games by the hour, oldest first, with the time; `apart` shows the most frequent persons by themselves."""
+        shown = {name for name, _ in self._by_person().most_common(MAX_PERSONS)} if apart else set()
+        found: Counter[Sitting] = Counter()
+        for one, games in self.sittings.items():
+            teams = tuple(
+                tuple(name if name in shown or not name.startswith(PERSON) else PEOPLE for name in team)
+                for team in one.teams
+            )
+            names = [name for team in teams for name in team]
+            if len(set(names)) == len(names):  # two of `people` against each other say nothing of them
+                found[Sitting(one.at_ms, teams, one.places)] += games
+        return [
+            (one.at_ms, Result(one.teams, one.places, games))
+            for one, games in sorted(found.items(), key=lambda item: item[0].at_ms)
+        ]
+
+    def _by_person(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for one, games in self.sittings.items():
+            for name in {name for team in one.teams for name in team if name.startswith(PERSON)}:
+                found[name] += games
+        return found
+
+
 class PeopleGames:
     """The games of people in one store. Nothing is kept but in memory, so what is erased there is gone at the next
     whole reading: whenever the store has fewer episodes than before, and in a new process. Any thread may call."""
@@ -41,7 +80,7 @@ class PeopleGames:
         self._forget()
 
     def _forget(self) -> None:
-        self._sittings: Counter[Sitting] = Counter()
+        self.now = PeopleResults(Counter())  # another object after each reading that found something
         self._recent: dict[str, int] = {}  # episode → when it was received, of those that may come again
         self._since_ms, self._episodes = 0, 0
 
@@ -63,39 +102,7 @@ class PeopleGames:
             self._episodes = stats.episodes
             self._since_ms = max(self._since_ms, (stats.last_received_ms or 0) - OVERLAP_MS)
             self._recent = {one: at_ms for one, at_ms in self._recent.items() if at_ms >= self._since_ms}
-            self._sittings = self._sittings + fresh  # another one: whoever reads the old one is not disturbed
-
-    @property
-    def games(self) -> int:
-        return self._sittings.total()
-
-    @property
-    def persons(self) -> int:
-        return len(self._by_person())
-
-    def results(self, *, apart: bool) -> list[tuple[int, Result]]:
-        """Games by the hour, oldest first, with the time; `apart` shows the most frequent persons by themselves."""
-        shown = {name for name, _ in self._by_person().most_common(MAX_PERSONS)} if apart else set()
-        found: Counter[Sitting] = Counter()
-        for one, games in self._sittings.items():
-            teams = tuple(
-                tuple(name if name in shown or not name.startswith(PERSON) else PEOPLE for name in team)
-                for team in one.teams
-            )
-            names = [name for team in teams for name in team]
-            if len(set(names)) == len(names):  # two of `people` against each other say nothing of them
-                found[Sitting(one.at_ms, teams, one.places)] += games
-        return [
-            (one.at_ms, Result(one.teams, one.places, games))
-            for one, games in sorted(found.items(), key=lambda item: item[0].at_ms)
-        ]
-
-    def _by_person(self) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for one, games in self._sittings.items():
-            for name in {name for team in one.teams for name in team if name.startswith(PERSON)}:
-                found[name] += games
-        return found
+            self.now = PeopleResults(self.now.sittings + fresh)
 
 
 def pairs(results: Iterable[tuple[int, Result]]) -> list[Match]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparring.league.payoff import Match, Payoff, members_in
-from sparring.league.people import PeopleGames, pairs
+from sparring.league.people import PeopleResults, pairs
 from sparring.league.ratings import (
     BayesianRater,
     CurvePoint,
@@ -68,7 +68,7 @@ class Ladder:
         self._people_rated: dict[tuple[int, Result], int] = {}
 
     def standings(
-        self, matches: Sequence[Match], people: PeopleGames | None = None, *, apart: bool = False
+        self, matches: Sequence[Match], people: PeopleResults | None = None, *, apart: bool = False
     ) -> Standings:
         """By the matches, oldest first, and people's games; `apart` shows persons by themselves."""
         sat = [] if people is None else people.results(apart=apart)
