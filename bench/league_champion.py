@@ -37,7 +37,7 @@ def champion(folder: Path) -> Model:
     newest = max((one.card for one in registry.models(GAME)), key=lambda card: card.created_at_ms)
     found = incumbent_of(registry, newest)
     if found is None:
-        raise SystemExit(f"nobody became champion in {folder}; train for longer")
+        raise SystemExit(f"no model became champion in {folder}; train for longer")
     return found
 
 

@@ -79,7 +79,7 @@ class LeagueService:
         if rules.start == "main":
             mains = [each.live for each in self._learners.values() if each.role == "main" and each.live]
             start = mains[0] if mains else ""
-        return {**self._urls, "generation": one.generation, "run": one.run, "start": start}
+        return {"generation": one.generation, "run": one.run, "start": start}
 
     @register(idempotent=True)
     def started(self, learner: str, generation: int, run: str) -> None:
@@ -125,7 +125,7 @@ class LeagueService:
             newest = max(waiting, key=lambda one: one.frozen_at_ms)
             self._change([replace(one, judged=True) for one in waiting if one is not newest])
             self._gate = (evaluator, time.monotonic() + GATE_LEASE_S)
-            return {**self._urls, "kind": "gate", "model": newest.name}
+            return {"kind": "gate", "model": newest.name}
         names = [one.name for one in self._members.values() if not one.retired]
         payoff = Payoff.of(names, self._played)
         games = payoff.games + np.eye(len(names)) * MOST_PAIR_GAMES
@@ -134,7 +134,7 @@ class LeagueService:
         first = int(games.sum(axis=1).argmin())
         second = draw_opponent(first, payoff.win_rates, "variance", self._rng)
         pair = {"first": names[first], "second": names[second], "games": self._file.evaluator.match_games}
-        return {**self._urls, "kind": "match", **pair}
+        return {"kind": "match", **pair}
 
     @register(idempotent=True)
     def played(self, match: dict[str, Any]) -> None:
