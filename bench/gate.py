@@ -80,7 +80,7 @@ def tried(results: Results, rates: ErrorRates, lineages: int, rng: Generator) ->
     """One try of each lineage: its verdict, the games that it took, and whether the test ended it."""
     most, rounds, look = MOST_GAMES // results.games, 0, BATCH
     counts = np.zeros((lineages, len(results.values)), np.int64)
-    verdicts, games = np.full(lineages, Verdict.UNDECIDED, "U9"), np.zeros(lineages)
+    verdicts, games = np.full(lineages, Verdict.UNDECIDED, "U10"), np.zeros(lineages)
     going, answered = np.arange(lineages), np.zeros(lineages, bool)
     while len(going) and rounds < most:
         look = min(look, most)

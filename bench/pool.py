@@ -4,7 +4,7 @@
 
 The pool holds 16 models of 1 MB; each reader is a process of its own and draws one at random. Three ways to read:
 
-    first read        the reader keeps nothing (cache_bytes=0), so that each read is a call, a copy and a SHA-256; 20
+    first read        the reader keeps nothing (cache_bytes=0), so that each read is a call, a copy and a checksum; 20
                       reads a second by each reader, 160 MB/s in all: many more than there are matches that begin
     first read, flood the same without a pause: 8 readers want more than the cores have, and wait for each other
     again             with the default cache, after a model was read once: what a league does nearly always

@@ -43,6 +43,7 @@ PEERS: Mapping[str, Peer] = {
     "tianshou": Peer(("tianshou==2.0.1", TORCH, *PLAYED), overrides=(GYMNASIUM,)),
     "sample-factory": Peer(("sample-factory==2.1.1", TORCH, *PLAYED, *ATARI), overrides=(GYMNASIUM,)),
     "envpool": Peer(("envpool==1.2.5", TORCH, GYMNASIUM)),
+    "open-spiel": Peer(("open_spiel==2.0.2", "cvxpy==1.7.5", "scipy", "ecos", "matplotlib", "dm-tree", TORCH)),
     "rllib": Peer(("ray[rllib]==2.60.0", TORCH, *PLAYED)),
 }
 

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.matches import NETWORK
 
 from sparring.acting.evaluate import evaluate
-from sparring.nets.forward import forward_without_torch
+from sparring.nets.forward import forward_for_matches
 
 weights, (_, games, seed) = load_file(sys.argv[1]), map(int, sys.argv[2:5])
-players = [forward_without_torch(NETWORK, weights) for _ in range(2)]
+players = [forward_for_matches(NETWORK, weights) for _ in range(2)]
 evaluate("connect-four", players[0], episodes=8, seed=seed, against=players[1])
 print("ready", flush=True)
 sys.stdin.readline()

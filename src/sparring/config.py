@@ -47,6 +47,7 @@ class GatewayConfig:
     player_bytes_per_day: int = 1 << 30  # the same in bytes as they are stored
     key_steps_per_day: int = 10_000_000_000  # quota of one API key, or of all callers without one; above it 429
     key_bytes_per_day: int = 1 << 40  # the same in bytes as they are stored
+    max_search_ms: int = 200  # a caller may ask for at most this; 0: no searches
     token_lifetime_s: float = 86_400.0  # of a player token, unless the request asks for less
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For names the caller: "10.0.0.0/8"
     identity_url: str = "file:///{data}"  # identity.key and API keys, one place for all gateways; or s3://BUCKET/PREFIX
@@ -127,7 +128,7 @@ class TrainConfig:
 
     envs: int = 16  # games played at once by one actor
     actors: int = 2  # actor processes, in topologies that have any
-    learners: int = 1  # processes that average their gradients (ppo, impala: topology allreduce)
+    learners: int = 1  # processes that average their gradients (ppo, mappo, impala: topology allreduce)
     gradient_share: float = 1.0  # of its gradient's entries that each learner sends, the largest; the rest come later
     on: str = "local://"  # where actors run: local://, ray://auto or ray://HOST:PORT
     cpus_per_actor: float = 0.5  # CPUs that a cluster reserves for each actor and each replay shard
@@ -165,6 +166,40 @@ class LeagueConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesConfig:
+    """Other machines in a training run (docs/nodes.md). The parent decides; the last four are each side's own."""
+
+    contribute: Literal["weights", "experience"] = "weights"  # experience: seeded play, a share of it played again
+    lease_ticks: int = 512  # experience: decisions of each game that a node plays with one seed
+    merge: str = "average"  # elastic(α, β), gradient, average; for nodes of others median, trimmed(s), krum(f)
+    codec: str = "f32-delta"  # of weights: f32, f16, int8, f32-delta, f16-delta, int8-delta, topk(share)
+    exchange_s: float = 2.0  # a node contributes this often
+    round_s: float = 10.0  # with rules of rounds: nodes that did not contribute by then are left out of the round
+    max_staleness: int = 4  # rounds, or merges of each node, after which a contribution is refused
+    max_norm: float = 0.0  # of a contribution; 0: norm_factor times the median of those accepted last
+    norm_factor: float = 8.0  # see max_norm
+    topk_momentum: float = 0.0  # with topk: momentum of what was not sent yet, as Deep Gradient Compression
+    silent_s: float = 60.0  # a node that sends no whole message for so long is disconnected
+    handshake_s: float = 10.0  # within which a connection shows its token and says hello
+    connections: int = 256  # open at once; at most half of them without a token
+    reconnect_s: float = 30.0  # longest wait between two tries to connect
+    orphan_s: float = 120.0  # a node that lost its parent plays on for so long
+    max_bytes_per_s: float = 0.0  # of a node, both ways together: it then contributes less often; 0: no limit
+    max_message_bytes: int = 256 << 20  # that a node accepts of its parent
+
+    def __post_init__(self) -> None:
+        for name in ("exchange_s", "round_s", "silent_s", "handshake_s", "reconnect_s", "norm_factor"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} = {getattr(self, name):g}", where="[nodes]", do="Give more than 0")
+        if self.connections < 4 or self.max_staleness < 0 or self.lease_ticks < 1:
+            wrong = f"connections = {self.connections}, max_staleness = {self.max_staleness}, "
+            wrong += f"lease_ticks = {self.lease_ticks}"
+            raise ConfigError(wrong, where="[nodes]", do="Allow at least 4 connections, a staleness of 0 and 1 tick")
+        if not 0 <= self.topk_momentum < 1:
+            raise ConfigError(f"topk_momentum = {self.topk_momentum:g}", where="[nodes]", do="Give 0 or more, below 1")
+
+
+@dataclass(frozen=True, slots=True)
 class ServicesConfig:
     """How services find and call each other."""
 
@@ -189,6 +224,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     league: LeagueConfig = field(default_factory=LeagueConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
     set_by: Mapping[str, str] = field(
         default_factory=dict, compare=False, metadata={"setting": False}
     )  # key → who set it

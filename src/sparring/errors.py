@@ -110,7 +110,7 @@ class Gone(Refused):
 EXTRAS = {  # extra → packages that it brings
     "serve": ("starlette", "uvicorn", "websockets", "prometheus_client", "rich", "openskill"),
     "train": ("torch", "safetensors", "onnx", "matplotlib", "numba", "optuna"),
-    "games": ("gymnasium", "pettingzoo", "pyspiel", "ale_py"),
+    "games": ("gymnasium", "pettingzoo", "mpe2", "pyspiel", "ale_py"),
     "services": ("zmq",),
     "ray": ("ray", "yaml"),
     "export": ("pyarrow", "minari"),

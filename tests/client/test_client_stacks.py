@@ -8,7 +8,7 @@ from served_models import GAME
 from sparring.client.episode import Episode
 from sparring.errors import ChunkRefused, ModelDamaged
 from sparring.games.step_buffer import StepLayout
-from sparring.nets.chooser import ActRequest, Chooser
+from sparring.nets.chooser import Chooser
 from sparring.nets.model_files import make_model, read_weights
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.shapes import parameters
@@ -23,10 +23,10 @@ class Deciding:
     """What an episode asks of its connection, without a gateway."""
 
     def __init__(self):
-        self.rng = np.random.default_rng(0)
+        self.rng, self.spec = np.random.default_rng(0), STACKED
 
-    def decide(self, index, seat, chooser, observation, legal, last):
-        return chooser.decide(seat, ActRequest(observation, legal), self.rng)
+    def decide(self, index, seat, chooser, asked, last):
+        return chooser.decide(seat, asked, self.rng)
 
     def ended(self, episode, buffer):
         pass

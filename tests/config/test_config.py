@@ -91,7 +91,7 @@ def test_every_key_is_explained(key: str) -> None:
 
 
 UNITS = re.compile(
-    r"(_s|_ms|_days|_bytes|_share|_chunks|_steps|_episodes|_requests|_samples|_threads|_exponent|_per_\w+|port|envs|actors|learners|shards|opponents|connections|reward_clip)$"
+    r"(_s|_ms|_days|_bytes|_share|_chunks|_steps|_episodes|_requests|_samples|_threads|_ticks|_staleness|_norm|_factor|_momentum|_exponent|_per_\w+|port|envs|actors|learners|shards|opponents|connections|reward_clip)$"
 )
 
 

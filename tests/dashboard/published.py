@@ -11,6 +11,7 @@ from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.model import Lineage
 from sparring.wire.network import Dense, Head, Input, NetworkSpec
+from sparring.wire.strengths import Strengths, StrengthStep
 
 
 def publish(data, game, seed=0, *, mean=0.0, promote=True, memory=None, **lineage):
@@ -28,3 +29,12 @@ def publish(data, game, seed=0, *, mean=0.0, promote=True, memory=None, **lineag
         if promote:
             registry.promote(spec.id, model.id, Evidence(episodes=10, mean=mean, sd=1.0))
     return model.id
+
+
+def sell(data, game, model, shares=(1.0,)):
+    """A signed ladder of strengths, each step of which is that model with a share of its own moves."""
+    spec = spec_of(game)
+    steps = tuple(StrengthStep(elo=0, low=0, high=0, model=model, share=share) for share in shares)
+    about = {"game": spec.id, "version": spec.version, "spec": spec.hash, "games": 1, "issued_at_ms": 5}
+    with open_registry(f"file://{data}/models") as registry:
+        registry.sell(Strengths(**about, steps=steps))

@@ -12,6 +12,8 @@ import httpx
 import psutil
 import pytest
 
+from sparring.config import open_data_folder
+
 WITHIN_S = 60.0
 STOP_WITHIN_S = 9.0  # three times what is promised: the machine may be busy
 
@@ -77,6 +79,27 @@ def test_it_serves_trains_stops_and_goes_on(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=STOP_WITHIN_S)
         assert not alive, "an orphan goes on"
+
+
+@pytest.mark.slow
+def test_a_stopped_demo_leaves_no_process_of_its_leagues(tmp_path):
+    open_data_folder(tmp_path)
+    run = tmp_path / "runs" / "solved"
+    (run / "checkpoint").mkdir(parents=True)
+    (run / "checkpoint" / "state").touch()
+    (run / "run.json").write_text('{"game": "cartpole", "algo": "ppo", "started_at_ms": 1}')
+    (run / "status.json").write_text('{"state": "done"}')  # so that the leagues begin at once
+    with demo(tmp_path) as (process, _):
+
+        def services():
+            return [one for one in children_of(process) if "sparring.hosts.worker" in one.cmdline()]
+
+        wait_for(lambda: len(services()) >= 6, "services of both leagues")
+        wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) >= 2, "two learners")
+        family = children_of(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_WITHIN_S) == 0
+        assert not [child.cmdline() for child in family if child.is_running()]
 
 
 def _status(data):

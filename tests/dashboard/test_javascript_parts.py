@@ -10,16 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 from javascript import run_script
+from published import publish, sell
 from safetensors.numpy import save
 
-from serving import inside
+from serving import inside, serving
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, vector
 from sparring.nets.forward import forward_without_torch
 from sparring.nets.model_files import make_model
 from sparring.nets.module_network import open_network
 from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.policies import best, choose, log_softmax, masked, squashed
+from sparring.nets.policies import best, choose, log_softmax, masked, mixed, nearly_best, sample_at, squashed
 from sparring.nets.shapes import parameters
 from sparring.nets.torch_network import default_heads
 from sparring.nets.user_code import own_network
@@ -210,16 +211,25 @@ def test_choices_carry_the_same_log_probability():
         legal[rng.integers(7)] = True
         logits = rng.normal(0, 2, 7).astype(np.float32)
         strength = [None, 1.0, 0.5, 0.0][rng.integers(4)]
-        draws = rng.random(2).tolist()
-        cases.append({"logits": logits.tolist(), "legal": legal.tolist(), "strength": strength, "draws": draws})
+        given = {"strength": strength, "samples": bool(rng.integers(2)), "draws": rng.random(2).tolist()}
+        cases.append({"logits": logits.tolist(), "legal": legal.tolist(), **given})
     for case, answer in zip(cases, run_script("choices.mjs", cases), strict=True):
         logits, legal = np.array([case["logits"]]), np.array([case["legal"]])
         rate = 0.0 if case["strength"] is None else 1 - case["strength"]
         top = int(best(logits, legal, rng).action[0])
         assert answer["best"] == top
         assert legal[0, answer["action"]]
-        probability = rate / legal.sum() + (1 - rate) * (answer["action"] == top)
-        assert abs(answer["logp"] - np.log(probability)) < 1e-6
+        drawn_from = masked(mixed(logits, legal, rate), legal)
+        shares = np.exp(log_softmax(drawn_from))[0]
+        if not case["samples"]:
+            shares = rate / legal.sum() + (1 - rate) * (np.arange(7) == top)
+        else:  # by inversion, as in Python
+            assert answer["action"] == int(sample_at(drawn_from, legal, np.array(case["draws"][:1])).action[0])
+        assert abs(answer["logp"] - np.log(shares[answer["action"]])) < 1e-6
+        for values, near in zip((False, True), answer["near"], strict=True):
+            drawn = sample_at(nearly_best(logits, legal, values=values), None, np.array(case["draws"][:1]))
+            assert near["action"] == int(drawn.action[0])
+            assert near["logp"] == pytest.approx(float(drawn.logp[0]), abs=1e-5)
         np.testing.assert_allclose(answer["chances"], np.exp(log_softmax(masked(logits, legal)))[0], atol=1e-6)
 
 
@@ -249,3 +259,17 @@ def test_uploads_survive_what_servers_do():
 
     assert report["full"]["lost"] > 0
     assert report["full"]["waiting"] >= 1
+
+
+def test_a_strength_is_a_step_of_the_signed_ladder(tmp_path):
+    data = tmp_path / "data"
+    with serving(data) as server:
+        champion, weaker = publish(data, "connect-four", 1), publish(data, "connect-four", 2, promote=False)
+        given = {"url": server.url, "game": "connect-four", "observation": [[[0] * 7] * 6] * 2}
+        (before,) = run_script("ladder.mjs", given | {"strengths": [0.5]})
+        sell(data, "connect-four", weaker, (0.0, 0.5, 1.0))
+        said = run_script("ladder.mjs", given | {"strengths": [None, 1.0, 0.5, 0.0, 0.7]})
+    assert before["model"] == champion  # a share of random moves
+    assert [one["model"] for one in said] == [champion, champion, weaker, None, weaker]
+    assert said[3]["actor"] == "script:random"
+    assert said[2]["logp"] == pytest.approx(np.log(0.5 + 0.5 / 7))

@@ -9,6 +9,7 @@ import numpy as np
 from sparring.games.protocol import RUNNING, TERMINATED, Game, View
 from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
 from sparring.games.vectorize import SingleView, VectorGame
+from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
 SPEC = GameSpec(
@@ -101,10 +102,11 @@ class Broken(VectorGame):
         if self.fault == "forgetful":
             self._games[0].left -= 1  # type: ignore[attr-defined]
 
-    def _note(self, i: int, seen: SingleView) -> None:
-        super()._note(i, seen)
+    def _note(self, rows: Array, seen: list[SingleView]) -> None:
+        super()._note(rows, seen)
         if self.fault == "endless":
-            self._ending[i], self._to_act[i] = seen.ending, seen.to_act
+            for i, one in zip(rows, seen, strict=True):
+                self._ending[i], self._to_act[i] = one.ending, one.to_act
 
     def _view(self, reward: np.ndarray) -> View:
         view = super()._view(reward)

@@ -46,6 +46,10 @@ def test_the_game_in_the_documentation_keeps_its_promises(
             "Use one of cartpole, connect-four, duel, atari:GAME, gym:ID, pz:MODULE, spiel:NAME or module:function.",
         ),
         ("spiel:kuhn_pokr", "game 'spiel:kuhn_pokr': OpenSpiel has no such game. Did you mean 'spiel:kuhn_poker'?"),
+        (
+            "pz:simple_spread_v9",
+            "game 'pz:simple_spread_v9': PettingZoo has no such game. Did you mean 'pz:simple_spread_v3'?",
+        ),
         ("pz:tictactoe_v9", "game 'pz:tictactoe_v9': PettingZoo has no such game. Did you mean 'pz:tictactoe_v3'?"),
         (
             "gym:CartPoll-v1",
@@ -75,6 +79,7 @@ def test_an_id_that_names_nothing_is_missing(game_id: str) -> None:
     [
         ("gymnasium", "gymnasium", "gym:CartPole-v1"),
         ("pettingzoo", "pettingzoo", "pz:rps_v2"),
+        ("mpe2.all_modules", "mpe2", "pz:simple_spread_v3"),
         ("pyspiel", "open_spiel", "spiel:kuhn_poker"),
     ],
 )
@@ -261,6 +266,7 @@ OPTIONS = [
     ("gym:Pendulum-v1(max_episode_steps=7,g=5)", lambda spec: spec.max_ticks == 7),
     ("gym:LunarLander-v3(continuous=true)", lambda spec: spec.seats[0].action.kind == "box"),
     ("pz:multiwalker_v9(n_walkers=2)", lambda spec: len(spec.seats) == 2),
+    ("pz:simple_spread_v3(identity=true)", lambda spec: spec.seats[0].observation[1].choices == (3,)),
 ]
 
 
@@ -271,7 +277,40 @@ def test_options_in_an_id_reach_the_environment(game_id, fits):
     assert open_game(spec.id).spec == spec
 
 
+TEAMS = [
+    ("pz:tictactoe_v3", [0, 1]),
+    ("pz:pursuit_v5(n_pursuers=3)", [0, 0, 0]),
+    ("pz:knights_archers_zombies_v11", [0, 0, 0, 0]),
+    ("pz:knights_archers_zombies_v11(teams=kind)", [0, 0, 1, 1]),
+    ("pz:knights_archers_zombies_v11(teams=each)", [0, 1, 2, 3]),
+    ("pz:simple_spread_v3", [0, 0, 0]),
+    ("pz:simple_tag_v3", [0, 0, 0, 1]),
+    ("pz:simple_tag_v3(teams=all)", [0, 0, 0, 0]),
+    ("pz:simple_tag_v3(teams=adversary_0-agent/adversary)", [0, 1, 1, 0]),
+    ("pz:simple_world_comm_v3", [0, 0, 0, 0, 1, 1]),
+    ("pz:simple_crypto_v3", [0, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("game_id", "teams"), TEAMS, ids=[game_id for game_id, _ in TEAMS])
+def test_agents_have_the_teams_of_their_game_or_of_its_id(game_id, teams):
+    spec = open_game(game_id).spec
+    assert [seat.team for seat in spec.seats] == teams
+    assert spec.id == game_id
+
+
+def test_a_spec_in_toml_has_teams():
+    teams = [[seat.team for seat in parse(text).seats] for text in (ARENA, ARENA.replace("team = 1", "team = 0"))]
+    assert teams == [[0, 1], [0, 0]]
+
+
 WRONG_OPTIONS = [
+    (
+        "pz:simple_tag_v3(teams=adversary)",
+        r"'agent_0' has no team. Write all, each, kind, or teams such as a-b/c of its",
+    ),
+    ("pz:simple_tag_v3(teams=adversary/agent/ghost)", "there is no agent 'ghost'"),
+    ("pz:simple_spread_v3(M=2)", "unexpected keyword argument 'M'"),
     ("gym:FrozenLake-v1(map_nam=8x8)", "unexpected keyword argument 'map_nam'"),
     ("gym:LunarLander-v3(gravity=5)", "gravity .* must be between -12 and 0"),
     ("pz:multiwalker_v9(walkers=2)", "unexpected keyword argument 'walkers'"),

@@ -21,6 +21,8 @@ GAMES = [
     "pz:tictactoe_v3",
     "pz:rps_v2",
     "pz:leduc_holdem_v4",
+    "pz:simple_spread_v3(identity=true)",  # of mpe2
+    "pz:simple_tag_v3",  # seats with different spaces
     "spiel:tic_tac_toe",
     "spiel:kuhn_poker",
     "spiel:leduc_poker",

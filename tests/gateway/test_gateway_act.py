@@ -8,9 +8,11 @@ import httpx
 import numpy as np
 import pytest
 
-from sparring.games.catalogue import spec_of
+from serving import inside
+from sparring.games.catalogue import open_game, spec_of
 from sparring.nets.model_files import make_model, read_weights
 from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.policies import log_softmax, nearly_best
 from sparring.nets.torch_network import Network, default_network
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
@@ -35,8 +37,8 @@ def publish(server, seed, promote=True):
     return model
 
 
-def ask(http, **more):
-    return http.post(ACT, json={"observation": {"board": EMPTY}, **more})
+def ask(http, url="", **more):
+    return http.post(f"{url}{ACT}", json={"observation": {"board": EMPTY}} | more)
 
 
 def until(http, model, seconds=5.0):
@@ -62,9 +64,9 @@ def test_the_champion_acts_and_a_newer_one_is_picked_up_without_a_restart(http, 
         outputs = NumpyForward(model.card.network, read_weights(model))(
             {"observation/board": np.zeros((1, 2, 6, 7), np.uint8)}
         )
-        assert said["action"] == int(outputs["logits"][0].argmax())
+        near = log_softmax(nearly_best(outputs["logits"], None, values=False))[0]
+        assert said["logp"] == pytest.approx(float(near[said["action"]]), abs=1e-4)
         assert said["value"] == pytest.approx(float(outputs["value"][0]), abs=1e-4)
-        assert said["logp"] == 0.0
 
 
 def test_strength_mixes_in_chance_and_masks_hold(http, server):
@@ -93,11 +95,13 @@ def test_many_callers_at_once_get_each_their_own_answer(http, server):
     until(http, model.id)
     forward = NumpyForward(model.card.network, read_weights(model))
     boards = np.random.default_rng(0).integers(0, 2, (200, 2, 6, 7)).astype(np.uint8)
-    expected = forward({"observation/board": boards})["logits"].argmax(axis=1)
+    outputs = forward({"observation/board": boards})
+    near = nearly_best(outputs["logits"], None, values=False)
     with ThreadPoolExecutor(16) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
         calls = [{"observation": {"observation/board": board.tolist()}} for board in boards]
-        answers = list(pool.map(lambda call: client.post(ACT, json=call).json()["action"], calls))
-    assert answers == expected.tolist()
+        answers = list(pool.map(lambda call: client.post(ACT, json=call).json(), calls))
+    assert np.isfinite(near[np.arange(len(boards)), [said["action"] for said in answers]]).all()
+    np.testing.assert_allclose([said["value"] for said in answers], outputs["value"], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +141,57 @@ def test_the_champions_manifest_verifies_has_a_tag_and_leads_to_its_files(http, 
     card = http.get(f"/v1/models/{model.id}/card.json")
     assert json.loads(card.content)["game"] == "connect-four"
     assert http.get(f"/v1/models/{model.id}/signing.key").status_code == 404
+
+
+def board_after(moves):
+    """The board as the seat to move sees it, and that seat."""
+    game = open_game("connect-four")
+    view = game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+    for move in moves:
+        view = game.step([np.array([move], np.int32)] * 2)
+    seat = int(view.to_act[0].argmax())
+    return {"board": view.observation[seat]["observation/board"][0].tolist()}, seat
+
+
+@pytest.mark.parametrize(("moves", "best"), [([3, 0, 3, 0, 3, 1], 3), ([0, 3, 0, 3, 1, 3, 6], 3), ([3, 0, 3, 0, 3], 3)])
+def test_with_search_ms_the_champion_looks_ahead(http, server, moves, best):
+    model = publish(server, 7)
+    until(http, model.id)
+    observation, seat = board_after(moves)
+    said = ask(http, observation=observation, seat=seat, search_ms=200).json()
+    assert (said["action"], said["model"], said["logp"]) == (best, model.id, 0.0)
+
+
+def test_a_search_is_bounded_and_says_where_it_cannot_be(http, server):
+    until(http, publish(server, 8).id)
+    wrong = ask(http, search_ms=201)
+    assert wrong.status_code == 422
+    assert (wrong.json()["error"]["field"], wrong.json()["error"]["limit"]) == ("search_ms", 200)
+    assert ask(http, search_ms=-1).status_code in (400, 422)
+    hangs = np.zeros((2, 6, 7), int)
+    hangs[:, 0, 0] = 1
+    impossible = ask(http, observation={"board": hangs.tolist()}, search_ms=50)
+    assert impossible.status_code == 422
+    assert "no running game shows this board" in impossible.json()["error"]["message"]
+
+
+def test_every_millisecond_of_a_search_counts_as_a_request(tmp_path):
+    with inside(tmp_path / "data", requests_per_s=1.0, burst_requests=120) as server:
+        answers = [
+            ask(httpx, url=server.url, **more).status_code for more in ({"search_ms": 100}, {"search_ms": 100}, {})
+        ]
+    assert answers == [200, 429, 200]
+
+
+def test_searches_of_many_callers_leave_the_event_loop_free(http, server):
+    until(http, publish(server, 9).id)
+    with ThreadPoolExecutor(12) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
+        searches = [
+            pool.submit(client.post, ACT, json={"observation": {"board": EMPTY}, "search_ms": 150}) for _ in range(12)
+        ]
+        answered = 0
+        while not all(one.done() for one in searches):
+            assert client.get("/healthz").status_code == 200
+            answered += 1
+        assert answered > 3
+    assert {one.result().status_code for one in searches} == {200}

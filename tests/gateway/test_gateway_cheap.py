@@ -19,10 +19,10 @@ from websockets.sync.client import connect
 
 from serving import inside
 from sparring.errors import Refused
-from sparring.games.catalogue import spec_of
-from sparring.gateway import app, connections, handlers, state
-from sparring.gateway.connections import MAX_HEAD_BYTES, MAX_MESSAGES, PINGS_PER_S, LimitedHttp
+from sparring.games.catalogue import open_game, spec_of
+from sparring.gateway import app, handlers, limited_protocols, state
 from sparring.gateway.inference import MODELS, InferenceServer
+from sparring.gateway.limited_protocols import MAX_HEAD_BYTES, MAX_MESSAGES, PINGS_PER_S, LimitedHttp
 from sparring.gateway.rate_limits import DAY_S, Quotas
 from sparring.gateway.request_body import act_bytes
 from sparring.nets.chooser import ActRequest
@@ -108,7 +108,7 @@ def read_all(game):
 
 
 def test_messages_that_wait_are_counted(running, monkeypatch):
-    monkeypatch.setattr(connections, "FRAMES_BYTES", 1 << 20)  # all that arrived is parsed at once
+    monkeypatch.setattr(limited_protocols, "FRAMES_BYTES", 1 << 20)  # all that arrived is parsed at once
     said = encode_message(End(new_episode(), 0, {}, 0.0), text=True).encode()  # a problem, after which it goes on
     one = bytes((0x81, 0xFE)) + len(said).to_bytes(2) + bytes(4) + said
     with play(running) as game:
@@ -202,7 +202,7 @@ def test_models_that_callers_name_neither_push_the_champion_out_nor_are_read_for
                 await server.decide(spec_of("duel"), 0, view, models[2].id)
             assert len(read) == len(models) + 1
 
-        server = InferenceServer(registry)
+        server = InferenceServer(registry, open_game)
         try:
             asyncio.run(scene(server))
         finally:

@@ -20,8 +20,9 @@ from websockets.sync.client import connect
 from registry.small_models import small_model
 from serving import inside, serving
 from sparring.gateway import connections
-from sparring.gateway.connections import MAX_FRAMES, MAX_PIPELINED, Connections, network_of
+from sparring.gateway.connections import Connections, network_of
 from sparring.gateway.credentials import ApiKeys
+from sparring.gateway.limited_protocols import MAX_FRAMES, MAX_PIPELINED
 from sparring.gateway.server import bound
 from sparring.registry import open_registry
 from sparring.registry.file import Folder

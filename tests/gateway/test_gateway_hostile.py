@@ -14,7 +14,7 @@ from talking import one_chunk, post
 from websockets.sync.client import connect
 
 from serving import inside, serving
-from sparring.gateway.connections import DRAIN_S
+from sparring.gateway.limited_protocols import DRAIN_S
 from sparring.wire.chunk import MAX_INFLATED_BYTES, Column, encode, layout, pack
 from sparring.wire.ids import new_episode
 from sparring.wire.messages import Hello, Start

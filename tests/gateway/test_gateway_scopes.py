@@ -11,7 +11,7 @@ import pytest
 from docs.reference import CALLERS, DOCS
 from talking import one_chunk, post
 
-from dashboard.published import publish
+from dashboard.published import publish, sell
 from league_match import store_match
 from serving import serving
 from sparring.gateway.credentials import SCOPES, ApiKeys
@@ -45,6 +45,7 @@ class Door:
     def __init__(self, http, server, keys):
         self.http, self._keys = http, keys
         self.models = {game: publish(server.data, game) for game in ("cartpole", "duel")}
+        sell(server.data, "cartpole", self.models["cartpole"])
         run = server.data / "runs" / "one"
         run.mkdir(parents=True)
         (run / "run.json").write_text('{"game": "duel", "algo": "ppo", "seed": 1, "started_at_ms": 1}')
@@ -110,6 +111,7 @@ def test_a_player_token_reads_what_its_game_needs_and_nothing_else(door):
     game = "/v1/games/{game}"
     assert allowed - public == {
         *("GET /api/games", "GET /v1/models/{model}/{file}", f"GET {game}", f"GET {game}/champion"),
+        f"GET {game}/strengths",
         *(f"POST {game}/act", f"POST {game}/chunks", f"WS {game}/play"),
         *(f"GET {game}/players/me", f"DELETE {game}/players/me"),
     }

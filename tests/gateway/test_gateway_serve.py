@@ -24,8 +24,9 @@ from serving import inside, serving, start, stop
 from sparring.cli import main
 from sparring.config import Config, GatewayConfig
 from sparring.errors import ConfigError
+from sparring.gateway.certificates import own_addresses, self_signed
 from sparring.gateway.credentials import ApiKeys
-from sparring.gateway.server import GatewayServer, _own_addresses, _self_signed, bound, serve
+from sparring.gateway.server import GatewayServer, bound, serve
 from sparring.registry.file import Folder
 
 NOW_MS = 1_790_000_000_000
@@ -135,7 +136,7 @@ def test_a_self_signed_certificate_is_made_again_for_a_new_host_and_names_this_m
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
     def made(host, later_days=0):
-        certificate, key = _self_signed(tmp_path, host, now + datetime.timedelta(days=later_days))
+        certificate, key = self_signed(tmp_path, host, now + datetime.timedelta(days=later_days))
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         found = x509.load_pem_x509_certificate(certificate.read_bytes())
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -147,7 +148,7 @@ def test_a_self_signed_certificate_is_made_again_for_a_new_host_and_names_this_m
     second, names = made("play.example")
     assert (second != first, "play.example" in names) == (True, True)
     wide, names = made("0.0.0.0")
-    assert {one for one in _own_addresses() if one not in ("127.0.0.1", "::1")} <= names
+    assert {one for one in own_addresses() if one not in ("127.0.0.1", "::1")} <= names
     assert "0.0.0.0" not in names
     assert made("play.example")[0] == made("127.0.0.1")[0] == wide
     assert made("127.0.0.1", later_days=340)[0] != wide
@@ -156,7 +157,7 @@ def test_a_self_signed_certificate_is_made_again_for_a_new_host_and_names_this_m
 def test_a_certificate_without_its_own_key_is_refused_with_a_sentence(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        _self_signed(tmp_path / name, "127.0.0.1", datetime.datetime.now(datetime.UTC))
+        self_signed(tmp_path / name, "127.0.0.1", datetime.datetime.now(datetime.UTC))
     words = ("--tls-cert", str(tmp_path / "a" / "tls-cert.pem"), "--tls-key", str(tmp_path / "b" / "tls-key.pem"))
     done = spar("serve", "--data", str(tmp_path / "data"), "--port", "0", *words)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from talking import one_chunk, post
 
 from dashboard.javascript import node
-from dashboard.published import publish
+from dashboard.published import publish, sell
 from league_match import store_match
 from servers.running import program
 from serving import inside
@@ -102,6 +102,7 @@ def test_every_endpoint_is_described_with_its_answer(document):
 def test_answers_are_as_described(tmp_path):
     data = tmp_path / "data"
     model = publish(data, "cartpole")
+    sell(data, "cartpole", model)
     key = ApiKeys(Folder(data, 0o600)).create("studio", ("admin",), 1)[1]
     with inside(data) as running, httpx.Client(base_url=running.url, timeout=30) as client:
         client.headers["Authorization"] = f"Bearer {key}"

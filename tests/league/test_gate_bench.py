@@ -22,6 +22,9 @@ def test_few_lineages_that_are_not_better_get_a_champion_and_the_old_rule_crowne
     for name in ("+100 Elo, no draws", "+100 Elo, 60 % drawn", "+1.0 sd, one seat"):
         assert cases[name]["ours"] == 100.0
         assert cases[name]["games_per_try"] < 300
+    for name in ("-100 Elo, no draws", "-100 Elo, 60 % drawn", "-1.0 sd, one seat"):
+        assert cases[name]["verdicts"]["not better"] + cases[name]["verdicts"]["worse"] == 100.0
+        assert cases[name]["games_per_try"] < 200
     assert cases["-20 Elo, no draws"]["peers"][PEER] > 90
 
 

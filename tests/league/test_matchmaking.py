@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparring.league.matchmaking import WEIGHTINGS, draw_opponent, opponent_chances
+from sparring.league.matchmaking import HALF_LIFE_GAMES, WEIGHTINGS, WinRates, draw_opponent, opponent_chances
 
 RATES = np.array([0.0, 0.25, 0.5, 1.0])
 
@@ -29,3 +29,13 @@ def test_where_no_weight_is_left_all_are_met_alike(weighting):
 def test_a_member_never_meets_itself():
     rates, rng = np.full((3, 3), 0.5), np.random.default_rng(0)
     assert {draw_opponent(1, rates, "variance", rng) for _ in range(50)} == {0, 2}
+
+
+def test_what_a_learner_scored_counts_half_after_its_half_life_with_that_opponent():
+    rates, games = WinRates(), int(HALF_LIFE_GAMES)
+    rates.add("a", 0, 0, games)
+    rates.add("b", 0, 0, games)
+    rates.add("a", games, 0, 0)
+    assert rates.of("a") == pytest.approx(1 / 1.5)
+    assert (rates.of("b"), rates.of("c")) == (0.0, 0.5)
+    assert rates.once_lost("a")

@@ -24,6 +24,7 @@ def pairs(wins, draws, losses, count, rng):
         ([0.0] * 10, Verdict.WORSE, True),
         ([1.0, 0.0] * 10, Verdict.UNDECIDED, False),
         ([0.5] * 400, Verdict.NOT_WORSE, True),
+        ([0.75, 0.25, 0.25, 0.5] * 20, Verdict.NOT_BETTER, True),
         ([1.0, 0.0] * 2_000, Verdict.NOT_WORSE, True),
         ([0.6] * 40, Verdict.BETTER, True),  # little, but always
     ],

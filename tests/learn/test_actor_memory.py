@@ -158,14 +158,14 @@ def test_a_full_ring_lets_its_writer_wait_and_loses_nothing():
 
 @pytest.mark.parametrize("game", ["cartpole", "connect-four"])
 def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game):
-    seat, rings = spec_of(game).seats[0], [ring_of(game, "rollouts", 9) for _ in range(2)]
+    rings = [ring_of(game, "rollouts", 9) for _ in range(2)]
     with_it, without, other = actor_of(game), actor_of(game), actor_of(game, seed=5)
     for version in range(6):  # slots are used again
         rings[1].play(with_it, version)
         rings[0].play(other, version)
         expected, ended = without.rollout(9), without.ended()
-        alone = played(rings[1].to_read(), seat)
-        both = played(side_by_side([ring.to_read() for ring in rings]), seat)
+        alone = played(rings[1].to_read())
+        both = played(side_by_side([ring.to_read() for ring in rings]))
         length = len(expected.reward)
         for name in ("action", "reward", "ending", "behaviour_logp", "value", "truncation_value", "mask"):
             assert np.array_equal(getattr(alone.batch, name), getattr(expected, name)), name

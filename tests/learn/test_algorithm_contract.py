@@ -32,8 +32,10 @@ QUICK = {
         "memory=gru:16",
     ),
     "ppo": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128"),
+    "mappo": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128"),
     "impala": ("learning_rate=0.01", "rollout_ticks=16", "hidden_units=[32]"),
     "a3c": ("learning_rate=0.01", "rollout_ticks=8", "hidden_units=[32]"),
+    "mmd": ("learning_rate=0.005", "rollout_ticks=32", "hidden_units=[32]", "minibatch_steps=128", "average_updates=5"),
     "bc": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]"),
     "cql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_every_updates=20"),
     "iql": ("learning_rate=0.005", "batch_steps=64", "hidden_units=[32]", "target_rate=0.1", "expectile=0.9"),
@@ -42,8 +44,10 @@ STEPS = {
     "dqn": 6_000,
     "r2d2": 4_000,
     "ppo": 6_000,
+    "mappo": 6_000,
     "impala": 12_000,
     "a3c": 12_000,
+    "mmd": 12_000,
     "bc": 6_000,
     "cql": 20_000,
     "iql": 20_000,
@@ -159,7 +163,7 @@ def test_a_game_that_it_cannot_play_is_refused_with_a_sentence(algo):
     kinds = "discrete" if algo in ("dqn", "r2d2") else "discrete or box"
     assert str(error.value) == (
         f"game steer: its actions are multi-discrete, and {algo} chooses among {kinds} ones. "
-        f"Use ppo, impala, a3c or bc (docs/algorithms), or train a game with {kinds} actions."
+        f"Use ppo, mappo, impala, a3c or bc (docs/algorithms), or train a game with {kinds} actions."
     )
 
 

@@ -12,7 +12,15 @@ from sparring.learn.topologies import build
 from sparring.replay.steps import Batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "batch.md"
-NEEDED_BY_SOME = ("legal", "next_legal", "weight", "state", "next_state", "records")  # None says: not here
+NEEDED_BY_SOME = (
+    "legal",
+    "next_legal",
+    "weight",
+    "state",
+    "next_state",
+    "final_observation",
+    "records",
+)  # None says: not here
 CASES = {
     "transitions": [("connect-four", "dqn", ("batch_steps=32",), 0)],
     "sequences": [
@@ -21,6 +29,7 @@ CASES = {
     "trajectories": [
         ("connect-four", "ppo", ("rollout_ticks=8",), 4),
         ("cartpole", "ppo", ("rollout_ticks=8", 'memory="gru:8"'), 8),
+        ("cartpole", "mappo", ("rollout_ticks=8",), 8),
     ],
 }
 COLUMNS = {"transitions": 0, "sequences": 1, "trajectories": 2}

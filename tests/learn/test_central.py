@@ -84,7 +84,7 @@ class Beside:
         """Every rollout that is whole."""
         found = []
         while (columns := self.inference.take(self.version)["columns"]) is not None:
-            found.append(played(columns, self.seat))
+            found.append(played(columns))
         return found
 
     def close(self):

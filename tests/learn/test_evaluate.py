@@ -56,7 +56,7 @@ def test_the_same_seed_plays_the_same_games_and_another_seed_others():
     assert (first != other).any()
 
 
-@pytest.mark.parametrize(("game", "most"), [("connect-four", 4096), ("spiel:kuhn_poker", 4096), ("duel", 64)])
+@pytest.mark.parametrize(("game", "most"), [("connect-four", 4096), ("spiel:tic_tac_toe", 4096), ("duel", 64)])
 def test_two_networks_play_the_same_games_however_many_are_played_at_once(game, most, monkeypatch):
     one, other = (model_for(game, seed) for seed in (1, 2))
     assert games_at_once(game, one, other) == most

@@ -69,7 +69,7 @@ def test_a_game_whose_spaces_an_algorithm_cannot_take_is_refused_before_a_run_be
     pytest.importorskip("gymnasium")
     assert sentence(ConfigError, requested(config, "gym:Pendulum-v1", "dqn")) == (
         "game gym:Pendulum-v1: its actions are box, and dqn chooses among discrete ones. "
-        "Use ppo, impala, a3c, sac, bc, cql or iql (docs/algorithms), or train a game with discrete actions."
+        "Use ppo, mappo, impala, a3c, sac, bc, cql or iql (docs/algorithms), or train a game with discrete actions."
     )
     assert not runs_of(config).exists()
 

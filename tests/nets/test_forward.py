@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from sparring.acting.actor import Actor
 from sparring.acting.opponents import Opponents
@@ -11,7 +12,7 @@ from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.algorithms.feeds import with_image_layers
 from sparring.learn.optim import BETA_1, BETA_2, Adam
 from sparring.learn.plan import TrainRequest, plan
-from sparring.nets.forward import forward_with_torch, forward_without_torch
+from sparring.nets.forward import forward_for_matches, forward_with_torch, forward_without_torch
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nets.onnx_graph import OnnxForward, to_onnx
 from sparring.nets.torch_network import Network, TorchForward, default_network
@@ -66,6 +67,25 @@ def test_images_go_by_torch_or_onnx_and_everything_else_by_numpy() -> None:
     weights = Network(spec, 0).weights()
     assert type(forward_with_torch(spec, weights)) is TorchForward
     assert type(forward_without_torch(spec, weights)) is OnnxForward
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("memory", [None, Gru(8)])
+def test_a_network_of_matches_skips_empty_cells_and_answers_the_same(activation, memory) -> None:
+    seat = spec_of("connect-four").seats[0]
+    spec = default_network(seat, hidden=(32, 16), activation=activation, frame_stack=1, memory=memory)
+    spec = replace(spec, image=(), inputs=tuple(replace(one, image=False) for one in spec.inputs))
+    weights, rng = Network(spec, 3).weights(), np.random.default_rng(0)
+    boards = {"observation/board": rng.integers(0, 2, (4_100, 2, 6, 7), dtype=np.uint8)}
+    boards["observation/board"][:9] = rng.integers(0, 256, (9, 2, 6, 7))  # nothing says that bytes are 0 or 1
+    boards["observation/board"][9] = 0
+    wanted, matches = NumpyForward(spec, weights)(boards), forward_for_matches(spec, weights)
+    given = matches(boards)
+    assert given.keys() == wanted.keys()
+    for name, numbers in wanted.items():
+        np.testing.assert_allclose(given[name], numbers, rtol=1e-4, atol=1e-4)
+    few = {"observation/board": boards["observation/board"][4_000:4_003]}
+    np.testing.assert_allclose(matches(few)["logits"], given["logits"][4_000:4_003], rtol=1e-5, atol=1e-5)
 
 
 def test_arranging_pictures_once_and_picking_rows_of_them_changes_no_number() -> None:

@@ -19,7 +19,7 @@ from registry.small_models import small_model
 from servers.process import free_ports
 from servers.running import redis
 from sparring.errors import Missing, ModelDamaged, StoreFailed, Unreachable
-from sparring.gateway.server import _make_certificate
+from sparring.gateway.certificates import _make_certificate
 from sparring.pool import open_pool
 
 pytestmark = pytest.mark.servers

@@ -23,7 +23,7 @@ from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
 from sparring.nets.forward import Forward
 from sparring.nets.policies import Choice, GaussianPolicy, Policy
-from sparring.nets.shapes import STATE, initial_state, state_width
+from sparring.nets.shapes import STATE, initial_state
 from sparring.nets.user_code import open_policy
 from sparring.replay.steps import Batch, Steps
 from sparring.wire.chunk import Array
@@ -76,6 +76,7 @@ class Actor:
         self._policy = open_policy(policy, self._seat.action) if isinstance(policy, str) else policy
         self._reward_clip = reward_clip  # 0: rewards are handed on as they are
         self._seats, self.streams = seats, seats * game.n
+        self._teams = np.array([seat.team for seat in game.spec.seats])
         self._rows = np.arange(self.streams)
         self._stacks = FrameStacks(self._seat, game.spec.frame_stack, self.streams)
         self._who = np.full(self.streams, SELF, np.int64)  # who plays each stream
@@ -136,7 +137,7 @@ class Actor:
             self.streams,
             masks=self.masks,
             frame_stack=self._stacks.frames,
-            memory=state_width(self._forward.spec),
+            network=self._forward.spec,
             columns=columns,
         )
 
@@ -382,7 +383,7 @@ class Actor:
 
     def _truncation_value(self, steps: Steps) -> Array | None:
         cut = steps.ending == TRUNCATED
-        if not np.count_nonzero(cut):
+        if not np.count_nonzero(cut) or self._open.value is None:
             return None
         value = np.zeros(len(steps), np.float32)
         value[steps.final] = self._forward(dict(steps.final_observation), steps.final_state)["value"]
@@ -415,8 +416,8 @@ class Actor:
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
         if self._seats > 1 and self._opponents.any:
             rival = self._opponents.draw(n, self._rng)
-            own_seat = self._rng.integers(0, self._seats, n)
-            drawn = np.where(np.arange(self._seats)[:, None] == own_seat, SELF, rival).reshape(-1)
+            own_team = self._teams[self._rng.integers(0, self._seats, n)]
+            drawn = np.where(self._teams[:, None] == own_team, SELF, rival).reshape(-1)
             self._who = self._opponents.playing = np.where(streams, drawn, self._who)
         return self._game.reset(seeds, which)
 

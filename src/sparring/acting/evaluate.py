@@ -2,8 +2,10 @@
 model's id or the beginning of one, champion:GAME, script:GAME/NAME).
 
 Episode e is played in seat e mod seats, and the episodes of one round of seats share their seed, so that two
-players meet in the same situations from both sides. A player has all seats of its team. Where both are deterministic
-each seat's first decisions are drawn by that seed: otherwise a thousand games of Connect Four would be the same two.
+players meet in the same situations from both sides. A player has all seats of its team; where there are no others,
+every episode has its own seed. Where both players are deterministic each seat's first decisions are drawn by that
+seed: otherwise a thousand games of Connect Four would be the same two.
+A model whose card says that it samples its actions does so here.
 """
 
 import math
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
+from sparring.acting.lookahead import Lookahead, Searching
 from sparring.acting.video import VideoFile, check_video
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
@@ -25,7 +28,7 @@ from sparring.games.protocol import Columns, Game, View
 from sparring.games.scripts import Script, script, scripts_for
 from sparring.games.spec import GameSpec, Leaf
 from sparring.nets import policies
-from sparring.nets.forward import Forward, forward_without_torch
+from sparring.nets.forward import Forward, forward_for_matches
 from sparring.nets.model_files import read_weights
 from sparring.nets.shapes import STATE, initial_state
 from sparring.registry.registry import Registry
@@ -36,7 +39,7 @@ from sparring.wire.model import Model
 MAX_GAMES = 64  # at once,
 MAX_SHORT_GAMES, SHORT_TICKS = 4096, 200_000  # or so many of two networks, if together they last so many ticks at most
 
-Player = Model | Forward | str  # a string names a script of the game
+Player = Model | Searching | Forward | str  # a string names a script of the game
 Note = Callable[[Array, Array, list[Array], Array], None]  # episodes [n], their seeds, actions by seat, who was asked
 OPENINGS = 100_000  # that two deterministic players may meet in, if the game is long enough
 FEWEST_DECISIONS = 4  # of a seat in games whose first ones are drawn
@@ -74,10 +77,13 @@ class Evaluation:
 
 
 class NetworkPlayer:
-    """A network at its best in n games, with what it remembers of each game in each seat and the last frames of it."""
+    """A network in n games, with what it remembers of each game in each seat and the last frames of it. It takes its
+    best action, with `samples` one drawn from its probabilities, with `ahead` what it finds by looking ahead."""
 
-    def __init__(self, forward: Forward, spec: GameSpec, games: int) -> None:
-        self._forward, self._spec = forward, spec
+    def __init__(
+        self, forward: Forward, spec: GameSpec, games: int, ahead: Lookahead | None = None, *, samples: bool = False
+    ) -> None:
+        self._forward, self._spec, self._ahead, self.samples = forward, spec, ahead, samples
         self._stacks = [FrameStacks(seat, spec.frame_stack, games) for seat in spec.seats]
         self._states = [None if forward.spec.memory is None else initial_state(forward.spec, games) for _ in spec.seats]
 
@@ -89,8 +95,10 @@ class NetworkPlayer:
     def act(
         self, seat: int, rows: Array, begins: Array, seen: Columns, legal: Array | None, rng: Generator | None
     ) -> Array:
-        """What it does in the games `rows`; in those that `begins` (bool) the seat decides for the first time. From a
-        given `rng` it draws numbers that change nothing but what a script, which shares it, draws next."""
+        """What it does in the games `rows`; in those that `begins` (bool) the seat decides for the first time. One
+        that does not sample draws numbers of a given `rng`, too, which change only what a script draws next."""
+        if self._ahead is not None:
+            return self._ahead.act(seat, rows)
         self._stacks[seat].begin(rows[begins])
         seen, state = self._stacks[seat].push(seen, rows), self._states[seat]
         if state is None:
@@ -101,7 +109,7 @@ class NetworkPlayer:
             state[rows] = out[STATE]
         action = self._spec.seats[seat].action
         if action.choices:
-            return policies.choose(action, out["logits"], legal, rng).action
+            return policies.choose(action, out["logits"], legal, rng, samples=self.samples).action
         mean = policies.squashed(out["mean"], policies.bounds_of(action))
         return mean.reshape(len(mean), *action.shape)
 
@@ -177,11 +185,12 @@ def evaluate_beside(
 
 def games_at_once(game_id: str, player: Player, against: Player | None) -> int:
     """How many games are played side by side. Two networks play the same moves whatever their number is: they choose
-    their best action, and openings are drawn by episode. Scripts draw from one generator, so theirs stays fixed."""
-    if isinstance(player, str) or against is None or isinstance(against, str):
+    their best action, and openings are drawn by episode. Scripts and models that sample draw from one generator, so
+    theirs stays fixed."""
+    if any(who is None or isinstance(who, str) or _samples(who) for who in (player, against)):
         return MAX_GAMES
     spec = spec_of(game_id)
-    short = min(MAX_SHORT_GAMES, SHORT_TICKS // spec.max_ticks) if has_opponents(spec) else 0
+    short = min(MAX_SHORT_GAMES, SHORT_TICKS // spec.max_ticks) if spec.has_rivals else 0
     return max(MAX_GAMES, short)
 
 
@@ -207,43 +216,47 @@ class _Table:
     def play(self, watch: Callable[[View], None] = lambda view: None, note: Note | None = None) -> Evaluation:
         """Play to the end; `watch` gets the view of every start and every step, `note` every decision."""
         n, seats = self.game.n, len(self.game.spec.seats)
-        start, networks = np.random.default_rng([self.seed, 0]), isinstance(self.ours, NetworkPlayer)
-        networks &= isinstance(self.others, NetworkPlayer)
-        rng = None if networks else np.random.default_rng([self.seed, 1])
-        rounds = -(-self.episodes // seats)
-        seeds = np.repeat(start.integers(0, 2**64, rounds, dtype=np.uint64), seats)
-        drawn = opening_decisions(self.game.spec)
-        opening = np.repeat(start.random((rounds, seats, drawn)), seats, axis=0)
-        opening = np.concatenate([opening, np.full((*opening.shape[:2], 1), -1.0)], axis=2)  # then none is drawn
+        start = np.random.default_rng([self.seed, 0])
+        fixed = all(isinstance(who, NetworkPlayer) and not who.samples for who in (self.ours, self.others))
+        rng = None if fixed else np.random.default_rng([self.seed, 1])
         ours = self._own_seats()
+        alike = 1 if ours.all() else seats  # a team alone would play one game again in each of its seats
+        rounds = -(-self.episodes // alike)
+        seeds = np.repeat(start.integers(0, 2**64, rounds, dtype=np.uint64), alike)
+        openings = start.random((rounds, seats, opening_decisions(self.game.spec)))  # how first decisions are drawn
+        openings = openings if fixed and seats > 1 else openings[:, :, :0]
         returns, results = np.zeros(self.episodes, np.float32), np.full((self.episodes, 2), 0.5)
         digests, digest = np.zeros(self.episodes, np.uint64), np.zeros(n, np.uint64)
-        episode, earned = np.arange(n), np.zeros(n, np.float32)
-        decisions, ticks = np.zeros((n, seats), np.int64), 0
-        view = self.game.reset(seeds[episode], np.ones(n, bool))
+        episode, earned, slots = np.arange(n), np.zeros(n, np.float32), np.arange(n)
+        decisions, ticks, playing = np.zeros((n, seats), np.int64), 0, np.ones(n, bool)
+        view = self.game.reset(seeds[episode], playing)
+        digest = self._dealt(view, digest, playing)
         watch(view)
-        while (episode < self.episodes).any() and time.monotonic() < self.deadline:
+        while playing.any() and time.monotonic() < self.deadline:
             at = np.minimum(episode, self.episodes - 1)  # a slot with nothing left to play stands still
-            chance = opening[at[:, None], np.arange(seats), np.minimum(decisions, drawn)]
-            actions = self._decide(view, ours[at % seats], decisions == 0, chance, rng)
+            seat = at % seats
+            actions = self._decide(view, ours[seat], decisions, openings[at // alike], rng)
             if note is not None:
                 note(episode, seeds[at], actions, view.to_act)
             digest = _with_actions(digest, actions, view.to_act)
             decisions += view.to_act
             view = self.game.step(actions)
             watch(view)
-            ticks += int((episode < self.episodes).sum())
-            earned += view.reward[np.arange(n), at % seats]
-            over = view.over & (episode < self.episodes)
-            if over.any():
-                returns[episode[over]], earned[over] = earned[over], 0.0
-                digests[episode[over]], digest[over] = digest[over], 0
-                results[episode[over]] = _results(view.outcome[over], ours[episode[over] % seats])
-                episode = np.where(over, episode + n, episode)
-                again = over & (episode < self.episodes)
+            ticks += int(playing.sum())
+            earned += view.reward[slots, seat]
+            if len(over := np.flatnonzero(view.over & playing)):
+                done = episode[over]
+                returns[done], earned[over] = earned[over], 0.0
+                digests[done], digest[over] = digest[over], 0
+                results[done] = _results(view.outcome[over], ours[seat[over]])
+                episode[over] += n
+                playing[over] = episode[over] < self.episodes
+                again = np.zeros(n, bool)
+                again[over] = playing[over]
                 decisions[again] = 0
                 if again.any():
                     view = self.game.reset(seeds[np.minimum(episode, self.episodes - 1)], again)
+                    digest = self._dealt(view, digest, again)
                     watch(view)
         ended = min(self.episodes, int(episode.min()))
         returns, digests = returns[:ended], digests[:ended]
@@ -253,27 +266,41 @@ class _Table:
         wins, draws, losses = (int((won == result).sum()) for result in (1.0, 0.5, 0.0))
         return Evaluation(returns, wins, draws, losses, beaten, digests, ticks)
 
+    def _dealt(self, view: View, digest: Array, which: Array) -> Array:
+        """The digests of games that begin: what seats see first is part of a game that hides it from others, such as
+        the cards that were dealt; elsewhere the moves say all."""
+        if not self.game.spec.hidden_information:
+            return digest
+        for column in (column for seen in view.observation for column in seen.values()):
+            raw = np.ascontiguousarray(column).reshape(len(column), -1).view(np.uint8).astype(np.uint64)
+            places = np.arange(1, raw.shape[1] + 1, dtype=np.uint64) * _PRIME
+            digest = np.where(which, (digest ^ (raw * places).sum(axis=1, dtype=np.uint64)) * _PRIME, digest)
+        return digest
+
     def _own_seats(self) -> Array:
         """bool [seats, seats]: the seats of a player that is in each of them."""
         teams = np.array([seat.team for seat in self.game.spec.seats])
         alone = np.eye(len(teams), dtype=bool)
         return (teams == teams[:, None]) | alone if self.whole_team else alone
 
-    def _decide(self, view: View, own: Array, first: Array, opening: Array, rng: Generator | None) -> list[Array]:
-        actions, drawn = [], rng is None and opening.shape[1] > 1
+    def _decide(self, view: View, own: Array, decisions: Array, opening: Array, rng: Generator | None) -> list[Array]:
+        """Actions by seat. `decisions` [n, seats] were made before; the first ones are drawn by `opening` [n, seats,
+        decisions that are drawn]."""
+        actions = []
         for seat, spec in enumerate(self.game.spec.seats):
-            action = np.zeros((self.game.n, *spec.action.shape), spec.action.dtype)
-            random = view.to_act[:, seat] & (opening[:, seat] >= 0) & bool(drawn and spec.action.choices)
+            action, asked = np.zeros((self.game.n, *spec.action.shape), spec.action.dtype), view.to_act[:, seat]
+            random = asked & (decisions[:, seat] < (opening.shape[2] if spec.action.choices else 0))
             for mine, who in ((True, self.ours), (False, self.others)):
-                asked = view.to_act[:, seat] & (own[:, seat] == mine)
+                theirs = asked & (own[:, seat] == mine)
                 if isinstance(who, NetworkPlayer) and not who.remembers:
-                    asked &= ~random  # it need not think about what is drawn
-                if len(rows := np.flatnonzero(asked)):
+                    theirs &= ~random  # it need not think about what is drawn
+                if len(rows := np.flatnonzero(theirs)):
                     seen = {leaf: column[rows] for leaf, column in view.observation[seat].items()}
                     mask = None if (legal := view.legal[seat]) is None else legal[rows]
-                    action[rows] = decide(who, seat, rows, first[rows, seat], seen, mask, rng)
+                    action[rows] = decide(who, seat, rows, decisions[rows, seat] == 0, seen, mask, rng)
             if len(rows := np.flatnonzero(random)):
-                action[rows] = drawn_actions(opening[rows, seat], view.legal[seat], rows, spec.action)
+                chance = opening[rows, seat, decisions[rows, seat]]
+                action[rows] = drawn_actions(chance, view.legal[seat], rows, spec.action)
             actions.append(action)
         return actions
 
@@ -281,11 +308,12 @@ class _Table:
 def _results(outcome: Array, own: Array) -> Array:
     """float64 [n, 2] of the player with the seats `own` [n, seats]: 1, 0.5 or 0 where it won, drew or lost against the
     best of its opponents; and the share of them that it beat."""
-    best = np.where(own, outcome, -np.inf).max(axis=1)[:, None]
-    ahead = np.where(own, np.nan, np.sign(best - outcome) / 2 + 0.5)
     if own.all():
         return np.full((len(outcome), 2), 0.5)
-    return np.stack([np.nanmin(ahead, axis=1), np.nanmean(ahead, axis=1)], axis=1)
+    own, outcome = np.ascontiguousarray(own.T), outcome.T  # NumPy goes along the longer axis so
+    best = np.where(own, outcome, -np.inf).max(axis=0)
+    ahead = np.where(own, 0.0, np.sign(best - outcome) / 2 + 0.5)
+    return np.stack([np.where(own, 1.0, ahead).min(axis=0), ahead.sum(axis=0) / (~own).sum(axis=0)], axis=1)
 
 
 def _with_actions(digest: Array, actions: list[Array], to_act: Array) -> Array:
@@ -318,37 +346,41 @@ def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
     spec = game.spec
     if isinstance(player, str):
         return script(game_id, player)
-    if not isinstance(player, Model):
-        return NetworkPlayer(player, spec, game.n)
-    if player.card.spec != spec.hash:
+    model = player.model if isinstance(player, Searching) else player
+    if not isinstance(model, Model):
+        return NetworkPlayer(model, spec, game.n)
+    if model.card.spec != spec.hash:
         raise ConfigError(
-            f"it was made for {player.card.game} with spec {player.card.spec[:12]}, not {spec.hash[:12]}",
-            where=f"model {player.id[:12]}",
+            f"it was made for {model.card.game} with spec {model.card.spec[:12]}, not {spec.hash[:12]}",
+            where=f"model {model.id[:12]}",
             do=f"Choose a model of {game_id}",
         )
-    return NetworkPlayer(forward_of(player), spec, game.n)
+    forward = forward_of(model)
+    ahead = Lookahead(game, game_id, player, forward) if isinstance(player, Searching) else None
+    return NetworkPlayer(forward, spec, game.n, ahead, samples=model.card.samples)
+
+
+def _samples(player: Player) -> bool:
+    return isinstance(player, Model) and player.card.samples
 
 
 def forward_of(model: Model) -> Forward:
     """The model's network, ready to act."""
-    return forward_without_torch(model.card.network, read_weights(model))
+    return forward_for_matches(model.card.network, read_weights(model))
 
 
 def drawn_actions(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
     """The legal action at the share `chance` of the way along them; of several entries the first counts most."""
     allowed = np.ones((len(rows), action.masks), bool) if legal is None else legal[rows].astype(bool)
     entries = []
-    for mask in np.split(allowed, np.cumsum(action.choices)[:-1], axis=1):
-        place = chance * mask.sum(axis=1)
+    for first, choices in zip(np.cumsum((0, *action.choices)), action.choices, strict=False):
+        mask = allowed[:, first : first + choices]
+        before = np.cumsum(mask.T, axis=0, dtype=np.int32)  # along the shorter axis NumPy would go row by row
+        place = chance * before[-1]
         rank = np.floor(place)
-        entries.append((np.cumsum(mask, axis=1) <= rank[:, None]).sum(axis=1))
+        entries.append((before <= rank).sum(axis=0))
         chance = place - rank  # what the next entry has left
     return np.stack(entries, axis=1).reshape(len(rows), *action.shape)
-
-
-def has_opponents(spec: GameSpec) -> bool:
-    """Whether the game has more than one team."""
-    return len({seat.team for seat in spec.seats}) > 1
 
 
 def opening_decisions(spec: GameSpec) -> int:
@@ -364,7 +396,7 @@ def opening_decisions(spec: GameSpec) -> int:
 
 def strongest(game: str) -> str | None:
     """The script that a game's models are measured against, since against chance all soon look alike; None: alone."""
-    return scripts_for(game)[-1] if has_opponents(spec_of(game)) else None
+    return scripts_for(game)[-1] if spec_of(game).has_rivals else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,23 @@ import numpy as np
 
 from sparring.games.protocol import RUNNING, TRUNCATED
 from sparring.games.spec import SeatSpec
+from sparring.nets.shapes import state_width
 from sparring.replay.steps import Batch, Steps
 from sparring.wire.chunk import Array
+from sparring.wire.network import NetworkSpec
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # column name → dtype and shape
 STATES = ("state", "next_state")  # columns with one row for each stream, where there is a memory
+FINAL = "final/"  # what was seen where a step was cut short: the leaf's name behind this
 
 
 def rollout_layout(
-    seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1, memory: int = 0
+    seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1, network: NetworkSpec
 ) -> Layout:
     """The columns of a rollout, for those who allocate them (in shared memory).
 
-    `memory` is how many numbers a recurrent network's state has (layout.state_width): with it come STATES.
+    With a recurrent `network` come STATES; with one that has no value, by which a step that is cut short would be
+    valued, comes what was seen then.
     """
     size = (ticks, streams)
     layout: Layout = {leaf.name: (leaf.dtype, (*size, *leaf.stacked(frame_stack))) for leaf in seat.observation}
@@ -28,8 +32,10 @@ def rollout_layout(
     layout["ending"] = ("uint8", size)
     if masks:
         layout["legal"] = ("bool", (*size, seat.action.masks))
-    if memory:
+    if memory := state_width(network):
         layout |= dict.fromkeys(STATES, ("float32", (streams, memory)))
+    if not any(head.name == "value" for head in network.heads):
+        layout |= {FINAL + leaf.name: layout[leaf.name] for leaf in seat.observation}
     return layout
 
 
@@ -46,13 +52,13 @@ class Rollout:
         streams: int,
         *,
         masks: bool,
+        network: NetworkSpec,
         frame_stack: int = 1,
-        memory: int = 0,
         columns: Mapping[str, Array] | None = None,
     ) -> None:
         self._used = columns is not None  # they may hold an older rollout
         if columns is None:
-            layout = rollout_layout(seat, ticks, streams, masks=masks, frame_stack=frame_stack, memory=memory)
+            layout = rollout_layout(seat, ticks, streams, masks=masks, frame_stack=frame_stack, network=network)
             columns = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
             if masks:
                 columns["legal"].fill(True)
@@ -61,7 +67,9 @@ class Rollout:
         self._states = {name: columns[name] for name in STATES if name in columns}
         for column in self._states.values():
             column.fill(0.0)
-        self._columns = {name: column for name, column in columns.items() if name not in seen and name not in STATES}
+        self._final = {name: columns[FINAL + name] for name in seen if FINAL + name in columns}
+        apart = {*seen, *STATES, *(FINAL + name for name in seen)}
+        self._columns = {name: column for name, column in columns.items() if name not in apart}
         self._columns["truncation_value"].fill(0.0)
         self._next = np.zeros(streams, np.int64)  # where each stream goes on
         self._level: int | None = 0  # the same, where it is one place for all
@@ -87,6 +95,10 @@ class Rollout:
             given = truncation_value if name == "truncation_value" else getattr(steps, name)
             if given is not None:
                 column[place] = given
+        if self._final and len(steps.final):
+            streams = steps.stream[steps.final]
+            for name, column in self._final.items():
+                column[self._next[streams] - 1, streams] = steps.final_observation[name]
 
     def cut(self, streams: Array, value: Array) -> None:
         """What those streams do next follows nothing: the last step of each was cut short, `value` being lost."""
@@ -95,6 +107,8 @@ class Rollout:
         place = (last[broken], streams[broken])
         self._columns["ending"][place] = TRUNCATED
         self._columns["truncation_value"][place] = value[broken]
+        for name, column in self._final.items():
+            column[place] = self._observation[name][place]  # what followed is lost: its last view stands for it
 
     def batch(self, next_observation: Mapping[str, Array], next_state: Array | None = None) -> Batch:
         """What was written, with what each stream sees next and what it remembers then."""
@@ -117,6 +131,7 @@ class Rollout:
             mask=np.arange(length)[:, None] < self._next,
             state=self._states.get("state"),
             next_state=self._states.get("next_state"),
+            final_observation={name: column[:length] for name, column in self._final.items()} or None,
             version=np.full(len(self._next), self._version or 0, np.int64),
         )
 

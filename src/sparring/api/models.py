@@ -1,6 +1,7 @@
 """`sparring.load` and `sparring.evaluate`: a model as an object that predicts, and how well it plays."""
 
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -14,13 +15,14 @@ from sparring.acting import evaluate as games
 from sparring.acting.evaluate import Named, named
 from sparring.acting.return_histogram import check_format, draw, save_picture, summary
 from sparring.errors import ConfigError
-from sparring.games.catalogue import spec_of
+from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.nets.forward import forward_without_torch
 from sparring.nets.model_files import read_weights
 from sparring.nets.policies import BUILT_IN, bounds_of, choose, squashed
 from sparring.nets.shapes import STATE, initial_state
+from sparring.nets.tree_search import SearchModel, TreeSearch
 from sparring.registry import model_in, open_registry
 from sparring.wire.chunk import Array
 from sparring.wire.model import Model
@@ -76,18 +78,31 @@ class LoadedModel:
         self._forward = forward_without_torch(model.card.network, read_weights(model))
         self._policy = BUILT_IN[model.card.policy]
         self._rng = np.random.default_rng(seed)
+        self._tree: TreeSearch | None = None
 
     def __repr__(self) -> str:
         return f"<sparring model {self.id[:12]} of {self.game}, {self.card.lineage.algorithm}>"
 
     def predict(
-        self, observation: Observation, legal: Array | None = None, deterministic: bool = True, *, seat: int = 0
+        self,
+        observation: Observation,
+        legal: Array | None = None,
+        deterministic: bool | None = None,
+        *,
+        seat: int = 0,
+        search_ms: float = 0.0,
+        state: bytes | None = None,
     ) -> Any:
         """The action for one observation, or one for each of a batch; ConfigError where the shapes do not fit.
 
         An action is an int, or an array for boxes and several choices. `legal` is a mask of the choices. With
-        `deterministic=False` the action is drawn from the model's policy.
+        `deterministic=False` the action is drawn from the model's policy, with True it is the best one; None does what
+        the model's card says: models of games with hidden information draw, all others take the best. With `search_ms`
+        the best action is looked for so long, for one observation of a game without hidden information or chance;
+        `state` is what `save()` of the game gave, where the observation does not show all of it.
         """
+        if search_ms:
+            return self._searched(observation, legal, seat, search_ms, state)
         action, _ = self.predict_with_state(observation, None, legal, deterministic, seat=seat)
         return action
 
@@ -96,7 +111,7 @@ class LoadedModel:
         observation: Observation,
         state: Array | None,
         legal: Array | None = None,
-        deterministic: bool = True,
+        deterministic: bool | None = None,
         *,
         seat: int = 0,
     ) -> tuple[Any, Array | None]:
@@ -118,12 +133,31 @@ class LoadedModel:
         else:
             held = initial_state(self._forward.spec, rows)
             out = self._forward(columns, held if state is None else self._array(state, held.shape, batched, "state"))
-        action = self._chosen(out, spec, mask, deterministic)
+        action = self._chosen(out, spec, mask, not self.card.samples if deterministic is None else deterministic)
         after = out.get(STATE)
         if batched:
             return action, after
         one = action[0]
         return (int(one) if spec.action.kind == "discrete" else one), (None if after is None else after[0])
+
+    def _searched(
+        self, observation: Observation, legal: Array | None, seat: int, search_ms: float, state: bytes | None
+    ) -> int:
+        columns, batched = _columns(observation, self.spec.seats[seat], self.spec.frame_stack, self.game)
+        if batched or not 0 < search_ms < float("inf"):
+            do = "Search for more than 0 ms, one observation at a time"
+            raise ConfigError(f"search_ms = {search_ms!r}", where=f"model of {self.game}", do=do)
+        if self._tree is None:
+            self._tree = TreeSearch(lambda n: open_game(self.game, n), self.spec)
+        seen = {name: column[0] for name, column in columns.items()}
+        row = self._tree.row_of(seat, seen) if state is None else self._tree.row_of_state(state)
+
+        def run(leaves: Columns) -> dict[str, Array]:
+            return self._forward({name: column for name, column in leaves.items() if name != "legal"})
+
+        model = SearchModel(self.card, self.spec, run)
+        found = self._tree.search(row, seat, model, time.monotonic() + search_ms / 1000, legal)
+        return int(found.scores.argmax())
 
     def _array(self, given: Any, shape: tuple[int, ...], batched: bool, name: str) -> Array:
         """What goes with an observation, as [rows, …]."""

@@ -11,6 +11,8 @@ COMMANDS = {  # in the order of `spar --help`; a command's file is imported only
     "collect": "mock players: play and upload",
     "sink": "from the stream into the store, by one process or a Spark cluster",
     "train": "learn a game, from simulation, from the store, or both",
+    "node": "lend this machine to a training run elsewhere",
+    "nodes": "list · drain · ban · allow · rotate: machines that joined a run",
     "evaluate": "how well a model plays: returns, or wins against another",
     "play": "play against a model, in the terminal or the browser",
     "league": "ratings of a game's models and scripts, by matches among them",

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sparring.acting.evaluate import evaluate, named
+from sparring.acting.evaluate import Player, evaluate, named
+from sparring.acting.lookahead import Searching
 from sparring.acting.return_histogram import check_format, lines, plot, summary
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
@@ -22,6 +23,7 @@ from sparring.nets.forward import forward_without_torch
 from sparring.nets.model_files import read_weights
 from sparring.registry import open_registry
 from sparring.store import open_store
+from sparring.wire.model import Model
 
 EPISODES = 100
 
@@ -30,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="an id, champion:GAME or script:GAME/NAME")
     parser.add_argument("--episodes", type=int, metavar="N", help="how many (100; with --video 1)")
     parser.add_argument("--against", metavar="MODEL", help="who else plays; by default the script random")
+    parser.add_argument("--search-ms", type=float, default=0.0, metavar="MS", help="MODEL looks ahead so long (0)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distribution into a .png or .svg")
     parser.add_argument("--video", type=Path, metavar="FILE", help="write what is played into an .mp4 or .gif")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed plays the same games (0)")
@@ -91,7 +94,10 @@ def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         ours = named(args.model, registry)
         rival = None if args.against is None else named(args.against, registry, ours.game)
     against = None if rival is None else rival.player
-    played = evaluate(ours.game, ours.player, episodes=args.episodes, seed=args.seed, against=against, video=args.video)
+    player: Player = ours.player
+    if args.search_ms and isinstance(ours.player, Model):
+        player = Searching(ours.player, args.search_ms)
+    played = evaluate(ours.game, player, episodes=args.episodes, seed=args.seed, against=against, video=args.video)
     told = summary(played.returns)
     output.say(f"{ours.game}: {_short(ours.name)} in {args.episodes} episodes")
     for line in lines(played.returns):
@@ -104,6 +110,7 @@ def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         "game": ours.game,
         "episodes": args.episodes,
         "seed": args.seed,
+        "search_ms": args.search_ms,
         "return_mean": told.mean,
         "return_sd": told.sd,
         "quantiles": told.quantiles,

@@ -23,7 +23,7 @@ from sparring.cli.league_diff import diff_arguments, show_diff
 from sparring.cli.league_show import match, show
 from sparring.cli.output import Output, stopping
 from sparring.config import open_data_folder
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError, Missing, SparringError
 
 LOOK_S = 2.0  # between two looks at a running league
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -83,6 +83,8 @@ def _learn(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any
             if args.rounds is not None and said["frozen"] - first >= args.rounds:
                 break
     shown = show(game, args, output) if said.get("matches") else {"game": game, "matches": 0}
+    if said.get("matches"):
+        _sell(game, args, output)
     return shown | {key: said[key] for key in ("learners", "members", "frozen", "verdict") if key in said}
 
 
@@ -119,7 +121,24 @@ def _rate(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
             output.progress(
                 f"round {done}: {len(played)} matches, {sum(one.distinct for one in played)} distinct games"
             )
-    return show(game, args, output)
+    shown = show(game, args, output)
+    _sell(game, args, output)
+    return shown
+
+
+def _sell(game: str, args: argparse.Namespace, output: Output) -> None:
+    """Make the ladder of strengths anew; a league that has nothing to sell yet says why."""
+    from sparring.games.catalogue import spec_of
+    from sparring.league.strengths import make_strengths
+    from sparring.registry import open_registry
+
+    with open_registry(args.config.registry_url) as registry:
+        try:
+            made = make_strengths(registry, Path(args.config.data), spec_of(game), tell=output.progress)
+            registry.sell(made)
+            output.say(f"a ladder of {len(made.steps)} strengths is sold: `spar models strengths {game}` shows it")
+        except SparringError as error:
+            output.say(f"no ladder of strengths was made: {error}")
 
 
 def _seconds(text: str | None) -> float:

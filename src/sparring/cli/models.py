@@ -1,10 +1,11 @@
 """List, inspect, move and promote models.
 
 list [GAME] · show ID · verify [ID] · pull ID --from URL · push FOLDER|ID [--to REGISTRY] · promote ID · rollback GAME ·
-copy --to REGISTRY · share · unshare. An ID may be cut to any beginning that only one model has. `promote` plays the
-promotion gate's games first, unless --force-reason gives a reason not to; `rollback` returns to the champion before the
-present one. `copy` copies every model and champion to another registry; `share` lets everybody download from a bucket
-whose URL says public=1. Example: spar models promote 3fa8
+copy --to REGISTRY · strengths GAME · share · unshare. An ID may be cut to any beginning that only one model has.
+`promote` plays the promotion gate's games first, unless --force-reason gives a reason not to; `rollback` returns to the
+champion before the present one. `copy` copies every model and champion to another registry; `share` lets everybody
+download from a bucket whose URL says public=1. `strengths` shows the ladder that `strength=` chooses from; --make makes
+it from the league's ratings, by games between its steps, and puts it on sale. Example: spar models promote 3fa8
 """
 
 import argparse
@@ -26,6 +27,7 @@ from sparring.registry.registry import Registry, read_model
 from sparring.wire.champion import Champion, verify
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import ONNX, Model
+from sparring.wire.strengths import verify_strengths
 
 SHORT = 12
 TIMEOUT_S = 30.0
@@ -40,6 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="REGISTRY", help="push, copy: file:///folder or s3://… (push: registry.url)")
     parser.add_argument("--episodes", type=int, help="promote: at most so many games (registry.gate_episodes)")
     parser.add_argument("--seed", type=int, help="promote: repeat the games of a gate with this seed")
+    parser.add_argument("--make", action="store_true", help="strengths: measure a new ladder, and sell it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="strengths: draw the ladder into a .png or .svg")
     parser.add_argument("--force-reason", metavar="TEXT", help="promote without the gate, and say why")
 
 
@@ -196,6 +200,38 @@ def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
     return {"models": copied, "champions": champions}
 
 
+def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    from sparring.games.catalogue import Catalogue, spec_of
+
+    if args.what is None:
+        raise _usage("strengths GAME [--make]")
+    spec = Catalogue.from_config(args.config).newest(args.what) or spec_of(args.what)
+    if args.make:
+        from sparring.league.strengths import make_strengths
+
+        made = make_strengths(registry, Path(args.config.data), spec, seed=args.seed or 0, tell=output.progress)
+        registry.sell(made)
+    signed = registry.strengths(spec.id, spec.version)
+    if signed is None:
+        do = f"Play a league, `spar league {spec.id}`, or write: spar models strengths {spec.id} --make"
+        raise Missing("no ladder of strengths was made yet", where=f"{spec.id} {spec.version}", do=do)
+    found = verify_strengths(signed, registry.trust, spec)
+    last = len(found.steps) - 1
+    rows = [
+        (k, f"{k / last:.2f}", f"{one.elo:+.0f}", f"{one.low:+.0f} to {one.high:+.0f}", one.model[:SHORT], one.does)
+        for k, one in enumerate(found.steps)
+    ]
+    output.table(("step", "strength", "Elo", "95 %", "model", "what it does"), rows)
+    gap = (found.steps[-1].elo - found.steps[0].elo) / max(last, 1)
+    output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    if args.plot is not None:
+        from sparring.league.standings_plot import plot_strengths
+
+        plot_strengths(found, args.plot)
+        output.say(f"drawn into {args.plot}")
+    return {**msgspec.to_builtins(found), "gap_elo": gap, "trust": registry.trust}
+
+
 def _share(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     url, wanted = args.config.registry.url, args.action == "share"
     if not url.startswith("s3://"):
@@ -331,6 +367,7 @@ ACTIONS = {
     "promote": _promote,
     "rollback": _rollback,
     "copy": _copy,
+    "strengths": _strengths,
     "share": _share,
     "unshare": _share,
 }

@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 import webbrowser
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,12 +26,14 @@ from sparring.games.protocol import View
 from sparring.games.scripts import Script, script_for
 from sparring.games.spec import GameSpec
 from sparring.games.step_buffer import Behaviour, Rows, StepBuffer, layout_of
-from sparring.nets.chooser import ActRequest, Chooser, Decision
+from sparring.nets.chooser import ActRequest, Chooser, Decision, LadderChooser
+from sparring.nets.tree_search import TreeSearch
 from sparring.registry import open_registry
 from sparring.store import open_store
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array, Chunk
 from sparring.wire.ids import new_episode
+from sparring.wire.strengths import verify_strengths
 
 BOARD = "observation/board"
 SIGNS = {"you": "●", "bot": "○"}  # distinct without colour too
@@ -41,7 +43,13 @@ IN_BROWSER = ("connect-four", "duel", "cartpole")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("game", metavar="GAME", help="connect-four, duel or cartpole")
     parser.add_argument("--model", default="champion", metavar="ID", help="an id or its beginning, or script:NAME")
-    parser.add_argument("--strength", type=float, metavar="S", help="0 plays at random, 1 at its best (1)")
+    parser.add_argument(
+        "--strength",
+        type=float,
+        metavar="S",
+        help="0 plays at random, 1 at its best (1); between: a step of the game's ladder, see spar models strengths",
+    )
+    parser.add_argument("--search-ms", type=float, default=0.0, metavar="MS", help="a model looks ahead so long (0)")
     parser.add_argument("--seat", type=int, default=0, metavar="N", help="yours; 0 begins (0)")
     parser.add_argument("--browser", action="store_true", help="play in the browser instead")
     parser.add_argument("--to", metavar="URL", help="record through this gateway instead of into the store")
@@ -54,9 +62,10 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         raise Missing(f"{args.game!r} has no board here", where="spar play", do=f"Play {', '.join(IN_BROWSER)}")
     if args.browser or args.game != "connect-four":
         return _in_browser(args, output)
-    if args.seat not in (0, 1) or not (args.strength is None or 0.0 <= args.strength <= 1.0):
-        do = "Seats are 0 and 1, strength 0 to 1"
-        raise ConfigError(f"--seat {args.seat}, --strength {args.strength}", where="spar play", do=do)
+    if args.seat not in (0, 1) or not (args.strength is None or 0.0 <= args.strength <= 1.0) or args.search_ms < 0:
+        do = "Seats are 0 and 1, strength 0 to 1, and a search lasts 0 ms or more"
+        said = f"--seat {args.seat}, --strength {args.strength}, --search-ms {args.search_ms:g}"
+        raise ConfigError(said, where="spar play", do=do)
     return _in_terminal(args, output)
 
 
@@ -74,7 +83,9 @@ class _Opponent:
 
     actor: str
     says: str
-    plays: Chooser | Script
+    plays: Chooser | LadderChooser | Script
+    search_ms: float = 0.0  # it looks ahead for so long
+    tree: TreeSearch | None = None
     last: Decision | None = None  # the decision before, whose state a recurrent model continues
 
     def act(
@@ -86,16 +97,26 @@ class _Opponent:
             return int(self.plays.act(seat, seen, legal, rng)[0]), Behaviour(self.actor)
         row = {name: column[0] for name, column in seen.items()}
         state = None if self.last is None else self.last.state_after
-        request = ActRequest(row, None if legal is None else legal[0], strength, state)
-        self.last = self.plays.decide(spec.seats[seat], request, rng)
-        return int(self.last.action), Behaviour(self.actor, self.last.logp)
+        request = ActRequest(row, None if legal is None else legal[0], strength, state, vary=spec.has_rivals)
+        if self.tree is not None:
+            until_s = time.monotonic() + self.search_ms / 1000
+            self.last = self.plays.search(self.tree, seat, request, rng, until_s)
+        else:
+            self.last = self.plays.decide(spec.seats[seat], request, rng)
+        return int(self.last.action), Behaviour(self.last.actor, self.last.logp)
 
 
-def _opponent(name: str, spec: GameSpec, config: Config) -> _Opponent:
+def _opponent(name: str, spec: GameSpec, config: Config, strength: float | None) -> _Opponent:
     if name.startswith("script:"):
         script = script_for(spec, name.removeprefix("script:"))
         return _Opponent(f"script:{script.name}", f"the script {script.name}", script)
     with open_registry(config.registry_url) as registry:
+        sold = registry.strengths(spec.id, spec.version) if name == "champion" else None
+        if sold is not None and strength is not None and strength < 1.0:
+            step = verify_strengths(sold, registry.trust, spec).step(strength)
+            says = f"model {step.model[:8]} ({step.does}, {step.elo:+.0f} Elo above random play)"
+            plays = LadderChooser(step, Chooser(registry.fetch(step.model)))
+            return _Opponent(plays.actor, says, plays)
         if name == "champion":
             signed = registry.champion(spec.id, spec.version)
             if signed is None:
@@ -112,7 +133,10 @@ def _opponent(name: str, spec: GameSpec, config: Config) -> _Opponent:
 def _in_terminal(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     game = open_game("connect-four")
     you, bot = args.seat, 1 - args.seat
-    opponent = _opponent(args.model, game.spec, args.config)
+    opponent = _opponent(args.model, game.spec, args.config, args.strength)
+    if args.search_ms and not isinstance(opponent.plays, Script):
+        tree = TreeSearch(lambda n: open_game("connect-four", n), game.spec)
+        opponent = replace(opponent, search_ms=args.search_ms, tree=tree)
     output.say(f"You meet {opponent.says}. You are {SIGNS['you']}, and {'begin' if you == 0 else 'go second'}.")
     episode, layouts = new_episode(), [layout_of(game.spec, seat) for seat in (0, 1)]
     seats = [StepBuffer(layout.header(episode, "play", seed=0), layout) for layout in layouts]

@@ -7,6 +7,7 @@ Example: spar train cartpole --algo ppo --steps 200000
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -22,7 +23,7 @@ from sparring.processes.supervisor import ChildProcess, RestartPolicy
 
 if TYPE_CHECKING:
     from sparring.config import Config
-    from sparring.learn.plan import TrainRequest
+    from sparring.learn.plan import NodesPlan, TrainRequest
     from sparring.learn.runs.train import TrainingLoop, TrainProgress
     from sparring.learn.sweeps.sweep import Sweep, TrialReport
 
@@ -35,13 +36,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algo",
         metavar="NAME",
-        help="ppo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; rllib:NAME; or module:name "
+        help="ppo, mappo, impala, a3c, dqn, apex, r2d2, sac; bc, cql, iql from the store; rllib:NAME; or module:name "
         "(ppo; from the store iql)",
     )
     parser.add_argument(
         "--topology",
         metavar="NAME",
-        help="single, sync, allreduce, async, apex, central, hogwild, offline or rllib; by default what suits --algo",
+        help="single, sync, allreduce, async, apex, central, hogwild, nodes, offline, rllib; by default by --algo",
     )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
@@ -57,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="go on with a run, by default the newest")
     parser.add_argument("--envs", type=int, metavar="N", help="games played at once by each actor")
     parser.add_argument("--actors", type=int, metavar="N", help="processes that play, in topologies that have any")
-    parser.add_argument("--learners", type=int, metavar="N", help="that average their gradients (ppo, impala)")
+    parser.add_argument("--learners", type=int, metavar="N", help="that average their gradients (ppo, mappo, impala)")
     parser.add_argument(
         "--algo-set",
         action="append",
@@ -80,6 +81,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="where actors play and records are read: local://, ray://auto or ray://HOST:PORT (local://)",
     )
+    parser.add_argument(
+        "--nodes",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a machine that learns (a3c, ppo, dqn): the line that `spar node --listen` printed; may be repeated",
+    )
+    parser.add_argument("--accept-nodes", metavar="HOST:PORT", help="let machines join, by the line that this prints")
+    parser.add_argument(
+        "--contribute",
+        choices=["weights", "experience"],
+        help="what nodes send: weights that they learned, or seeded play, a share of which is played again (weights)",
+    )
+    parser.add_argument("--nodes-cert", default="", metavar="FILE", help="--accept-nodes: a certificate of your own")
+    parser.add_argument("--nodes-key", default="", metavar="FILE", help="--accept-nodes: its key")
     parser.add_argument(
         "--keep-alive", action="store_true", help="start a learner that was killed again; so it is on ray://"
     )
@@ -113,6 +129,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         learners=args.learners,
         settings=tuple(args.algo_set),
         on=args.on,
+        nodes=_nodes(args),
     )
     if args.explain:
         return _explain(request, args.config, output)
@@ -120,7 +137,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         raise ConfigError(f"--parallel {args.parallel}", where="spar train", do="Count from 1, beside --sweep FILE")
     if args.sweep is not None:
         return _sweep(args, request, output)
-    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
+    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, _without_tokens(sys.argv))
     with output.waits():
         trained = train(request, options, args.config, lambda one: output.progress(str(one)), _stops_on_signals)
     published = trained.published
@@ -143,6 +160,23 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         "promoted": published.promoted,
         "state": trained.state,
     }
+
+
+def _nodes(args: argparse.Namespace) -> "NodesPlan | None":
+    from sparring.learn.plan import NodesPlan
+
+    if not args.nodes and not args.accept_nodes:
+        return None
+    config = args.config.nodes
+    if args.contribute:
+        config = replace(config, contribute=args.contribute)
+    about = (tuple(args.nodes), args.accept_nodes or "", args.nodes_cert, args.nodes_key)
+    return NodesPlan(config, args.config.data, *about)
+
+
+def _without_tokens(words: list[str]) -> tuple[str, ...]:
+    """The command as a run's folder keeps it."""
+    return tuple(re.sub(r"(wss?://)[^@/]*@", r"\1…@", word) for word in words)
 
 
 def _explain(request: "TrainRequest", config: "Config", output: Output) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from sparring.client.spool import Spool
 from sparring.client.statistics import Counters, Statistics
 from sparring.closable import Closable
 from sparring.errors import ConfigError, Missing, Refused, Unreachable
-from sparring.games.catalogue import spec_of
+from sparring.games.catalogue import open_game, spec_of
 from sparring.games.spec import GameSpec, SeatSpec, checked, read
 from sparring.games.step_buffer import MemoryBudget, StepBuffer, StepLayout, refused
-from sparring.nets.chooser import RANDOM_ACTOR, ActRequest, Chooser, Decision, uniform
+from sparring.nets.chooser import RANDOM_ACTOR, ActRequest, Chooser, Decision, LadderChooser, uniform
+from sparring.nets.tree_search import TreeSearch
 from sparring.stream import BACKENDS
 from sparring.wire.chunk import Array, Source
 from sparring.wire.ids import EpisodeId, ModelId, PlayerId, asked_for, is_actor, is_episode, new_episode
@@ -56,6 +57,7 @@ class Connection(Closable):
         self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
         self._groups: dict[str, VectorRecorder] = {}
         self._open: dict[int, Episode] = {}
+        self._tree: TreeSearch | None = None  # where act() was asked to look ahead
         self._rng = np.random.default_rng(settings.seed)
         self._budget = MemoryBudget(settings.memory_bytes)
         with ExitStack() as begun:  # closes what was opened where a later part fails
@@ -70,7 +72,7 @@ class Connection(Closable):
             begun.pop_all()
         self._sender = Sender(self._uploads, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s)
         self._recorder = Recorder(self._spool, self._counters, settings.flush_every_s, self._sender.wake)
-        self._models = Models(folder, self.spec, client, settings.trust, self._counters)
+        self._models = Models(folder, self.spec, client, settings.trust, self._counters, settings.strength)
         if self._gateway is not None and settings.act == "local":
             self._models.start(self._gateway, settings.poll_every_s, self._rng.spawn(1)[0])
             if settings.wait_for_model_s and self.model is None:
@@ -136,32 +138,38 @@ class Connection(Closable):
         self,
         index: int,
         seat: SeatSpec,
-        chooser: Chooser | None,
-        observation: dict[str, Array],
-        legal: Array | None,
+        chooser: Chooser | LadderChooser | None,
+        asked: ActRequest,
         last: Decision | None,
     ) -> Decision:
         """The action for one observation, for Episode.act: by the gateway, by `chooser`, or at random without either.
-        `last` is the episode's last decision by a recurrent model."""
-        strength = self._settings.strength
+        `last` is the episode's last decision by a recurrent model, whose state goes on."""
+        asked = replace(asked, strength=self._settings.strength)
         if self._gateway is not None and self._settings.act == "server":
             state, model = (None, None) if last is None else (last.state_after, last.model)
-            request, timeout_s = ActRequest(observation, legal, strength, state), self._settings.act_timeout_s
+            if asked.game_state is not None:
+                do = 'Leave state out, or act with act="local"'
+                raise Refused("a gateway takes no saved state", where="act", do=do, field="state")
+            timeout_s = self._settings.act_timeout_s + (asked.search_ms or 0.0) / 1000
             try:
-                return self._gateway.act(index, seat, request, model, timeout_s)
+                return self._gateway.act(index, seat, replace(asked, state=state), model, timeout_s)
             except Unreachable as error:
                 self._counters.add(act_fallbacks=1)
                 self._warn_random(str(error))
-                return uniform(seat, legal, self._rng)
+                return uniform(seat, asked.legal, self._rng)
         if chooser is None:
             none = f"there is no champion of {self.spec.id} {self.spec.version} yet"
             late = "the champion was not fetched yet: connect(wait_for_model_s=10) waits for it"
             alone = "models do not come by a stream, and gateway= is not given"
             absent = index in self._models.absent
             self._warn_random(alone if self._gateway is None else none if absent else late)
-            return uniform(seat, legal, self._rng)
+            return uniform(seat, asked.legal, self._rng)
+        if asked.search_ms:
+            if self._tree is None:
+                self._tree = TreeSearch(lambda n: open_game(self.spec.id, n), self.spec)
+            return chooser.search(self._tree, index, asked, self._rng, time.monotonic() + asked.search_ms / 1000)
         state = last.state_after if last is not None and last.actor == chooser.actor else None
-        return chooser.decide(seat, ActRequest(observation, legal, strength, state), self._rng)
+        return chooser.decide(seat, replace(asked, state=state), self._rng)
 
     def ended(self, episode: Episode, buffer: StepBuffer | None) -> None:
         """Called by an episode when it is over."""

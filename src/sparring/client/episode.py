@@ -10,7 +10,7 @@ import numpy as np
 from sparring.errors import Refused
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.step_buffer import TOLERANCE, Behaviour, Rows, StepBuffer, StepLayout, refused
-from sparring.nets.chooser import Chooser, Decision
+from sparring.nets.chooser import ActRequest, Chooser, Decision, LadderChooser
 from sparring.wire.chunk import Array, Header, Source
 from sparring.wire.ids import EpisodeId, new_episode
 
@@ -42,7 +42,7 @@ class Episode:
         header: Header,
         actor: str,
         buffer: StepBuffer | None,
-        chooser: Chooser | None,
+        chooser: Chooser | LadderChooser | None,
     ) -> None:
         """`buffer` is None where the steps are not recorded, `chooser` where this process holds no model."""
         self.id, self.sample_rate, self.seat = header.episode, header.sample_rate, header.seat
@@ -60,15 +60,24 @@ class Episode:
         """Whether the steps of this episode are kept: the gateway asked for it, and memory sufficed."""
         return self._buffer is not None and not self._buffer.lost
 
-    def act(self, observation: Any, legal: Any = None) -> Any:
+    def act(
+        self, observation: Any, legal: Any = None, *, search_ms: float | None = None, state: bytes | None = None
+    ) -> Any:
         """An action for `observation`, by the model that this episode began with; random where there is none yet.
 
-        A recurrent model's state and stacks of frames advance with each call: ask once for each decision.
+        A recurrent model's state and stacks of frames advance with each call: ask once for each decision. With
+        `search_ms` the model looks ahead for so long, in games without hidden information or chance; `state` is what
+        `save()` of the game gave, for a game whose observation does not show all of it. Refused where it cannot.
         """
+        if search_ms is not None and not 0.0 <= search_ms < float("inf"):
+            raise Refused(
+                f"search_ms={search_ms!r}", where="act", do="Give a number of milliseconds", field="search_ms"
+            )
         seen = self._stacks.push(self._read(observation))
         leaves = {name: row[0] for name, row in seen.items()}
         mask = None if legal is None else self._layout.checked_legal(legal)
-        self._decision = self._connection.decide(self.seat, self._layout.seat, self._chooser, leaves, mask, self._last)
+        asked = ActRequest(leaves, mask, None, None, search_ms, state, vary=self._connection.spec.has_rivals)
+        self._decision = self._connection.decide(self.seat, self._layout.seat, self._chooser, asked, self._last)
         if self._decision.state_after is not None:
             self._last = self._decision
         self._legal = mask

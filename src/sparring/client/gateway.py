@@ -162,6 +162,15 @@ class Gateway:
             wrong = f"the champion does not read: {error}"
             raise Unreachable(wrong, where=self.url, do="It is asked for again") from None
 
+    def strengths(self, version: str) -> Signed:
+        """The game's ladder of strengths. Missing where there is none."""
+        reply = self._get(f"{self._path}/strengths", params={"version": version})
+        try:
+            return _read_signed(reply.content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            wrong = f"the strengths do not read: {error}"
+            raise Unreachable(wrong, where=self.url, do="They are asked for again") from None
+
     def file(self, model: ModelId, name: str) -> bytes:
         """One file of a model, not yet verified; at most MAX_MODEL_BYTES of it.
 
@@ -197,6 +206,8 @@ class Gateway:
             "seat": index,
             "strength": request.strength,
         }
+        if request.search_ms is not None:
+            body["search_ms"] = request.search_ms
         if request.state is not None:
             body |= {"state": request.state.tolist(), "model": model}
         headers, path = {"Content-Type": "application/json"}, f"{self._path}/act"

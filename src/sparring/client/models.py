@@ -19,10 +19,11 @@ from sparring.client.gateway import Gateway
 from sparring.client.statistics import Counters
 from sparring.errors import Missing, ModelDamaged, SparringError
 from sparring.games.spec import GameSpec
-from sparring.nets.chooser import Chooser
+from sparring.nets.chooser import Chooser, LadderChooser
 from sparring.wire.champion import Champion, Signed, for_client, verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import ONNX, Card, Model, check
+from sparring.wire.strengths import Strengths, verify_strengths
 
 log = logging.getLogger("sparring.client")
 
@@ -43,6 +44,7 @@ class HeldChampion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _read_held, _read_card = msgspec.json.Decoder(HeldChampion).decode, msgspec.json.Decoder(Card).decode
+_read_signed = msgspec.json.Decoder(Signed).decode
 
 
 def accepted(
@@ -122,8 +124,20 @@ def _not(wrong: str, do: str) -> ModelDamaged:
 class Models:
     """Owns its thread. `chooser(seat)` is what a new episode of that seat acts with, to its end."""
 
-    def __init__(self, folder: Path, game: GameSpec, client: str, trust: str | None, counters: Counters) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        game: GameSpec,
+        client: str,
+        trust: str | None,
+        counters: Counters,
+        strength: float | None = None,
+    ) -> None:
+        """With a `strength` below 1 the game's ladder of strengths is looked for, too."""
         self._folder, self._game = folder, game
+        self._strength = None if strength is None or strength >= 1.0 else strength
+        self._step: LadderChooser | None = None
+        self._ladder: Strengths | None = None
         self._client, self._trust, self._counters = client, trust, counters
         self._seats: dict[int, str] = {}  # seat → ETag of the manifest heard last
         self._choosers: dict[int, Chooser] = {}
@@ -139,15 +153,17 @@ class Models:
         """Load what is held on disk for the first seat, then ask `gateway` for newer ones in the background."""
         self._gateway = gateway
         self._add_seat(0)
+        self._begin_ladder()
         self._thread = threading.Thread(target=self._run, args=(every_s, rng), name="sparring-models", daemon=True)
         self._thread.start()
 
-    def chooser(self, seat: int) -> Chooser | None:
-        """The newest verified model for that seat; None where there is none yet."""
+    def chooser(self, seat: int) -> Chooser | LadderChooser | None:
+        """What acts for that seat: the step of the ladder for this strength where there is a ladder, else the newest
+        verified champion; None where there is none yet."""
         if self._thread is not None and seat not in self._seats:
             self._add_seat(seat)
             self._wake.set()
-        return self._choosers.get(seat) or self._shared(seat)
+        return self._step or self._choosers.get(seat) or self._shared(seat)
 
     def _shared(self, seat: int) -> Chooser | None:
         """The model of another seat, where its manifest is for every seat and it takes what this one sees."""
@@ -180,6 +196,8 @@ class Models:
                 self._begun += 1
             for seat in tuple(self._seats):
                 self._poll(seat)
+            if self._strength is not None:
+                self._poll_ladder()
             with self._polled:
                 self._done = self._begun
                 self._polled.notify_all()
@@ -209,6 +227,48 @@ class Models:
                     f"champion: {error}" + ("; the model held before stays" if seat in self._choosers else "")
                 )
         self._say_if_expired(seat, now_ms)
+
+    def _poll_ladder(self) -> None:
+        """Take the gateway's ladder, if the champion's key signed it and it is not older than the one held."""
+        try:
+            signed = self._gateway.strengths(self._game.version)
+            self._use_ladder(signed)
+            self._ladder_path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._ladder_path, msgspec.json.encode(signed))
+        except Missing:
+            log.debug("no ladder of strengths of %s %s", self._game.id, self._game.version)
+        except (SparringError, OSError, RuntimeError) as error:
+            if not self._stopping.is_set():
+                self._counters.warn_once(f"strengths: {error}")
+
+    def _begin_ladder(self) -> None:
+        """Begin with the ladder held on disk, whose models are there too."""
+        try:
+            if self._strength is not None and self._ladder_path.exists():
+                self._use_ladder(_read_signed(self._ladder_path.read_bytes()), fetch=False)
+        except (SparringError, OSError, msgspec.DecodeError) as error:
+            log.debug("the ladder held on disk is not used: %s", error)
+
+    def _use_ladder(self, signed: Signed, *, fetch: bool = True) -> None:
+        held = self._champion_file(0).read()
+        if self._trust is None and held is None:
+            return  # no key is pinned yet: the champion's comes first
+        trust = self._trust or (held.key if held is not None else "")
+        game = self._game
+        ladder = verify_strengths(signed, trust, game)
+        if self._ladder is not None and ladder.issued_at_ms < self._ladder.issued_at_ms:
+            raise _not("the strengths are older than those seen before", "Ask the gateway's operator")
+        if ladder == self._ladder:
+            return
+        step = ladder.step(self._strength or 0.0)
+        model = Chooser((self._fetch if fetch else self._read)(step.model))
+        model.check(game.seats[0], game.frame_stack)
+        self._ladder, self._step = ladder, LadderChooser(step, model)
+        log.info("strength %s is %s: %s", self._strength, step.model[:12], step.does)
+
+    @property
+    def _ladder_path(self) -> Path:
+        return self._folder / "champion" / f"{self._game.version.encode().hex()[:64] or 'none'}-strengths.json"
 
     def _follow(self, champion: Champion, seat: int) -> None:
         """Load the model that the manifest names for this client."""

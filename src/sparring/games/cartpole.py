@@ -53,6 +53,7 @@ class CartPole(OneSeatGame):
     """n carts. The state is float64 and the observation its float32 rounding, as in Gymnasium."""
 
     spec = SPEC
+    searchable = True
 
     def __init__(self, n: int = 1) -> None:
         super().__init__(n)

@@ -81,6 +81,7 @@ class Catalogue:
     def __init__(self, entries: tuple[str, ...], folder: Path) -> None:
         """`entries` are ids, or paths of TOML specs relative to `folder`; a later spec of one id is a newer version."""
         self._specs: dict[GameId, dict[str, GameSpec]] = {}
+        self._playable = {*BUILT_IN, *(entry for entry in entries if not entry.endswith(".toml"))}
         for spec, _ in _BUILT_IN.values():
             self._add(spec, spec.id)
         for entry in entries:
@@ -103,6 +104,13 @@ class Catalogue:
     def games(self) -> list[GameSpec]:
         """Every version of every game, built-in ones first."""
         return [spec for versions in self._specs.values() for spec in versions.values()]
+
+    def open_game(self, spec: GameSpec, n: int) -> Game:
+        """n games of a version that is known here; Missing where only its spec is."""
+        if spec.id not in self._playable:
+            do = "Write the game in Python and name that in `games` of spar.toml"
+            raise Missing("there is a spec alone, and no game to step", where=f"game {spec.id!r}", do=do)
+        return open_game(spec.id, n)
 
     def views(self, game: str) -> dict[str, tuple[bool, ...]]:
         """Of each version: whether a seat's records show what other seats do, which an erasure must know."""

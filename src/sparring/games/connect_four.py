@@ -5,10 +5,13 @@ A player's stones are one uint64: bit 7·column + height, with an empty bit abov
 no line runs on into the next (John Tromp's layout).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from sparring.errors import Refused
 from sparring.games.game_state import BaseGame
-from sparring.games.protocol import RUNNING, TERMINATED, Actions, View
+from sparring.games.protocol import RUNNING, TERMINATED, Actions, Columns, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
@@ -16,9 +19,9 @@ from sparring.wire.ids import GameId
 COLUMNS, ROWS = 7, 6
 _HEIGHT = ROWS + 1
 _LINES = (1, _HEIGHT, _HEIGHT - 1, _HEIGHT + 1)  # one up, one right, one right and down, one right and up
+_SIZE = COLUMNS * ROWS
 _BOTTOM = np.uint64(1) << np.arange(0, COLUMNS * _HEIGHT, _HEIGHT, dtype=np.uint64)
 _COLUMN = _BOTTOM * np.uint64((1 << ROWS) - 1)
-_TOP = _BOTTOM << np.uint64(ROWS - 1)
 _CELLS = np.array(  # of the bit in each cell of the board, the top row first
     [[_HEIGHT * column + height for column in range(COLUMNS)] for height in reversed(range(ROWS))], np.uint64
 )
@@ -40,21 +43,28 @@ SPEC = GameSpec(
 
 
 class ConnectFour(BaseGame):
-    """n boards. Each seat sees its own stones in plane 0 and the other's in plane 1."""
+    """n boards. Each seat sees its own stones in plane 0 and the other's in plane 1.
+
+    The boards that seat 0 sees, and how many stones a column has, follow from the stones; they are kept beside them, as
+    a move changes one cell of each.
+    """
 
     spec = SPEC
+    searchable = True
 
     def __init__(self, n: int = 1) -> None:
         super().__init__(n)
         self._stones = np.zeros((n, 2), np.uint64)
+        self._boards = np.zeros((n, 2, ROWS, COLUMNS), np.uint8)
+        self._heights = np.zeros((n, COLUMNS), np.uint8)
         self._outcome = np.zeros(n, np.float32)  # of seat 0
 
     def reset(self, seeds: Array, which: Array) -> View:
         """An empty board; there is no chance in this game."""
-        self._stones[which] = 0
-        self._tick[which] = 0
-        self._ending[which] = RUNNING
-        self._outcome[which] = 0.0
+        rows = np.flatnonzero(which)
+        for array in (self._stones, self._boards, self._heights, self._tick, self._outcome):
+            array[rows] = 0
+        self._ending[rows] = RUNNING
         return self._view(np.zeros(self.n, np.float32))
 
     def step(self, actions: Actions) -> View:
@@ -64,35 +74,66 @@ class ConnectFour(BaseGame):
         legal = self._legal()
         moves = self._checked_actions(0, actions[0], running & ~second, legal)
         moves = np.where(second, self._checked_actions(1, actions[1], running & second, legal), moves)
-        rows, mover = np.flatnonzero(running), second.astype(np.int64)
-        full = self._stones[:, 0] | self._stones[:, 1]
-        stone = (full + _BOTTOM[moves]) & _COLUMN[moves]  # the carry stops at the lowest empty cell
-        self._stones[rows, mover[rows]] |= stone[rows]
+        rows = np.flatnonzero(running)
+        mover, column = second[rows].astype(np.int64), moves[rows]
+        place = rows * COLUMNS + column
+        height = self._heights.reshape(-1)[place].astype(np.int64)
+        self._heights.reshape(-1)[place] += 1
+        self._boards.reshape(-1)[(2 * rows + mover) * _SIZE + (ROWS - 1 - height) * COLUMNS + column] = 1
+        own = self._stones.reshape(-1)[2 * rows + mover] | np.uint64(1) << (_HEIGHT * column + height).astype(np.uint64)
+        self._stones.reshape(-1)[2 * rows + mover] = own
         self._tick += running
-        won = running & has_four(self._stones[np.arange(self.n), mover])
-        self._outcome[won] = np.where(second, -1.0, 1.0)[won]
-        self._ending[won | (running & (self._tick == COLUMNS * ROWS))] = TERMINATED
-        return self._view(np.where(won, self._outcome, 0).astype(np.float32))
+        won = np.zeros(self.n, bool)
+        won[rows] = has_four(own)
+        self._outcome[won] = np.where(second[won], -1.0, 1.0)
+        self._ending[won | (running & (self._tick == _SIZE))] = TERMINATED
+        return self._view(np.where(won, self._outcome, np.float32(0)))
+
+    def restore(self, state: bytes) -> None:
+        super().restore(state)
+        self._read_stones()
+
+    def restore_rows(self, rows: Sequence[bytes]) -> None:
+        super().restore_rows(rows)
+        self._read_stones()
+
+    def _read_stones(self) -> None:
+        """Boards and heights as the stones say."""
+        bits = np.unpackbits(self._stones.astype("<u8").view(np.uint8).reshape(self.n, 2, 8), axis=2, bitorder="little")
+        self._boards = bits[:, :, _PLACES].copy()
+        self._heights = self._boards.sum(axis=(1, 2), dtype=np.uint8)
+
+    def row_of(self, seat: int, observation: Columns) -> bytes:
+        """The game in which that seat is to move and sees that board; Refused where there is none."""
+        board = np.asarray(observation[_BOARD.name])
+        stones = stones_of(board[None])[0]
+        own, other = board.sum(axis=(1, 2), dtype=int).tolist()
+        full = stones[0] | stones[1]
+        hangs = bool(full & (full + _BOTTOM.sum(dtype=np.uint64)))  # a column that is filled up carries into one bit
+        ended = bool(has_four(stones).any()) or own + other == COLUMNS * ROWS
+        if hangs or ended or own + seat != other or stones[0] & stones[1]:
+            wrong = f"no running game shows this board to seat {seat} when it is to move"
+            raise Refused(wrong, where=SPEC.id, do="Search where a seat decides", field="observation")
+        one = ConnectFour(1)
+        one._stones[0] = stones if seat == 0 else stones[::-1]
+        one._tick[0], one._ending[0] = own + other, RUNNING
+        return one.save_rows()[0]
 
     def _arrays(self) -> dict[str, Array]:
         return {"stones": self._stones, "outcome": self._outcome, **super()._arrays()}
 
     def _legal(self) -> Array:
-        full = self._stones[:, 0] | self._stones[:, 1]
-        return np.asarray((full[:, None] & _TOP) == 0)
+        return np.asarray(self._heights < ROWS)
 
     def _view(self, reward: Array) -> View:
-        running = self._ending == RUNNING
-        to_act = np.zeros((self.n, 2), bool)
-        to_act[np.arange(self.n), self._tick % 2] = running
+        running, second = self._ending == RUNNING, self._tick % 2 == 1
+        to_act = np.stack((running & ~second, running & second), axis=1)
         legal = self._legal()
-        bits = np.unpackbits(self._stones.astype("<u8").view(np.uint8).reshape(self.n, 2, 8), axis=2, bitorder="little")
-        planes = bits.take(_PLACES, axis=2)  # rows of memory are boards, as bits[:, :, _PLACES] would not have it
         return View(
             to_act=to_act,
             observation=(
-                {"observation/board": planes},
-                {"observation/board": np.ascontiguousarray(planes[:, ::-1])},
+                {"observation/board": self._boards.copy()},
+                {"observation/board": self._boards[:, ::-1].copy()},
             ),
             # All true where a seat is not asked, so that a softmax over it stays finite.
             legal=(legal | ~to_act[:, :1], legal | ~to_act[:, 1:]),

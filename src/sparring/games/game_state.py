@@ -5,7 +5,7 @@ import importlib
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ class BaseGame:
     """n games with a clock and an ending each. `save` and `restore` write and read the arrays of `_arrays`."""
 
     spec: GameSpec
+    searchable = False  # see SearchableGame
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -61,6 +62,25 @@ class BaseGame:
             )
         for name, array in arrays.items():
             array[...] = np.frombuffer(found.arrays[name], array.dtype).reshape(array.shape)
+
+    def save_rows(self) -> list[bytes]:
+        """Each game by itself; Refused where `spec.resimulates` is false."""
+        self._require_resimulation()
+        columns = [np.ascontiguousarray(a).reshape(self.n, -1).view(np.uint8) for a in self._arrays().values()]
+        return [row.tobytes() for row in np.concatenate(columns, axis=1)]
+
+    def restore_rows(self, rows: Sequence[bytes]) -> None:
+        """Game i becomes rows[i]; those beyond the last row stand still. Refused where `spec.resimulates` is false."""
+        self._require_resimulation()
+        arrays, count = self._arrays(), len(rows)
+        widths = [array.nbytes // self.n for array in arrays.values()]
+        if not 0 < count <= self.n or {len(row) for row in rows} != {sum(widths)}:
+            do = "Restore at most n rows that save_rows() of the same game gave"
+            raise WireError("these rows are of another game", where=f"state of {self.spec.id}", do=do)
+        raw = np.frombuffer(b"".join(rows), np.uint8).reshape(count, -1)
+        for array, columns in zip(arrays.values(), np.split(raw, np.cumsum(widths)[:-1], axis=1), strict=True):
+            array[:count] = np.ascontiguousarray(columns).view(array.dtype).reshape(count, *array.shape[1:])
+        self._ending[count:] = TERMINATED
 
     def _arrays(self) -> dict[str, Array]:
         """Everything that the next step depends on."""

@@ -1,37 +1,63 @@
-"""`pz:<name>`: a game of PettingZoo, such as pz:connect_four_v3 or pz:multiwalker_v9(n_walkers=2), one seat per agent.
+"""`pz:<name>`: a game of PettingZoo, such as pz:connect_four_v3 or pz:multiwalker_v9(n_walkers=2), one seat per agent;
+the MPE games (pz:simple_spread_v3) come from the package mpe2.
 
 Where there is a parallel version (all agents at once) it is played, else the one in which agents take turns.
 An "action_mask", in the observation or beside it, becomes the legal mask. Images are scaled down as those of
-Gymnasium; `pz:<name>(images=full)` leaves them as they are.
+Gymnasium; `pz:<name>(images=full)` leaves them as they are. `teams=…` says who plays together (`_teams`), and with
+`identity=true` each seat sees its own number, so that one network can give its seats different parts.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sparring.errors import Missing
+from sparring.errors import ConfigError, Missing
 from sparring.games.game_state import REWARD_BOUND, SEEDS, did_you_mean, id_with_options, library, name_and_options
-from sparring.games.gymnasium import FULL_IMAGES, IMAGES, action_leaf, observation_reader, wrong_options
+from sparring.games.gymnasium import FULL_IMAGES, IMAGES, Reader, action_leaf, observation_reader, wrong_options
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
-from sparring.games.spec import GameSpec, SeatSpec, checked
+from sparring.games.spec import GameSpec, SeatSpec, checked, discrete
 from sparring.games.vectorize import SingleGame, SingleView, VectorGame
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
-MOST_TICKS = 1_000_000  # PettingZoo does not say when a game ends at the latest
+MOST_TICKS = 1_000_000  # of a game that does not say when it ends at the latest (max_cycles)
 DRAWN = {"render_mode": "rgb_array"}
+# Games in which a seat does not see all that others know or do; PettingZoo does not say so itself.
+HIDDEN = {"gin_rummy", "hanabi", "leduc_holdem", "rps", "texas_holdem", "texas_holdem_no_limit"}
+
+
+# The option `teams` of games whose agents are not each alone. Where PettingZoo leaves it open, as in Joust, they are.
+TEAMS, ALL, KIND, EACH = "teams", "all", "kind", "each"
+IDENTITY = "identity"
+_PAIRS = "first-third/second-fourth"  # of the Atari games for two against two
+DEFAULT_TEAMS = {
+    **dict.fromkeys(("cooperative_pong", "knights_archers_zombies", "pistonball"), ALL),
+    **dict.fromkeys(("multiwalker", "pursuit", "waterworld", "hanabi", "entombed_cooperative"), ALL),
+    **dict.fromkeys(("simple_spread", "simple_reference", "simple_speaker_listener"), ALL),
+    **dict.fromkeys(("simple_formation", "simple_line", "collect_treasure"), ALL),
+    **dict.fromkeys(("simple_tag", "simple_adversary", "simple_push"), KIND),
+    **dict.fromkeys(("foozpong", "quadrapong", "volleyball_pong"), _PAIRS),
+    "simple_world_comm": "leadadversary-adversary/agent",
+    "simple_crypto": "eve/bob-alice",
+}
+MPE = ("simple_", "collect_treasure_")  # how the names of mpe2's games begin
 
 
 def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
     """n games of that name, or Missing; `rendered`: they draw pictures (`_PettingZooGame.render`)."""
     name, options = name_and_options(text, f"game 'pz:{text}'")
-    given = {key: value for key, value in options.items() if key != IMAGES}
-    pettingzoo, env_id = _found(name)
-    parallel, name = env_id in pettingzoo.parallel_registry, id_with_options(name, options)
+    given = {key: value for key, value in options.items() if key not in (IMAGES, TEAMS, IDENTITY)}
+    teams = str(options.get(TEAMS, DEFAULT_TEAMS.get(re.sub(r"_v\d+$", "", name), EACH)))
+    entry, parallel, package = _found(name)
+    name = id_with_options(name, options)
 
     def make(mode: dict[str, str]) -> _PettingZooGame:
-        return _PettingZooGame(_make(pettingzoo, env_id, parallel, name, given | mode), parallel, name)
+        env = _make(entry, package, name, given | mode)
+        return _PettingZooGame(env, parallel, name, teams, identity=options.get(IDENTITY) is True)
 
     # Some games that show their screen draw it only where they render: without a mode players would see it black.
     seen = () if rendered else make({}).spec.seats[0].observation
@@ -42,7 +68,7 @@ def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
 class _Seat:
     """How one agent sees and acts."""
 
-    def __init__(self, env: Any, agent: Any, where: str) -> None:
+    def __init__(self, env: Any, agent: Any, where: str, identity: bool) -> None:
         space = env.observation_space(agent)
         inner = getattr(space, "spaces", None)
         self.masked = isinstance(inner, dict) and "action_mask" in inner
@@ -50,38 +76,56 @@ class _Seat:
         seen = inner["observation"] if self.masked and inner else space
         self.reader = observation_reader(seen, where, full_images=FULL_IMAGES in where)
         self.leaf, self.act = action_leaf(env.action_space(agent), where)
-        self.seen: Columns = {leaf.name: np.zeros(leaf.shape, leaf.dtype) for leaf in self.reader.leaves}
+        self.leaves, self._always = self.reader.leaves, Columns()
+        if identity:
+            agents = list(env.possible_agents)
+            self.leaves = (*self.leaves, discrete(len(agents), "observation/seat"))
+            self._always = {"observation/seat": np.array(agents.index(agent), np.int32)}
+        self.seen: Columns = {leaf.name: np.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves} | self._always
         self.legal: Array | None = None
 
     def look(self, observation: Any, info: dict[str, Any]) -> None:
         """Keep what the agent sees now; an agent that is gone keeps what it saw last."""
         mask = observation["action_mask"] if self.masked else info.get("action_mask")
         self.legal = None if mask is None or self.leaf.kind != "discrete" else np.asarray(mask, bool)
-        self.seen = self.reader.read(observation["observation"] if self.masked else observation)
+        self.seen = self.reader.read(observation["observation"] if self.masked else observation) | self._always
 
 
 class _PettingZooGame(SingleGame):
     """One game."""
 
-    def __init__(self, env: Any, parallel: bool, name: str) -> None:
+    def __init__(self, env: Any, parallel: bool, name: str, teams: str, *, identity: bool = False) -> None:
         self._env, self._parallel = env, parallel
         self._agents = list(env.possible_agents)
         where = f"game 'pz:{name}'"
-        self._seats = {agent: _Seat(env, agent, where) for agent in self._agents}
+        self._seats = {agent: _Seat(env, agent, where, identity) for agent in self._agents}
         self._ending = dict.fromkeys(self._agents, RUNNING)
         self._score = dict.fromkeys(self._agents, 0.0)
         seats = tuple(
             SeatSpec(
                 name=str(agent),
-                team=place,
-                observation=seat.reader.leaves,
+                team=team,
+                observation=seat.leaves,
                 action=seat.leaf,
                 reward_bounds=(-REWARD_BOUND, REWARD_BOUND),
             )
-            for place, (agent, seat) in enumerate(self._seats.items())
+            for team, (agent, seat) in zip(_teams(self._agents, teams, where), self._seats.items(), strict=True)
         )
         turns: Any = "simultaneous" if parallel else "alternating"
-        self.spec = checked(GameSpec(id=GameId(f"pz:{name}"), turns=turns, seats=seats, max_ticks=MOST_TICKS), where)
+        cycles = getattr(env.unwrapped, "max_cycles", 0) if parallel else 0
+        ticks = cycles if isinstance(cycles, int) and cycles > 0 else MOST_TICKS
+        self._state = _state_reader(env, where)
+        self.spec = checked(
+            GameSpec(
+                id=GameId(f"pz:{name}"),
+                turns=turns,
+                seats=seats,
+                max_ticks=ticks,
+                hidden_information=name.partition("_v")[0] in HIDDEN,
+                state=self._state.leaves[0] if self._state else None,
+            ),
+            where,
+        )
 
     def reset(self, seed: int) -> SingleView:
         self._ending = dict.fromkeys(self._agents, RUNNING)
@@ -114,6 +158,12 @@ class _PettingZooGame(SingleGame):
             self._step_ended_agents()
         return self._show(rewards)
 
+    def state(self) -> Array:
+        """What PettingZoo says of the whole game."""
+        assert self._state is not None
+        (whole,) = self._state.read(self._env.state()).values()
+        return whole
+
     def render(self) -> tuple[Any, float]:
         """A picture of the game, as PettingZoo draws it, and how many it shows in a second."""
         return self._env.render(), float(self._env.metadata.get("render_fps") or 0)
@@ -145,24 +195,61 @@ class _PettingZooGame(SingleGame):
         )
 
 
-def _found(name: str) -> tuple[Any, str]:
+def _teams(agents: Sequence[Any], rule: str, where: str) -> list[int]:
+    """The team of each agent. The rule is "all" (one team), "each" (alone), "kind" (by name, without its number), or
+    the teams, separated by /, each of agents or kinds of agents, separated by -: leadadversary-adversary/agent."""
+    names = [str(agent) for agent in agents]
+    kinds = [re.sub(r"_?\d+$", "", name) for name in names]
+    if rule in (ALL, EACH):
+        return [0 if rule == ALL else place for place in range(len(names))]
+    if rule == KIND:
+        return [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
+    team_of = {word: team for team, words in enumerate(rule.split("/")) for word in words.split("-")}
+    found = [team_of.get(name, team_of.get(kind, -1)) for name, kind in zip(names, kinds, strict=True)]
+    if -1 in found or (stray := set(team_of) - {*names, *kinds}):
+        wrong = f"{names[found.index(-1)]!r} has no team" if -1 in found else f"there is no agent {min(stray)!r}"
+        do = f"Write all, each, kind, or teams such as a-b/c of its agents: {', '.join(names)}"
+        raise ConfigError(f"teams={rule}: {wrong}", where=where, do=do)
+    return found
+
+
+def _state_reader(env: Any, where: str) -> Reader | None:
+    """Of what PettingZoo says of the whole game; None where that is a screen, or no more than what all see (MPE)."""
+    space = getattr(env, "state_space", None)
+    if space is None or not np.issubdtype(space.dtype, np.floating):
+        return None
+    seen = sum(math.prod(env.observation_space(agent).shape or ()) for agent in env.possible_agents)
+    return None if math.prod(space.shape) == seen else observation_reader(space, where)
+
+
+def _found(name: str) -> tuple[Callable[..., Any], bool, str]:
+    """What makes an environment of that name, whether all agents act at once in it, and the package that it needs;
+    Missing where there is none."""
     where = f"game 'pz:{name}'"
     pettingzoo = library("pettingzoo", "pettingzoo", where)
     known = {f"{spec.name}_v{spec.version}": env_id for env_id, spec in pettingzoo.aec_registry.items()}
-    if name not in known:
-        do = did_you_mean(name, known, "pettingzoo.pprint_registry() lists them", "pz:")
+    if name in known:
+        env_id, parallel = known[name], known[name] in pettingzoo.parallel_registry
+        entry = partial(pettingzoo.make, "parallel" if parallel else "aec", env_id)
+        return entry, parallel, f"pettingzoo[{env_id.partition('/')[0]}]"
+    modules: dict[str, Any] = {}
+    if name.startswith(MPE):
+        found = library("mpe2.all_modules", "mpe2", where).mpe_environments
+        modules = {path.rpartition("/")[2]: module for path, module in found.items()}
+    if name not in modules:
+        do = did_you_mean(name, [*known, *modules], "pettingzoo.pprint_registry() lists them", "pz:")
         raise Missing("PettingZoo has no such game", where=where, do=do)
-    return pettingzoo, known[name]
+    return modules[name].parallel_env, True, "mpe2"
 
 
-def _make(pettingzoo: Any, env_id: str, parallel: bool, name: str, options: dict[str, Any]) -> Any:
+def _make(entry: Callable[..., Any], package: str, name: str, options: dict[str, Any]) -> Any:
     from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
     try:
-        return pettingzoo.make("parallel" if parallel else "aec", env_id, **options)
+        return entry(**options)
     except (PettingZooRegistryError, ImportError) as error:
         cause = error.__cause__ or error
-        do = f'Install what it needs: pip install "pettingzoo[{env_id.partition("/")[0]}]"'
+        do = f'Install what it needs: pip install "{package}"'
         raise Missing(f"it does not load: {cause}", where=f"game 'pz:{name}'", do=do) from None
     except Exception as error:  # an environment may refuse its arguments in any way
         if not options:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,7 +31,8 @@ class View:
     @property
     def over(self) -> Array:
         """bool [n]: every seat has ended, the game waits for its reset."""
-        return np.asarray((self.ending != RUNNING).all(axis=1))
+        over = [column != RUNNING for column in self.ending.T]  # NumPy is slow along an axis of few seats
+        return np.asarray(np.logical_and.reduce(over))
 
 
 class Game(Protocol):
@@ -51,3 +52,21 @@ class Game(Protocol):
 
     def restore(self, state: bytes) -> None:
         """Back to what `save` gave; the next step gives the same View bit for bit."""
+
+
+@runtime_checkable
+class SearchableGame(Game, Protocol):
+    """A game that a search may step ahead of the real one, each of its n rows from a state of its own.
+
+    Every game that is made of BaseGame or VectorGame has these verbs; `searchable` says whether they may be used. A
+    game whose observation shows the whole state may also have `row_of(seat, observation) -> bytes`, the state in
+    which that seat is to move and sees that (leaves without a batch axis), Refused where there is no such state.
+    """
+
+    searchable: bool  # nothing is hidden, one seat moves at a time, no chance after the start, and `spec.resimulates`
+
+    def save_rows(self) -> list[bytes]:
+        """Each game by itself."""
+
+    def restore_rows(self, rows: Sequence[bytes]) -> None:
+        """Game i becomes rows[i], in a game that was reset before; those beyond the last row stand still."""

@@ -84,13 +84,21 @@ class GameSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_ticks: int
     resimulates: bool = False  # save, restore and step give the same transition again
     frame_stack: int = 1  # single frames travel; stacks of this many are made on reading
+    hidden_information: bool = False  # a seat does not see all that others know or do: who acts alike is exploited
+    state: Leaf | None = None  # what `Game.state` shows of the whole game, to critics in training alone
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether there is more than one team."""
+        return len({seat.team for seat in self.seats}) > 1
 
     @property
     def hash(self) -> str:
-        """Of all that gives the numbers their meaning; neither the version nor sees_others is in it, so a patch that
-        keeps the spaces keeps its models."""
+        """Of all that gives the numbers their meaning; neither the version nor what is hidden nor the state is in it,
+        so a patch that keeps the spaces keeps its models."""
         seats = tuple(msgspec.structs.replace(seat, sees_others=True) for seat in self.seats)
-        return hashlib.sha256(canonical(msgspec.structs.replace(self, version="", seats=seats))).hexdigest()
+        bare = msgspec.structs.replace(self, version="", seats=seats, hidden_information=False, state=None)
+        return hashlib.sha256(canonical(bare)).hexdigest()
 
 
 msgspec.json.Decoder(GameSpec)  # makes the type ready before threads use it; see docs/decisions/0330
@@ -129,6 +137,8 @@ def checked(spec: GameSpec, where: str) -> GameSpec:
         raise wrong(f"id {spec.id!r}", "Use letters, digits and . _ - : / ( ) = , at most 100, a letter first")
     if not spec.seats or spec.max_ticks < 1 or spec.frame_stack < 1:
         raise wrong("a game has at least one seat, one tick and a frame_stack of one", "Fill them in")
+    if spec.state is not None:
+        _check_leaf(spec.state, wrong)
     for seat in spec.seats:
         low, high = seat.reward_bounds
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):

@@ -30,7 +30,8 @@ class SingleView:
 
 
 class SingleGame(Protocol):
-    """One game. Its chance comes from the seed alone."""
+    """One game. Its chance comes from the seed alone. One that a search may step ahead also says `searchable = True`
+    (see SearchableGame)."""
 
     spec: GameSpec
 
@@ -56,6 +57,7 @@ class VectorGame(BaseGame):
         super().__init__(n)
         self._games = [make() for _ in range(n)]
         self.spec = self._games[0].spec
+        self.searchable = bool(getattr(self._games[0], "searchable", False))
         seats = len(self.spec.seats)
         self._to_act = np.zeros((n, seats), bool)
         self._ending = np.full((n, seats), TERMINATED, np.uint8)  # [n, seats] here
@@ -68,9 +70,9 @@ class VectorGame(BaseGame):
 
     def reset(self, seeds: Array, which: Array) -> View:
         """Start the games of `which`."""
-        for i in np.flatnonzero(which).tolist():
-            self._tick[i] = 0
-            self._note(i, self._games[i].reset(int(seeds[i])))
+        self._tick[which] = 0
+        rows = np.flatnonzero(which)
+        self._note(rows, [self._games[i].reset(int(seeds[i])) for i in rows.tolist()])
         return self._view(np.zeros(self._ending.shape, np.float32))
 
     def step(self, actions: Actions) -> View:
@@ -80,17 +82,23 @@ class VectorGame(BaseGame):
             self._checked_actions(s, action, self._to_act[:, s], self._legal[s]) for s, action in enumerate(actions)
         ]
         reward = np.zeros(self._ending.shape, np.float32)
-        for i in np.flatnonzero(running).tolist():
-            seen = self._games[i].step([move[i] for move in moves])
-            self._tick[i] += 1
-            self._note(i, seen)
-            reward[i] = seen.reward
+        rows = np.flatnonzero(running)
+        seen = [self._games[i].step([move[i] for move in moves]) for i in rows.tolist()]
+        self._tick[rows] += 1
+        self._note(rows, seen)
+        if seen:
+            reward[rows] = [one.reward for one in seen]
         return self._view(reward)
 
     def render(self) -> tuple[Any, float]:
         """A picture of the first game and how many make a second, as it draws them; (None, 0) where it draws none."""
         render = getattr(self._games[0], "render", None)
         return (None, 0.0) if render is None else render()
+
+    def state(self) -> Array:
+        """[n, …]: the whole of each game as `spec.state` says; each game has a `state` where that is not None."""
+        games: Sequence[Any] = self._games
+        return np.stack([game.state() for game in games])
 
     def save(self) -> bytes:
         """All n games exactly; Refused where the game cannot."""
@@ -108,21 +116,42 @@ class VectorGame(BaseGame):
         for game, saved in zip(self._games, games, strict=True):
             game.restore(saved)
 
-    def _note(self, i: int, seen: SingleView) -> None:
-        self._ending[i] = seen.ending
-        if self._tick[i] >= self.spec.max_ticks:
-            self._ending[i, self._ending[i] == RUNNING] = TRUNCATED
-        self._to_act[i] = np.asarray(seen.to_act) & (self._ending[i] == RUNNING)
-        self._outcome[i] = seen.outcome
-        for s, legal in enumerate(seen.legal):
-            for name, array in seen.observation[s].items():
-                self._observation[s][name][i] = array
-            mask = self._legal[s]
-            if legal is not None and mask is None:
-                mask = self._legal[s] = np.ones((self.n, self.spec.seats[s].action.masks), bool)
-            if mask is not None:
+    def save_rows(self) -> list[bytes]:
+        """Each game by itself; Refused where the game cannot."""
+        rows = super().save_rows()
+        return [msgspec.msgpack.encode((game.save(), row)) for game, row in zip(self._games, rows, strict=True)]
+
+    def restore_rows(self, rows: Sequence[bytes]) -> None:
+        """Game i becomes rows[i]; those beyond the last row stand still. Refused where the game cannot."""
+        self._require_resimulation()
+        try:
+            parts = [msgspec.msgpack.decode(row, type=tuple[bytes, bytes]) for row in rows]
+        except msgspec.DecodeError as error:
+            raise WireError(str(error), where=f"state of {self.spec.id}", do="Restore what save_rows() gave") from None
+        super().restore_rows([row for _, row in parts])
+        self._to_act[len(rows) :] = False
+        for game, (saved, _) in zip(self._games, parts, strict=False):
+            game.restore(saved)
+
+    def _note(self, rows: Array, seen: list[SingleView]) -> None:
+        """Keep what the games of `rows` show, column by column: a row at a time costs several times as much."""
+        if not seen:
+            return
+        ending = np.array([one.ending for one in seen], np.uint8)
+        ending[(self._tick[rows] >= self.spec.max_ticks)[:, None] & (ending == RUNNING)] = TRUNCATED
+        self._ending[rows] = ending
+        self._to_act[rows] = to_act = np.array([one.to_act for one in seen]) & (ending == RUNNING)
+        self._outcome[rows] = [one.outcome for one in seen]
+        for s, columns in enumerate(self._observation):
+            for name, column in columns.items():
+                column[rows] = [one.observation[s][name] for one in seen]
+            masks = [one.legal[s] for one in seen]
+            if self._legal[s] is None and any(mask is not None for mask in masks):
+                self._legal[s] = np.ones((self.n, self.spec.seats[s].action.masks), bool)
+            if (legal := self._legal[s]) is not None:
                 # All true where a seat is not asked, so that a softmax over it stays finite.
-                mask[i] = legal if legal is not None and self._to_act[i, s] else True
+                every = np.ones(legal.shape[1:], bool)
+                legal[rows] = [every if mask is None else mask for mask in masks] | ~to_act[:, s, None]
 
     def _view(self, reward: Array) -> View:
         over = (self._ending != RUNNING).all(axis=1, keepdims=True)

@@ -102,6 +102,8 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/games", "read", handlers.list_games, "The games that are served"),
     Endpoint("GET", f"{_GAME}/champion", READ_GAME, handlers.get_champion, "The signed manifest of the champion",
              handlers.ChampionQuery, errors={304: "Not changed", 404: "There is none yet"}),
+    Endpoint("GET", f"{_GAME}/strengths", READ_GAME, handlers.get_strengths, "The signed ladder of strengths",
+             handlers.VersionQuery, errors={404: "There is none yet"}),
     Endpoint("POST", f"{_GAME}/tokens", "admin", handlers.post_token, "A short-lived token for one player",
              body=handlers.TokenRequest, errors={404: "No such game", 422: "Too long a life"}),
     Endpoint("GET", f"{_GAME}/players/me", SELF, handlers.get_me, "What is kept of the caller",

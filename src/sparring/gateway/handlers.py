@@ -124,6 +124,16 @@ async def get_champion(request: Request, state: GatewayState) -> Signed | Respon
     return Response(body, 200, headers, "application/json")
 
 
+async def get_strengths(request: Request, state: GatewayState) -> Signed:
+    """The signed ladder of strengths that the game sells."""
+    spec = state.spec(request.path_params["game"], request.scope["query"].version)
+    signed = await asyncio.to_thread(state.registry.strengths, spec.id, spec.version)
+    if signed is None:
+        do = "Play a league: `spar league GAME`; without a ladder a strength is a share of random moves"
+        raise Missing("no ladder of strengths was made yet", where=f"{spec.id} {spec.version}", do=do)
+    return signed
+
+
 class FileQuery(msgspec.Struct, frozen=True):
     """direct=1: the answer may be a redirect to the registry's own server."""
 
@@ -192,6 +202,8 @@ class ActCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     The gateway keeps no state between calls: a recurrent model's `state` comes with each answer, and goes back with the
     next request of the same episode, together with that answer's `model`. It is null where the episode begins.
+    `search_ms` lets the model look ahead for so long, at most gateway.max_search_ms, in games whose observation shows
+    the whole state.
     """
 
     observation: dict[str, JsonArray]
@@ -201,6 +213,7 @@ class ActCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelId | None = None
     state: list[float] | None = None
     version: str | None = None
+    search_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class ActAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +235,7 @@ async def post_act(request: Request, state: GatewayState) -> ActAnswer:
         spec, call, act_request = _read_act(body, game, state)
     else:  # others must not wait for it
         spec, call, act_request = await asyncio.to_thread(_read_act, body, game, state)
+    state.take_search(request.scope["caller"], call.search_ms)
     decision = await state.inference.decide(spec, call.seat, act_request, call.model)
     state.metrics.count_act(decision.model)
     return ActAnswer(
@@ -242,7 +256,8 @@ def _read_act(body: bytes, game: str, state: GatewayState) -> tuple[GameSpec, Ac
         raise ChunkRefused(wrong, where="act", do="Send 0 to 1", field="strength", value=call.strength, limit=[0, 1])
     observation = observation_of(seat, call.observation, spec.frame_stack)
     memory = None if call.state is None else array("state", call.state, "float32")
-    return spec, call, ActRequest(observation, legal_of(seat, call.legal), call.strength, memory)
+    legal, vary = legal_of(seat, call.legal), spec.has_rivals
+    return spec, call, ActRequest(observation, legal, call.strength, memory, call.search_ms, vary=vary)
 
 
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

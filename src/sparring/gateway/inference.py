@@ -1,63 +1,111 @@
 """Acting on the server: the newest champion chooses, for many callers in one run of the model.
 
+A search takes one thread of its own for as long as its caller asked, which counts from the moment when it asked: under
+load a search becomes shorter, and no caller waits longer.
+
 While one batch runs on a thread, the requests that arrive meanwhile form the next. A single caller never waits, and
 under load batches grow up to MAX_BATCH. A new champion is noticed within LOOK_EVERY_S, without a restart.
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
-from sparring.errors import ChunkRefused, Refused, SparringError
+from sparring.errors import ChunkRefused, ModelDamaged, Refused, SparringError
 from sparring.games.chunk_checks import MAX_STATE_BYTES
+from sparring.games.protocol import Game
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.gateway.http_errors import ServerBusy
 from sparring.nets.chooser import ActRequest, Chooser, Decision, uniform
 from sparring.nets.shapes import state_width
+from sparring.nets.tree_search import TreeSearch
 from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array, Column
 from sparring.wire.ids import GameId, ModelId
+from sparring.wire.strengths import Strengths, StrengthStep, verify_strengths
+
+log = logging.getLogger(__name__)
 
 MAX_BATCH = 64
 MAX_WAITING = 1_024  # callers per model; more are sent away with 503
-MODELS = 8  # loaded at once; the least recently used is dropped first, and champions last
+MODELS = 24  # loaded at once, a ladder of strengths has up to ten; the least recently used is dropped first
 MAX_LOADING = 4  # models that callers named and that wait to be loaded
 LOOK_EVERY_S = 1.0
+SEARCHES, MAX_SEARCHING = 2, 32  # at once, and together with those that wait; more are sent away with 503
 
 
 class InferenceServer:
     """The models of one registry. Called on the event loop; `close` ends its threads."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, registry: Registry, open_game: Callable[[GameSpec, int], Game]) -> None:
+        """`open_game` gives n games of a spec, for searches."""
+        self._registry, self._open_game = registry, open_game
+        self._searchers = ThreadPoolExecutor(SEARCHES, thread_name_prefix="search")
+        self._trees: dict[str, TreeSearch] = {}  # by the spec's hash
+        self._searching = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="inference")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="models")  # models in use do not wait for others
         self._loading: dict[ModelId, asyncio.Future[Chooser]] = {}
         self._champions: dict[tuple[str, str, int], tuple[float, ModelId | None]] = {}
+        self._ladders: dict[tuple[str, str], tuple[float, Strengths | None]] = {}
         self._models: OrderedDict[ModelId, _Batcher] = OrderedDict()
         self._rng = np.random.default_rng()
 
     async def decide(self, spec: GameSpec, seat: int, request: ActRequest, model: ModelId | None = None) -> Decision:
         """The action of `model`, by default the champion's; a random one (model None) where there is no champion."""
+        if model is None and request.strength is not None and request.strength < 1.0:
+            ladder = await self._ladder(spec)
+            if ladder is not None:
+                return await self._by_ladder(ladder.step(request.strength), spec, seat, request)
         chosen = model or await self._champion(spec, seat)
         if chosen is None:
             _check_state(request.state, 0)
             return uniform(spec.seats[seat], request.legal, self._rng)
+        return await self._decide(chosen, spec, seat, request)
+
+    async def _by_ladder(self, step: StrengthStep, spec: GameSpec, seat: int, request: ActRequest) -> Decision:
+        """What that step of the ladder does."""
+        if step.share == 0.0:
+            return uniform(spec.seats[seat], request.legal, self._rng)
+        return await self._decide(step.model, spec, seat, replace(request, strength=step.share))
+
+    async def _decide(self, chosen: ModelId, spec: GameSpec, seat: int, request: ActRequest) -> Decision:
         batcher = self._models.get(chosen) or await self._load(chosen, spec)
         _check_spec(chosen, batcher.chooser.spec_hash, spec)
         _check_state(request.state, batcher.chooser.state_numbers)
         self._models.move_to_end(chosen)
+        if request.search_ms:
+            return await self._search(batcher.chooser, spec, seat, request)
         return await batcher.decide(spec.seats[seat], request)
 
     def close(self) -> None:
-        for threads in (self._loader, self._threads):
+        for threads in (self._loader, self._threads, self._searchers):
             threads.shutdown(wait=True, cancel_futures=True)
+
+    async def _search(self, chooser: Chooser, spec: GameSpec, seat: int, request: ActRequest) -> Decision:
+        if self._searching >= MAX_SEARCHING:
+            raise ServerBusy("too many searches wait", where="act", do="Ask again later", limit=MAX_SEARCHING)
+        deadline_s, loop = time.monotonic() + (request.search_ms or 0.0) / 1000, asyncio.get_running_loop()
+
+        def search() -> Decision:
+            tree = self._trees.get(spec.hash)
+            if tree is None:
+                tree = self._trees[spec.hash] = TreeSearch(lambda n: self._open_game(spec, n), spec)
+            return chooser.search(tree, seat, request, np.random.default_rng(), deadline_s)
+
+        self._searching += 1
+        try:
+            return await loop.run_in_executor(self._searchers, search)
+        finally:
+            self._searching -= 1
 
     async def _champion(self, spec: GameSpec, seat: int) -> ModelId | None:
         place = (spec.id, spec.version, seat)
@@ -71,6 +119,24 @@ class InferenceServer:
             self._champions[place] = now_s, model
         return model
 
+    async def _ladder(self, spec: GameSpec) -> Strengths | None:
+        place = (spec.id, spec.version)
+        looked_s, ladder = self._ladders.get(place, (-LOOK_EVERY_S, None))
+        now_s = time.monotonic()
+        if now_s - looked_s >= LOOK_EVERY_S:
+            self._ladders[place] = now_s, ladder
+            ladder = await asyncio.get_running_loop().run_in_executor(self._threads, self._current_ladder, spec)
+            self._ladders[place] = now_s, ladder
+        return ladder
+
+    def _current_ladder(self, spec: GameSpec) -> Strengths | None:
+        try:
+            signed = self._registry.strengths(spec.id, spec.version)
+            return None if signed is None else verify_strengths(signed, self._registry.trust, spec)
+        except ModelDamaged as error:  # weaker play goes on with random moves
+            log.warning("no ladder is used: %s", error)
+            return None
+
     def _current_champion(self, game: GameId, version: str, seat: int) -> ModelId | None:
         signed = self._registry.champion(game, version, seat)
         return None if signed is None else verify(signed, self._registry.trust).model
@@ -78,7 +144,7 @@ class InferenceServer:
     async def _load(self, model: ModelId, spec: GameSpec) -> "_Batcher":
         """Once for all who wait for it. A model of another spec is refused before it is read; where too many that
         callers named wait, ServerBusy."""
-        champions = {one for _, one in self._champions.values()}
+        champions = {one for _, one in self._champions.values()} | self._sold()
         loading = self._loading.get(model)
         if loading is None:
             if model not in champions and len(self._loading) >= MAX_LOADING:
@@ -92,6 +158,11 @@ class InferenceServer:
             while len(self._models) > MODELS:
                 del self._models[next((one for one in self._models if one not in champions), next(iter(self._models)))]
         return self._models[model]
+
+    def _sold(self) -> set[ModelId]:
+        """The models of all ladders, which nobody names but the operator."""
+        steps = [step for _, ladder in self._ladders.values() if ladder is not None for step in ladder.steps]
+        return {step.model for step in steps}
 
     def _read(self, model: ModelId, spec: GameSpec) -> Chooser:
         _check_spec(model, self._registry.card(model).spec, spec)

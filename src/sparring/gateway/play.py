@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import assert_never
 
+import msgspec
 import numpy as np
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -255,10 +256,13 @@ class Conversation:
     async def _observe(self, message: Observe) -> FromGateway:
         seat = self._seat(message.episode, message.seat)
         spec = self._spec.seats[message.seat]
+        search_ms = None if message.search_ms is msgspec.UNSET else message.search_ms
+        self._state.take_search(self._caller, search_ms)
         observation, legal = observation_of(spec, message.observation), legal_of(spec, message.legal)
         seat.advance(message.reward, message.tick)
         state, model = (None, None) if seat.last is None else (seat.last.state_after, seat.last.model)
-        request = ActRequest(seat.stacked(observation), legal, seat.strength, state)
+        vary = self._spec.has_rivals
+        request = ActRequest(seat.stacked(observation), legal, seat.strength, state, search_ms, vary=vary)
         decision = await self._state.inference.decide(self._spec, message.seat, request, model)
         seat.last = decision if decision.state_after is not None else None
         self._state.metrics.count_act(decision.model)

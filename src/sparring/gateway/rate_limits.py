@@ -20,14 +20,14 @@ class Rates:
         self.per_s, self.burst, self._most = per_s, burst, callers
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
 
-    def take(self, caller: Hashable, now_s: float) -> float:
+    def take(self, caller: Hashable, now_s: float, cost: float = 1.0) -> float:
         """0 when the caller may go on, else the seconds until it may."""
         tokens = self._tokens(caller, now_s)
-        self._buckets[caller] = (tokens - 1.0 if tokens >= 1.0 else tokens, now_s)
+        self._buckets[caller] = (tokens - cost if tokens >= cost else tokens, now_s)
         self._buckets.move_to_end(caller)
         if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)
-        return max(0.0, (1.0 - tokens) / self.per_s)
+        return max(0.0, (cost - tokens) / self.per_s)
 
     def _tokens(self, caller: Hashable, now_s: float) -> float:
         tokens, at_s = self._buckets.get(caller, (self.burst, now_s))

@@ -6,19 +6,16 @@
 import asyncio
 import datetime
 import fcntl
-import hashlib
-import ipaddress
 import logging
 import os
 import signal
 import socket
 import ssl
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,19 +23,16 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from sparring.config import Config, GatewayConfig, open_data_folder
-from sparring.durable import replace_file
 from sparring.errors import ConfigError, SparringError
 from sparring.games.catalogue import Catalogue
 from sparring.gateway.app import build
-from sparring.gateway.connections import IDLE_S, LimitedHttp, LimitedSocket, Listener, raise_file_limit
+from sparring.gateway.certificates import fingerprint, self_signed
+from sparring.gateway.connections import IDLE_S, Listener, bound, raise_file_limit
 from sparring.gateway.credentials import ApiKeys, open_identity
 from sparring.gateway.identity import is_loopback
+from sparring.gateway.limited_protocols import LimitedHttp, LimitedSocket
 from sparring.gateway.state import GatewayState
 from sparring.registry import open_registry
 from sparring.store import open_store
@@ -51,7 +45,6 @@ STOP_WITHIN_S = 3.0
 MAINTENANCE_EVERY_S = 600.0  # retention, and champions signed again
 DAY_MS = 86_400_000
 SELF_SIGNED = "self-signed"
-LIFE_DAYS, MAX_NAMES = 365, 64  # of a certificate that is made here
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +174,7 @@ def _described(state: GatewayState, listener: socket.socket, stop: Callable[[], 
     gateway = state.config.gateway
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    mark = _fingerprint(Path(gateway.tls_cert)) if gateway.tls_cert else None
+    mark = fingerprint(Path(gateway.tls_cert)) if gateway.tls_cert else None
     url = f"{'https' if gateway.tls_cert else 'http'}://{shown}:{port}"
     into = state.config.stream.url.partition("?")[0]
     return GatewayServer(url, state.registry.trust, state.identity.mode(), mark, into, stop)
@@ -211,7 +204,7 @@ def _apply_retention(state: GatewayState) -> None:
 def _with_certificate(config: Config, data: Path) -> Config:
     gateway = config.gateway
     if gateway.tls_cert == SELF_SIGNED:
-        certificate, key = _self_signed(data, gateway.host, datetime.datetime.now(datetime.UTC))
+        certificate, key = self_signed(data, gateway.host, datetime.datetime.now(datetime.UTC))
         return replace(config, gateway=replace(gateway, tls_cert=str(certificate), tls_key=str(key)))
     if bool(gateway.tls_cert) != bool(gateway.tls_key):
         raise ConfigError("a certificate and its key come together", where="[gateway] tls_cert", do="Give both")
@@ -219,76 +212,6 @@ def _with_certificate(config: Config, data: Path) -> Config:
         if not Path(path).is_file():
             raise ConfigError("there is no such file", where=path, do="Give the PEM file's path")
     return config
-
-
-def _self_signed(data: Path, host: str, now: datetime.datetime) -> tuple[Path, Path]:
-    """Certificate and key in the data folder. They are made again when the certificate expires within a month, does not
-    name `host`, or names none of this machine's addresses where others may call; it keeps the names that it had."""
-    certificate, key = data / "tls-cert.pem", data / "tls-key.pem"
-    needed, addresses, had, days_left = *_certificate_names(host), set[x509.GeneralName](), 0
-    if certificate.exists() and key.exists():
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
-        had = set(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-        days_left = (found.not_valid_after_utc - now).days
-    if days_left < 30 or not needed <= had or (addresses and not addresses & had):
-        if had:
-            log.warning("%s was made again: clients that were given the one before need this one", certificate)
-        _make_certificate(certificate, key, [*needed, *addresses, *had - needed - addresses][:MAX_NAMES], now)
-    return certificate, key
-
-
-def _fingerprint(certificate: Path) -> str:
-    """SHA-256 of the certificate, as browsers and openssl show it."""
-    found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    digest = hashlib.sha256(found.public_bytes(serialization.Encoding.DER)).hexdigest().upper()
-    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
-
-
-def _make_certificate(certificate: Path, key: Path, names: list[x509.GeneralName], now: datetime.datetime) -> None:
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sparring")])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=LIFE_DAYS))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(private, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    replace_file(key, pem, 0o600)
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-
-
-def _certificate_names(host: str) -> tuple[set[x509.GeneralName], set[x509.GeneralName]]:
-    """This machine's names and `host`; and, beyond loopback, its addresses on the networks that it is in."""
-    names: set[x509.GeneralName] = {x509.DNSName("localhost"), x509.DNSName(socket.gethostname())}
-    names |= {x509.IPAddress(ipaddress.ip_address(one)) for one in ("127.0.0.1", "::1")}
-    try:
-        named = ipaddress.ip_address(host.strip("[]"))
-        names |= set() if named.is_unspecified else {x509.IPAddress(named)}
-    except ValueError:
-        names.add(x509.DNSName(host))
-    own = [] if is_loopback(host) else map(ipaddress.ip_address, _own_addresses())
-    return names, {x509.IPAddress(one) for one in own if not one.is_loopback}
-
-
-def _own_addresses() -> Iterator[str]:
-    """The IPv4 address of each network interface (Linux), and those from which this machine calls others."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, interface in socket.if_nameindex():
-            with suppress(OSError):  # it has none
-                asked = fcntl.ioctl(probe, 0x8915, struct.pack("256s", interface.encode()))  # SIOCGIFADDR
-                yield socket.inet_ntoa(asked[20:24])
-    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((elsewhere, 9))  # chooses a route, and sends nothing
-            yield probe.getsockname()[0].partition("%")[0]
 
 
 def _check_exposure(config: Config, data: Path) -> None:
@@ -320,22 +243,3 @@ def _data_folder_lock(data: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-@contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that is bound there while the block lasts; ConfigError where that cannot be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP, or asyncio does not see that it is and leaves Nagle's algorithm on: 40 ms for each answer.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host.strip("[]"), port))
-        except (OSError, OverflowError) as error:
-            text: Any = getattr(error, "strerror", None) or error
-            wrong = f"{host}:{port} cannot be bound: {text}"
-            raise ConfigError(wrong, where="[gateway] port", do="Stop what uses it, or give --port 0") from None
-        yield listener
-    finally:
-        listener.close()

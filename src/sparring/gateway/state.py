@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from sparring.config import Config
 from sparring.dashboard.app import Dashboard
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ChunkRefused, ConfigError, Missing
 from sparring.games.catalogue import Catalogue
 from sparring.games.chunk_checks import ChunkRules
 from sparring.games.spec import GameSpec
@@ -129,7 +129,7 @@ class GatewayState:
         self.identity = Identity(open_identity(config), store, local=local)
         group = config.store.group_chunks if stream is None else STREAM_GROUP_CHUNKS
         self.commits = Commits(self.stream_intake or store, queue_chunks=limits.queue_chunks, group_chunks=group)
-        self.inference = InferenceServer(registry)
+        self.inference = InferenceServer(registry, catalogue.open_game)
         self.audit = Audit(data / "audit.jsonl")
         self.dashboard = Dashboard(config, store, registry, catalogue)
         self.exports: set[str] = set()  # callers that are being sent what is stored of them
@@ -194,10 +194,20 @@ class GatewayState:
         there = parsed_address(address) if self._proxies else None
         return there is not None and any(there in network for network in self._proxies)
 
-    def take_rate(self, who: str) -> None:
-        """One request or message of that caller; TooMany where there were too many."""
-        if (wait_s := self.rates.take(who, time.monotonic())) > 0.0:
+    def take_rate(self, who: str, requests: float = 1.0) -> None:
+        """One request or message of that caller, or what costs as many; TooMany where there were too many."""
+        if (wait_s := self.rates.take(who, time.monotonic(), requests)) > 0.0:
             raise TooMany("too many requests", where="rate", limit=self.rates.per_s, retry_s=wait_s)
+
+    def take_search(self, caller: Caller, search_ms: float | None) -> None:
+        """A search of that length: every millisecond of it counts as a request. ChunkRefused where it is too long."""
+        most = self.config.gateway.max_search_ms
+        if search_ms is not None and not 0.0 <= search_ms <= most:
+            wrong, do = "a search does not take so long here", f"Send 0 to {most}, or act locally"
+            where, field = "gateway.max_search_ms", "search_ms"
+            raise ChunkRefused(wrong, where=where, do=do, field=field, value=search_ms, limit=most)
+        if search_ms:
+            self.take_rate(caller.id, search_ms)
 
     def take_own(self, caller: Caller) -> None:
         """One reading or erasing of all that is stored of a player; TooMany where there were too many."""

@@ -20,7 +20,6 @@ from sparring.acting.evaluate import (
     decide,
     drawn_actions,
     forward_of,
-    has_opponents,
     opening_decisions,
 )
 from sparring.errors import ConfigError, Missing
@@ -134,7 +133,8 @@ class _Deal:
 
     def drawn(self, spec: GameSpec) -> int:
         """How many first decisions of each seat are drawn: one, or enough to tell games of two networks apart."""
-        return opening_decisions(spec) if all(isinstance(one, NetworkPlayer) for one in self.players) else 1
+        fixed = all(isinstance(one, NetworkPlayer) and not one.samples for one in self.players)
+        return opening_decisions(spec) if fixed else 1
 
 
 class Table:
@@ -149,7 +149,7 @@ class Table:
 
     def _opened(self, player: Model | str, other: GameSpec) -> NetworkPlayer | Script:
         if isinstance(player, Model):
-            return NetworkPlayer(forward_of(player), self.spec, self._game.n)
+            return NetworkPlayer(forward_of(player), self.spec, self._game.n, samples=player.card.samples)
         whose = self.spec if player in scripts_for(self.spec.id) else other
         return script_for(replace(self.spec, id=whose.id), player)
 
@@ -171,7 +171,7 @@ class Table:
             decisions += view.to_act
             view = self._game.step(actions)
             returns += view.reward
-        scores = self._scores(view.outcome) if has_opponents(self.spec) else returns
+        scores = self._scores(view.outcome) if self.spec.has_rivals else returns
         counted = len(seeds) * seats
         return scores[:counted].reshape(-1, seats, seats), first[:counted:seats]
 
@@ -214,7 +214,7 @@ class Comparison:
         first, second = versions
         self.versions, self.members = versions, members
         self._tables = (Table(first, second, members), Table(second, first, members))
-        self.opponents, places = has_opponents(first.spec), range(len(members))
+        self.opponents, places = first.spec.has_rivals, range(len(members))
         self._pairs = [(a, b) for a in places for b in places if a <= b and (self.opponents or a == b)]
         self._seed, self._batches = seed, 0
         self._decisions = max(opening_decisions(one.spec) for one in versions)
@@ -293,6 +293,7 @@ class Comparison:
         """The verdict, and whether it is final: a change, or shown to be less than what is worth finding."""
         (verdict, _), counts, rates = judge(results, self.rates), Counts.of(results), self.rates
         same = counts.above(EVEN - rates.gain, rates.alpha) & counts.below(EVEN + rates.gain, rates.alpha)
+        verdict = Verdict.UNDECIDED if verdict is Verdict.NOT_BETTER else verdict  # at a rate that lines do not share
         return verdict, bool(verdict in (Verdict.BETTER, Verdict.WORSE) or same)
 
 

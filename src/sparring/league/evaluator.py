@@ -21,6 +21,7 @@ from sparring.league.service import SERVICE as LEAGUE
 from sparring.pool import open_pool
 from sparring.pool.protocol import Pool
 from sparring.registry import open_registry
+from sparring.registry.registry import Registry
 from sparring.services.register import register
 from sparring.services.solver import Solver
 from sparring.wire.ids import ModelId
@@ -54,29 +55,34 @@ class EvaluatorService:
     def _run(self) -> None:
         registry_config = self._config.registry
         days, share = registry_config.champion_days, registry_config.rollout_share
-        with (
-            Solver() as solver,
-            open_registry(self._config.registry_url, champion_days=days, rollout_share=share) as registry,
-            open_pool(self._config.league.pool_url, registry) as pool,
-        ):
+        with Solver() as solver:
             while not self._stopping.is_set():
-                began, wait_s = time.monotonic(), IDLE_S
                 try:
-                    task = solver.retrieve(LEAGUE, "task", self._index)
-                    if task["kind"] == "gate":
-                        model = pool.get(ModelId(task["model"]))
-                        standing = stand_for_promotion(registry, model, GateLimits.from_config(self._config))
-                        solver.retrieve(LEAGUE, "judged", model.id, standing.verdict)
-                    elif task["kind"] == "match":
-                        solver.retrieve(LEAGUE, "played", self._match(task, pool))
-                    if task["kind"] in self._done:
-                        self._done[task["kind"]] += 1
-                        wait_s = min(MOST_REST_S, (time.monotonic() - began) * (1.0 / self._core_share - 1.0))
+                    with (
+                        open_registry(self._config.registry_url, champion_days=days, rollout_share=share) as registry,
+                        open_pool(self._config.league.pool_url, registry) as pool,
+                    ):
+                        while not self._stopping.is_set():
+                            self._stopping.wait(self._play(solver, registry, pool))
                 except Unreachable as error:
                     log.info(f"the evaluator goes on when it can: {error}")
                 except SparringError as error:  # of one member: the league goes on
                     log.warning(f"the evaluator could not play: {error}")
-                self._stopping.wait(wait_s)
+                self._stopping.wait(IDLE_S)
+
+    def _play(self, solver: Solver, registry: Registry, pool: Pool) -> float:
+        """Play what the league says; how many seconds to rest then."""
+        began, task = time.monotonic(), solver.retrieve(LEAGUE, "task", self._index)
+        if task["kind"] == "gate":
+            model = pool.get(ModelId(task["model"]))
+            standing = stand_for_promotion(registry, model, GateLimits.from_config(self._config))
+            solver.retrieve(LEAGUE, "judged", model.id, standing.verdict)
+        elif task["kind"] == "match":
+            solver.retrieve(LEAGUE, "played", self._match(task, pool))
+        if task["kind"] not in self._done:
+            return IDLE_S
+        self._done[task["kind"]] += 1
+        return min(MOST_REST_S, (time.monotonic() - began) * (1.0 / self._core_share - 1.0))
 
     def _match(self, task: dict[str, Any], pool: Pool) -> dict[str, Any]:
         pair = [self._member(task[side], pool) for side in ("first", "second")]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from sparring.acting.evaluate import Evaluation, Player, evaluate, evaluate_beside, has_opponents, strongest
+from sparring.acting.evaluate import Evaluation, Player, evaluate, evaluate_beside, strongest
 from sparring.config import DEFAULT, Config
 from sparring.errors import Missing
 from sparring.games.catalogue import spec_of
@@ -182,7 +182,7 @@ class _Games:
             if batch and time.monotonic() >= self.deadline:
                 break
             asked = min(wanted, most - begun)
-            if has_opponents(spec):
+            if spec.has_rivals:
                 asked = -(-asked // len(spec.seats)) * len(spec.seats)  # whole rounds
             ticks += self._batch(results, spec, asked, batch)
             verdict, over = judge(results.judged(), rates)
@@ -194,7 +194,7 @@ class _Games:
         """Play one batch into the results; the ticks that the model played."""
         seed, now = self.seed + batch, time.monotonic()
         check = _enough if batch == 0 else (lambda played, asked: played)
-        if has_opponents(spec):
+        if spec.has_rivals:
             met = evaluate(spec.id, self.model, episodes=asked, seed=seed, against=self.other, deadline=self.deadline)
             results.add_games(check(met, asked), len(spec.seats))
             return met.ticks
@@ -218,13 +218,14 @@ def passed(evidence: Evidence) -> bool:
 
 
 def sentence(evidence: Evidence) -> str:
-    """What the gate found, for people: better, not worse, worse or undecided, and by what games."""
+    """What the gate found, for people: its verdict, and by what games."""
     other = "random play" if evidence.incumbent is None else "the champion"
     if not (math.isfinite(evidence.mean) and math.isfinite(evidence.sd)):
         return f"its return is {evidence.mean} ± {evidence.sd}, which is not finite"
     words = {
         Verdict.BETTER: f"better than {other}",
         Verdict.NOT_WORSE: f"not worse than {other}, and not shown to be better",
+        Verdict.NOT_BETTER: f"not better than {other}, or hardly",
         Verdict.WORSE: f"worse than {other}",
         Verdict.UNDECIDED: f"undecided whether it is better than {other}",
     }[Verdict(evidence.verdict)]

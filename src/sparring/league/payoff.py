@@ -1,14 +1,11 @@
 """Who won how often against whom: matches, and the matrix of their wins and draws."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
 from sparring.wire.chunk import Array
-
-FROZEN: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +30,21 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Payoff:
-    """The matrix of a league's results. Counts are not whole where older results count less."""
+    """The matrix of a league's results among members that do not change, so none counts less with time. Those of a
+    learner fade (`matchmaking.WinRates`)."""
 
     members: tuple[str, ...]
     wins: Array  # float64 [n, n]: of the row's member against the column's
     draws: Array  # float64 [n, n], symmetric
 
     @classmethod
-    def of(cls, members: Sequence[str], matches: Iterable[Match], half_life: Mapping[str, float] = FROZEN) -> "Payoff":
-        """The results among these members; those of others are left out.
-
-        `half_life` is for members that learn: after so many further matches of the member a result of it counts half.
-        A member that it does not name is frozen, so its results never age. Matches come oldest first.
-        """
+    def of(cls, members: Sequence[str], matches: Iterable[Match]) -> "Payoff":
+        """The results among these members; those of others are left out."""
         place = {name: at for at, name in enumerate(members)}
         wins, draws = np.zeros((len(place), len(place))), np.zeros((len(place), len(place)))
         for one in matches:
             if one.first in place and one.second in place:
                 a, b = place[one.first], place[one.second]
-                for name, at in ((one.first, a), (one.second, b)):
-                    if name in half_life:
-                        kept = 0.5 ** (1.0 / half_life[name])
-                        for counts in (wins, draws):
-                            counts[at, :] *= kept
-                            counts[:, at] *= kept
                 wins[a, b] += one.wins
                 wins[b, a] += one.losses
                 draws[[a, b], [b, a]] += one.draws

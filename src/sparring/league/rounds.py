@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from sparring.acting.evaluate import evaluate, has_opponents
+from sparring.acting.evaluate import evaluate
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.games.scripts import scripts_for
@@ -46,7 +46,7 @@ def members_of(game: str, registry: Registry, models: int) -> list[Member]:
 def check_game(game: str) -> GameSpec:
     """The spec of a game that a league can be played in."""
     spec = spec_of(game)
-    if not has_opponents(spec):
+    if not spec.has_rivals:
         wrong, do = f"{game} has no opponents", "Compare returns: `spar models list`, `spar evaluate`"
         raise ConfigError(wrong, where="spar league", do=do)
     return spec

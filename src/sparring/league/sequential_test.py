@@ -26,6 +26,7 @@ TOLERANCE = 1e-4  # of an interval's ends
 class Verdict(StrEnum):
     BETTER = "better"
     NOT_WORSE = "not worse"  # not below the tolerated loss, and not shown to be better
+    NOT_BETTER = "not better"  # shown not to be better by the gain that is worth finding
     WORSE = "worse"
     UNDECIDED = "undecided"
 
@@ -36,7 +37,7 @@ class ErrorRates:
     the test ends without a promotion instead of going on for ever."""
 
     alpha: float = 0.05  # the chance that a player who is not better is called better, or one not worse is called worse
-    beta: float = 0.05  # the chance that a player better by `gain` is given up early
+    beta: float = 0.05  # the chance that a player better by `gain` is called not better, and given up early
     gain: float = 0.0288  # 20 Elo
 
     def of_try(self, number: int) -> "ErrorRates":
@@ -77,10 +78,13 @@ class Counts:
         lead to BETTER but rarely."""
         better, worse = self.above(EVEN, rates.alpha), self.below(EVEN, rates.alpha)
         not_worse = self.above(EVEN - rates.gain, rates.alpha)
+        not_better = self.below(EVEN + rates.gain, rates.beta)
         verdicts = np.select(
-            [better, worse, not_worse], [Verdict.BETTER, Verdict.WORSE, Verdict.NOT_WORSE], Verdict.UNDECIDED
+            [better, worse, not_worse, not_better],
+            [Verdict.BETTER, Verdict.WORSE, Verdict.NOT_WORSE, Verdict.NOT_BETTER],
+            Verdict.UNDECIDED,
         )
-        return verdicts, better | worse | self.below(EVEN + rates.gain, rates.beta)
+        return verdicts, better | worse | not_better
 
 
 def interval(results: Array, alpha: float) -> tuple[float, float]:

@@ -105,14 +105,12 @@ class LeagueService:
         if model in self._members:
             return
         member = Member(model, one.role, learner, one.steps, int(time.time() * 1000), judged=one.role != "main")
-        if generation == one.generation:
-            one = after(one, Decision(True, reset))
-            if reset:
-                self._rates[learner] = WinRates()
-        self._members[model] = member
-        changed = [member, *self._retire()]
+        current = generation == one.generation
+        one = after(one, Decision(True, reset)) if current else one
+        self._change([member, *self._retired(member)], one)
         self._learners[learner] = one
-        self._state.put_members(changed, one)
+        if current and reset:
+            self._rates[learner] = WinRates()
 
     # For evaluators.
 
@@ -187,22 +185,22 @@ class LeagueService:
         self._state.put_learner(learner)
         self._learners[learner.name] = learner
 
-    def _change(self, members: list[Member]) -> None:
+    def _change(self, members: list[Member], learner: Learner | None = None) -> None:
+        """First on disk: where that is full, the caller is told so, and nothing has changed here either."""
         if members:
-            self._state.put_members(members)
+            self._state.put_members(members, learner)
             self._members.update({one.name: one for one in members})
 
-    def _retire(self) -> list[Member]:
-        """Members that are too many from now on."""
-        active = [one.name for one in self._members.values() if not one.retired]
+    def _retired(self, newest: Member) -> list[Member]:
+        """Members that are too many once there is this one."""
+        members = {**self._members, newest.name: newest}
+        active = [one.name for one in members.values() if not one.retired]
         if len(active) <= self._file.members:
             return []
         mains = [self._rates[one.name] for one in self._learners.values() if one.role == "main"]
         nash = dict(zip(active, nash_mixture(Payoff.of(active, self._played).win_rates).tolist(), strict=True))
-        names = to_retire(list(self._members.values()), self._file.members, mains, nash)
-        retired = [replace(self._members[name], retired=True) for name in names]
-        self._members.update({one.name: one for one in retired})
-        return retired
+        names = to_retire(list(members.values()), self._file.members, mains, nash)
+        return [replace(members[name], retired=True) for name in names]
 
     def _add_first_members(self, spec: GameSpec, registry_url: str) -> None:
         """The game's scripts, and as guests its champions and newest models from before the league."""

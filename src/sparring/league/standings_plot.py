@@ -7,6 +7,7 @@ import numpy as np
 
 from sparring.acting.return_histogram import new_figure, save_picture
 from sparring.league.standings import Standings
+from sparring.wire.strengths import Strengths
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +27,25 @@ def plot(found: Standings, path: Path, game: str) -> None:
     _top(axes[3], found)
     people = f", {found.people_games} games of {found.persons} persons" if found.persons else ""
     figure.suptitle(f"{game}: {len(found.ladder)} members, {found.matches} matches, {found.games} games{people}")
+    save_picture(figure, path)
+
+
+def plot_strengths(found: Strengths, path: Path) -> None:
+    """Draw the ladder of strengths into `path`."""
+    figure = new_figure(7.0, 4.5)
+    panel = figure.subplots()
+    at = np.linspace(0, 1, len(found.steps))
+    elo = np.array([one.elo for one in found.steps])
+    reach = np.array([[one.elo - one.low for one in found.steps], [one.high - one.elo for one in found.steps]])
+    panel.errorbar(at, elo, yerr=reach, fmt="o-", color=DOT, ecolor=QUIET, capsize=3, markersize=5)
+    for place, one in zip(at, found.steps, strict=True):
+        share = "" if one.share == 1.0 else f" {one.share:.0%}"
+        panel.annotate(f"{one.model[:6]}{share}", (place, one.elo), xytext=(5, -9), textcoords="offset points", size=7)
+    panel.set_xlabel("strength")
+    panel.set_ylabel("Elo above the weakest, with 95 % confidence")
+    panel.set_title(f"{found.game}: {len(found.steps)} strengths, {found.games:,} games")
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
     save_picture(figure, path)
 
 

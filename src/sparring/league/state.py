@@ -103,7 +103,8 @@ class LeagueState(LeagueDatabase):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # on a full disk SQLite may have rolled back already
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")

@@ -290,6 +290,14 @@ class Rmsprop:
         """Bring the local copy up to date."""
         self._copy.copy_(self._memory[0])
 
+    def push(self, *, add: bool = False) -> None:
+        """Make θ what the local copy is; or `add` the copy to θ, which others may change meanwhile, and pull."""
+        if add:
+            self._memory[0].add_(self._copy)
+            self.pull()
+        else:
+            self._memory[0].copy_(self._copy)
+
     def descend(self, loss: Tensor, max_norm: float) -> Tensor:
         """One step of θ down the gradient of `loss`, clipped to `max_norm`; its norm before that.
 

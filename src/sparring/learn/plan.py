@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args
 
-from sparring.config import DEFAULT, Config, ReplayConfig, read
+from sparring.config import DEFAULT, Config, NodesConfig, ReplayConfig, read
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import Catalogue, is_registered, spec_of
 from sparring.games.game_state import did_you_mean
@@ -27,7 +27,7 @@ PRESET, COMMAND_LINE = "preset", "command line"  # origins of a setting, beside 
 DEFAULT_TOPOLOGY = {"impala": "async", "a3c": "hogwild", "apex": "apex"}
 CLUSTER_TOPOLOGY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}
 ON_HOSTS = ("sync", "allreduce", "async", "apex", "central", "offline", "rllib")  # can have parts on other machines
-LEARN_ELSEWHERE = ("hogwild", "allreduce", "rllib")  # other processes need the code of the network
+LEARN_ELSEWHERE = ("hogwild", "allreduce", "rllib", "nodes")  # other processes need the code of the network
 FEEDS_OF = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
@@ -38,7 +38,9 @@ FEEDS_OF = {  # what each topology can feed an algorithm with
     "apex": ("transitions", "sequences"),
     "offline": ("transitions", "sequences", "records"),
     "rllib": ("rllib",),
+    "nodes": ("trajectories", "transitions"),
 }
+NODE_ALGORITHMS = ("a3c", "ppo", "dqn")  # whose whole learning is in one network, which nodes exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,18 @@ class SettingRow:
     key: str
     value: Any
     origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodesPlan:
+    """Which nodes learn, in topology "nodes"."""
+
+    config: NodesConfig
+    data: str  # the data folder: certificate, token, orders to nodes
+    dial: tuple[str, ...] = ()  # URLs of nodes that listen
+    accept: str = ""  # HOST:PORT where nodes may join
+    cert: str = ""  # a certificate to accept them with, and its key; "": made on first start
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,7 @@ class Plan:
     delta_conv: bool = True  # convolutions skip windows that did not change
     discovery: str = ""  # where other processes find the actors, to scale them; not recorded
     league: str = ""  # the learner of a league that this run is, DISCOVERY#NAME/GENERATION; not recorded
+    nodes: NodesPlan | None = None  # other machines that learn; not recorded, as it holds their tokens
     explained: tuple[SettingRow, ...] = ()  # every setting with its origin; not recorded: settings.json has it
 
     def record(self) -> dict[str, Any]:
@@ -86,7 +101,7 @@ class Plan:
         return found | {"settings": asdict(self.settings), "replay": asdict(self.replay)}
 
 
-_NOT_RECORDED = ("game", "spec", "algorithm", "seed", "discovery", "league", "explained")
+_NOT_RECORDED = ("game", "spec", "algorithm", "seed", "discovery", "league", "nodes", "explained")
 RECORDED = [item.name for item in fields(Plan) if item.name not in _NOT_RECORDED]
 
 
@@ -106,6 +121,7 @@ class TrainRequest:
     on: str | None = None  # a host's URL
     learners: int | None = None
     league: str = ""  # the learner of a league, DISCOVERY#NAME/GENERATION: the league says whom it meets
+    nodes: NodesPlan | None = None  # other machines that learn
 
 
 def plan(request: TrainRequest, config: Config) -> Plan:
@@ -117,13 +133,13 @@ def plan(request: TrainRequest, config: Config) -> Plan:
     said = assignments(request.settings)
     settings = settings_of(algorithm, dict(preset.settings), said)
     steps = request.steps or preset.steps or DEFAULT_STEPS
-    if getattr(settings, "schedule_steps", None) == 0:  # the learning rate falls over the whole run
-        settings = replace(settings, schedule_steps=steps)
+    for key in ("schedule_steps", "magnet_steps"):  # what falls does so over the whole run
+        if getattr(settings, key, None) == 0:
+            settings = replace(settings, **{key: steps})
     _check_source(algorithm, settings, source, request.game)
     envs = config.train.envs if request.envs is None else request.envs
     _check_counts(request, envs, config.train.learners if request.learners is None else request.learners)
-    wanted = algorithm.replay(settings) if hasattr(algorithm, "replay") else {}
-    config = _with_request(_with_preset(config, preset, wanted), request)
+    config = _with_request(_with_preset(config, preset, _wanted(algorithm, settings)), request)
     train, replay = config.train, config.replay
     in_process = is_registered(request.game) or is_given(getattr(settings, "network", ""))
     topology = _topology(request, algorithm, source, train.on, train.learners, in_process)
@@ -138,6 +154,7 @@ def plan(request: TrainRequest, config: Config) -> Plan:
         *_rows(algorithm.name, asdict(settings), lambda key: _origin(key, said, preset.settings)),
         *_rows("train", asdict(config.train), lambda key: config.origin(f"train.{key}")),
         *_rows("replay", asdict(replay), lambda key: config.origin(f"replay.{key}")),
+        *(_rows("nodes", asdict(config.nodes), lambda key: config.origin(f"nodes.{key}")) if request.nodes else ()),
     ]
     return Plan(
         game=request.game,
@@ -164,15 +181,23 @@ def plan(request: TrainRequest, config: Config) -> Plan:
         delta_conv=train.delta_conv,
         discovery=config.discovery_url,
         league=request.league,
+        nodes=request.nodes,
         explained=tuple(rows),
     )
 
 
-def _with_preset(config: Config, preset: Preset, replay: Mapping[str, Any]) -> Config:
-    """The preset's values, and what replay the algorithm wants, under all that the user set, even where that is the
+def _wanted(algorithm: Algorithm, settings: Any) -> dict[str, Any]:
+    """What an algorithm wants of [replay] and [train], by their full keys."""
+    replay = algorithm.replay(settings) if hasattr(algorithm, "replay") else {}
+    train: Mapping[str, Any] = getattr(algorithm, "train", {})
+    return {f"replay.{key}": value for key, value in replay.items()} | {f"train.{k}": v for k, v in train.items()}
+
+
+def _with_preset(config: Config, preset: Preset, wanted: Mapping[str, Any]) -> Config:
+    """The preset's values above what the algorithm wants, and both under all that the user set, even where that is the
     default."""
-    values: dict[str, Any] = {"train.envs": preset.envs, "train.reward_clip": preset.reward_clip}
-    values |= {f"replay.{key}": value for key, value in {**replay, **preset.replay}.items()}
+    values: dict[str, Any] = {**wanted, "train.envs": preset.envs, "train.reward_clip": preset.reward_clip}
+    values |= {f"replay.{key}": value for key, value in preset.replay.items()}
     return config.layered({key: value for key, value in values.items() if value is not None}, PRESET)
 
 
@@ -244,7 +269,7 @@ def _topology(
     from sparring.learn.topologies import TOPOLOGIES
 
     remote = not on.startswith("local:")
-    default = _default_topology(in_process, request.algo, algorithm, source, remote)
+    default = "nodes" if request.nodes else _default_topology(in_process, request.algo, algorithm, source, remote)
     name = request.topology or default
     if learners > 1 and name != "allreduce":  # several synchronous learners average their gradients by ring all-reduce
         if request.topology not in (None, "sync"):
@@ -259,6 +284,12 @@ def _topology(
         wrong = f"--topology {name} does not go with --from {source}"
     elif remote and name not in ON_HOSTS:
         wrong, do = f"{name} runs on one machine, and --on is {on}", f"Use one of {', '.join(ON_HOSTS)}, or no --on"
+    elif (name == "nodes") != (request.nodes is not None):
+        wrong = f"--topology {name} {'needs nodes' if name == 'nodes' else 'has no nodes'}"
+        do = "Give --nodes URL or --accept-nodes HOST:PORT, and no other --topology"
+    elif name == "nodes" and (algorithm.name not in NODE_ALGORITHMS or source != "sim"):
+        wrong = f"nodes do not learn {algorithm.name} --from {source}"
+        do = f"Use one of {', '.join(NODE_ALGORITHMS)}, from simulation"
     elif is_registered(request.game) and name != "single":
         wrong = f"{request.game} was made in this process, and {name} plays in others"
         do = "Leave out --topology, or give the environment as gym:module:ID, which any process can open"

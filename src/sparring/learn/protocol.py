@@ -1,6 +1,6 @@
 """The interfaces between the platform and an algorithm: Algorithm, Learner, Update; and that of a topology."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,6 +38,13 @@ class Learner(Protocol):
         """Back to what `save` gave."""
 
 
+def published_weights(learner: Learner) -> Weights:
+    """The parameters that a model gets: `learner.published()` where the learner has one (an average of what it was,
+    say), else those that its actors play with."""
+    published: Callable[[], Weights] = getattr(learner, "published", learner.weights)
+    return published()
+
+
 class Algorithm(Protocol):
     """One file each. `feeds` says what it is fed; `policy` how its outputs choose (see wire/model.py)."""
 
@@ -45,6 +52,7 @@ class Algorithm(Protocol):
     feeds: str  # "transitions" or "sequences" of a replay table, "records" of the store alone, fresh "trajectories"
     policy: str  # where actions are discrete; `policy_for` gives it for any
     settings: type  # the frozen dataclass of its settings, of which `config` is one
+    # joint: bool, where it is there and true: what is seen has the joint view (games/joint_view.py), too.
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         """A fresh learner for a seat of `game`; ConfigError where its spaces do not suit the algorithm."""

@@ -210,13 +210,14 @@ class RingAlgorithm:
     def __init__(self, own: Algorithm) -> None:
         self._own = own
         self.name, self.feeds, self.policy, self.settings = own.name, own.feeds, own.policy, own.settings
+        self.joint = getattr(own, "joint", False)
         self.ring: RingAllReduce | None = None
         self.completed = 0  # updates of which this learner knows that all have made them
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         learner = self._own.begin(game, config, seed)
         if not isinstance(getattr(learner, "optimiser", None), Optimiser) or self.feeds != "trajectories":
-            do = "Use ppo or impala, or leave --learners out"
+            do = "Use ppo, mappo or impala, or leave --learners out"
             raise ConfigError(f"{self.name} does not learn by several learners", where="--learners", do=do)
         return learner
 

@@ -5,7 +5,7 @@ with the log-probability (or, of a box, the log-density) with which the action w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from numpy.random import Generator
 
 from sparring.errors import ModelDamaged
 from sparring.games.spec import SeatSpec
-from sparring.nets.policies import choose
+from sparring.nets.policies import choose, nearly_best, sample
 from sparring.nets.shapes import STATE
+from sparring.nets.tree_search import SearchModel, TreeSearch
 from sparring.wire.chunk import Array
 from sparring.wire.ids import ModelId
-from sparring.wire.model import ONNX, Model
+from sparring.wire.model import ONNX, Card, Model
+from sparring.wire.strengths import StrengthStep
 
 RANDOM_ACTOR = "script:random"  # the actor of a step where there was no model
 _DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"} | {
@@ -33,6 +35,9 @@ class ActRequest:
     legal: Array | None = None
     strength: float | None = None
     state: Array | None = None  # a recurrent model's `Decision.state_after` of the step before; None: an episode begins
+    search_ms: float | None = None  # look ahead for so long
+    game_state: bytes | None = None  # of `save()`, where a search begins; None: the observation shows it
+    vary: bool = False  # at full strength, without a search, a choice nearly as good as the best is taken as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class Chooser:
 
     def __init__(self, model: Model) -> None:
         self.id, self.spec_hash, self.actor = model.id, model.card.spec, f"model:{model.id}"
+        self._card = model.card
         try:
             self._session = open_session(model.files[ONNX])
         except Exception as error:  # noqa: BLE001  ONNX Runtime's errors share no base class but this
@@ -91,6 +97,21 @@ class Chooser:
         """The action for one observation."""
         return self.decide_batch([(seat, request)], rng)[0]
 
+    def search(self, tree: TreeSearch, seat: int, request: ActRequest, rng: Generator, deadline_s: float) -> Decision:
+        """The action for one observation, after a look ahead until `deadline_s` of time.monotonic(); Refused where it
+        shows no position of the game that the seat may move in."""
+        state = request.game_state
+        row = tree.row_of(seat, request.observation) if state is None else tree.row_of_state(state)
+        model = SearchModel(self._card, tree.spec, self._run)
+        found = tree.search(row, seat, model, deadline_s, request.legal)
+        asked = replace(request, legal=np.isfinite(found.scores), vary=False)
+        action, logp = _chosen(tree.spec.seats[seat], found.scores[None], asked, rng)
+        return Decision(action, self.actor, logp, found.value)
+
+    def _run(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        feeds = {name: columns[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
+        return dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
+
     def decide_batch(self, batch: Sequence[tuple[SeatSpec, ActRequest]], rng: Generator) -> list[Decision]:
         """One action for each row, by one run of the model."""
         feeds: dict[str, Array] = {}
@@ -105,16 +126,36 @@ class Chooser:
             else:
                 rows = [np.asarray(one.observation[name]) for _, one in batch]
             feeds[name] = (rows[0][None] if len(rows) == 1 else np.stack(rows)).astype(dtype, copy=False)
-        out = dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
+        out = self._run(feeds)
         scores, values = out[self._outputs[0]], out.get("value")
         before, after = feeds.get(STATE), out.get("state_out")
         decisions = []
         for row, (seat, one) in enumerate(batch):
-            action, logp = _chosen(seat, scores[row : row + 1], one.legal, one.strength, rng)
+            action, logp = _chosen(seat, scores[row : row + 1], one, rng, self._card)
             value = None if values is None else float(values[row])
             states = (None, None) if before is None or after is None else (before[row], after[row])
             decisions.append(Decision(action, self.actor, logp, value, *states))
         return decisions
+
+
+class LadderChooser:
+    """One step of the strengths that a game sells. It is asked as a Chooser is, whatever the request's `strength`."""
+
+    def __init__(self, step: StrengthStep, model: Chooser) -> None:
+        self._share, self._model = step.share, model
+        self.id, self.actor = model.id, model.actor
+
+    def decide(self, seat: SeatSpec, request: ActRequest, rng: Generator) -> Decision:
+        """The action for one observation."""
+        if self._share == 0.0:  # nobody's moves
+            return uniform(seat, request.legal, rng)
+        return self._model.decide(seat, replace(request, strength=self._share), rng)
+
+    def search(self, tree: TreeSearch, seat: int, request: ActRequest, rng: Generator, deadline_s: float) -> Decision:
+        """The action for one observation, after a look ahead."""
+        if self._share == 0.0:
+            return uniform(tree.spec.seats[seat], request.legal, rng)
+        return self._model.search(tree, seat, replace(request, strength=self._share), rng, deadline_s)
 
 
 def uniform(seat: SeatSpec, legal: Array | None, rng: Generator) -> Decision:
@@ -122,7 +163,7 @@ def uniform(seat: SeatSpec, legal: Array | None, rng: Generator) -> Decision:
     action = seat.action
     if action.choices:
         scores = np.zeros((1, action.masks), np.float32)
-        drawn, logp = _chosen(seat, scores, legal, 0.0, rng)
+        drawn, logp = _chosen(seat, scores, ActRequest({}, legal, 0.0), rng)
         return Decision(drawn, RANDOM_ACTOR, logp)
     low, high = (-1.0 if action.low is None else action.low), (1.0 if action.high is None else action.high)
     box = (low + (high - low) * rng.random(action.shape)).astype(action.dtype)
@@ -131,12 +172,17 @@ def uniform(seat: SeatSpec, legal: Array | None, rng: Generator) -> Decision:
 
 
 def _chosen(
-    seat: SeatSpec, scores: Array, legal: Array | None, strength: float | None, rng: Generator
+    seat: SeatSpec, scores: Array, asked: ActRequest, rng: Generator, card: Card | None = None
 ) -> tuple[Any, float | None]:
-    action = seat.action
+    action, legal, strength = seat.action, asked.legal, asked.strength
     if action.choices:
         mask = None if legal is None else np.asarray(legal, bool)[None]
-        choice = choose(action, scores, mask, rng, strength)
+        samples, full = card is not None and card.samples, strength is None or strength >= 1.0
+        if asked.vary and full and not samples and action.kind == "discrete":
+            values = card is not None and card.policy == "greedy"
+            choice = sample(nearly_best(scores, mask, values=values), None, rng)
+        else:
+            choice = choose(action, scores, mask, rng, strength, samples=samples)
         chosen = int(choice.action[0]) if action.kind == "discrete" else choice.action[0]
         return chosen, float(choice.logp[0])
     if strength is not None and rng.random() >= strength:

@@ -7,10 +7,11 @@ module (NetworkSpec.module) runs in ONNX Runtime.
 """
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Protocol
 
 from sparring.games.protocol import Columns
-from sparring.nets.numpy_forward import NumpyForward
+from sparring.nets.numpy_forward import NumpyForward, sees_bytes
 from sparring.wire.chunk import Array
 from sparring.wire.network import NetworkSpec
 
@@ -42,6 +43,15 @@ def forward_without_torch(spec: NetworkSpec, weights: Mapping[str, Array]) -> Fo
     from sparring.nets.onnx_graph import OnnxForward, to_onnx
 
     return OnnxForward(spec, to_onnx(spec, weights))
+
+
+def forward_for_matches(spec: NetworkSpec, weights: Mapping[str, Array]) -> Forward:
+    """As `forward_without_torch`, for many games of two networks at once: where the network sees a board and numba is
+    installed its first layers skip what is empty. Every match of a league has to be played by the same: the last digits
+    of a row's outputs are others than those of `forward_without_torch`."""
+    if spec.module is None and sees_bytes(spec) and find_spec("numba") is not None:
+        return NumpyForward(spec, weights, sparse=True)
+    return forward_without_torch(spec, weights)
 
 
 def forward_with_torch(spec: NetworkSpec, weights: Mapping[str, Array]) -> Forward:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from sparring.errors import ConfigError, ModelDamaged
@@ -44,7 +45,8 @@ def make_model(  # the model's every part, each once
 ) -> Model:
     """The network as a model of `game`; ModelDamaged where its ONNX graph and its weights do not agree,
     or a number is not finite; ConfigError where no seat sees what the network takes. A box's bounds become those of
-    its mean, so that the model's graph gives actions in the game's own units."""
+    its mean, so that the model's graph gives actions in the game's own units. Where information is hidden from
+    rivals a policy of probabilities samples, as it learned: its likeliest actions would give away what it knows."""
     from sparring.nets.onnx_graph import to_onnx
 
     seat = next((seat for seat in game.seats if _suits(network, seat, game.frame_stack)), None)
@@ -59,6 +61,7 @@ def make_model(  # the model's every part, each once
         spec=game.hash,
         network=network,
         policy=policy,
+        acts="sample" if game.hidden_information and game.has_rivals and policy == "categorical" else UNSET,
         lineage=lineage,
         created_at_ms=now_ms,
         files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},

@@ -8,6 +8,7 @@ rows. Every layer is made once from its weights, then it is a function that cost
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -32,6 +33,9 @@ from sparring.wire.network import (
 
 ABSENT = np.float32(-1e9)  # the attention score of an entity that is not there
 _BLOCK_ROWS = 32  # of images: keeps the gathered windows near the cache
+# Of the widest dense layer's rows: they stay in the cache until the next layer reads them, and malloc gives the same
+# memory again, where it would return larger blocks to the system (docs/performance.md).
+_BLOCK_BYTES = 256 << 10
 
 Step = Callable[[Array], Array]
 MemoryStep = Callable[[Array, Array], tuple[Array, Array]]  # features, state → output, state
@@ -45,10 +49,13 @@ _IN_PLACE: dict[Activation, Step] = {
 class NumpyForward:
     """A Forward (nets/forward.py) that needs nothing but NumPy."""
 
-    def __init__(self, spec: NetworkSpec, weights: Mapping[str, Array]) -> None:
+    def __init__(self, spec: NetworkSpec, weights: Mapping[str, Array], *, sparse: bool = False) -> None:
+        """`sparse`: the first layers skip what is zero (nets/sparse_layer.py), where `sees_bytes` and with numba."""
         shapes.fit(spec, weights)
         self.spec = spec
-        self._flats = [(leaf.name, _flat_reader(spec, leaf, weights)) for leaf in shapes.flats(spec)]
+        sparse = sparse and sees_bytes(spec)
+        read = _bytes_reader if sparse else partial(_flat_reader, spec, weights)
+        self._flats = [(leaf.name, read(leaf)) for leaf in shapes.flats(spec)]
         self._images = [(leaf.name, _channels_last(leaf)) for leaf in shapes.images(spec)]
         self._image_steps: list[Step] = []
         if (shape := shapes.image_shape(spec)) is not None:
@@ -57,7 +64,7 @@ class NumpyForward:
         for i, (encoder, leaf, count) in enumerate(shapes.entity_sets(spec)):
             encode = entity_encoder(encoder, shapes.set_shape(leaf)[0], f"entities/{i}", weights)
             self._sets.append((leaf.name, count.name, _set_reader(leaf), encode))
-        self._branches = [_Branch.of(spec, weights, i, place) for i, place in enumerate(shapes.trunks(spec))]
+        self._branches = [_Branch.of(spec, weights, i, place, sparse) for i, place in enumerate(shapes.trunks(spec))]
 
     def initial_state(self, n: int) -> Array:
         return shapes.initial_state(self.spec, n)
@@ -72,7 +79,9 @@ class NumpyForward:
         elif state.shape != (len(joined), shapes.state_width(self.spec)):
             do = f"Give back what the step before gave, [n, {shapes.state_width(self.spec)}], or none"
             raise ConfigError(f"a state of shape {state.shape} for {len(joined)} rows", where="network", do=do)
-        states = [branch.heads_of(joined, state, out) for branch in self._branches]
+        # Weights are finite; BLAS may still flag what it finds in memory beside a narrow matrix.
+        with np.errstate(invalid="ignore"):
+            states = [branch.heads_of(joined, state, out) for branch in self._branches]
         if self.spec.memory is not None:
             after = [one for one in states if one is not None]
             out[STATE] = after[0] if len(after) == 1 else np.concatenate(after, axis=1)
@@ -112,11 +121,14 @@ class _Branch:
     part: slice  # of its memory in the state
     matrix: Step | None  # of the heads; None where no head is on this trunk
     heads: list[tuple[str, slice | int]]  # their columns; one number is a column
+    block_rows: int  # that pass through trunk and heads together, where there is no memory
 
     @classmethod
-    def of(cls, spec: NetworkSpec, weights: Mapping[str, Array], index: int, place: str) -> "_Branch":
+    def of(cls, spec: NetworkSpec, weights: Mapping[str, Array], index: int, place: str, sparse: bool) -> "_Branch":
         mine = [head for head in spec.heads if shapes.trunk_of(spec, head) == place]
         steps = _steps(spec.trunk, place, weights, (0,)) if mine or spec.memory is not None else []
+        if sparse and steps:
+            steps[0] = _sparse_step(spec.trunk[0], f"{place}/0", weights)
         memory = None if spec.memory is None else memory_step(spec, shapes.memory_of(place), weights)
         size = shapes.memory_width(spec.memory)
         matrix, first = None, 0
@@ -128,20 +140,32 @@ class _Branch:
             is_number = head.name == "value" and head.units == 1
             columns.append((head.name, first if is_number else slice(first, first + head.units)))
             first += head.units
-        return cls(steps, memory, slice(index * size, (index + 1) * size), matrix, columns)
+        widest = max([first, 1, *(layer.units for layer in spec.trunk if isinstance(layer, Dense))])
+        rows = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * widest))
+        return cls(steps, memory, slice(index * size, (index + 1) * size), matrix, columns, rows)
 
     def heads_of(self, x: Array, state: Array | None, out: dict[str, Array]) -> Array | None:
         """Put its heads into `out`; its own part of the next state, where it has a memory."""
-        for step in self.steps:
-            x = step(x)
-        after = None
+        if self.memory is None and self.matrix is not None and len(x) > self.block_rows:
+            places = range(0, len(x), self.block_rows)
+            blocks = [self.matrix(self._trunk(x[first : first + self.block_rows])) for first in places]
+            self._split(np.concatenate(blocks), out)
+            return None
+        x, after = self._trunk(x), None
         if self.memory is not None and state is not None:
             x, after = self.memory(x, state[:, self.part])
         if self.matrix is not None:
-            y = self.matrix(x)
-            for name, columns in self.heads:
-                out[name] = y[:, columns]
+            self._split(self.matrix(x), out)
         return after
+
+    def _trunk(self, x: Array) -> Array:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+    def _split(self, y: Array, out: dict[str, Array]) -> None:
+        for name, columns in self.heads:
+            out[name] = y[:, columns]
 
 
 def _reader(leaf: Input) -> Step:
@@ -156,7 +180,29 @@ def _reader(leaf: Input) -> Step:
     return lambda raw: ((raw.astype(np.float32) - shift) * scale).reshape(len(raw), size)
 
 
-def _flat_reader(spec: NetworkSpec, leaf: Input, weights: Mapping[str, Array]) -> Step:
+def sees_bytes(spec: NetworkSpec) -> bool:
+    """Whether the network sees one leaf of bytes as they are, and its first layers are dense."""
+    leaf, plain = spec.inputs[0], ("uint8", 0, 0.0, 1.0, False)
+    alone = len(spec.inputs) == 1 and not spec.image and bool(spec.trunk) and isinstance(spec.trunk[0], Dense)
+    return alone and (leaf.dtype, leaf.one_hot, leaf.shift, leaf.scale, leaf.normalise) == plain
+
+
+def _bytes_reader(leaf: Input) -> Step:
+    """Raw rows to uint8 [n, width]."""
+    size = shapes.width(leaf)
+    return lambda raw: np.asarray(raw, np.uint8).reshape(len(raw), size)
+
+
+def _sparse_step(layer: Layer, place: str, weights: Mapping[str, Array]) -> Step:
+    from sparring.nets.sparse_layer import sparse_dense  # needs numba
+
+    assert isinstance(layer, Dense)
+    sums = sparse_dense(weights[f"{place}/weight"], weights[f"{place}/bias"], relu=layer.activation == "relu")
+    activate = _IN_PLACE[layer.activation]
+    return sums if layer.activation == "relu" else lambda x: activate(sums(x))
+
+
+def _flat_reader(spec: NetworkSpec, weights: Mapping[str, Array], leaf: Input) -> Step:
     """Raw rows to float32 [n, width], normalised where the input is."""
     read = _reader(leaf)
     if not leaf.normalise:

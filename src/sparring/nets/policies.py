@@ -3,7 +3,8 @@
 A Policy is what an actor explores with; a card names the built-in one (BUILT_IN) that deploys what was learned, and
 never code. A user's own is loaded by nets/user_code.py, which neither client nor gateway imports.
 
-A "categorical" policy samples its logits or takes the largest, for each entry of a multi-discrete action on its own; a
+A "categorical" policy samples its logits or takes the largest (its card says which), for each entry of a multi-discrete
+action on its own; a
 "greedy" one (values as logits) takes the largest, and explores by ε. A "gaussian" one draws u ~ N(mean, exp(log_std)²)
 and does u where the game sets no bounds, and else low + (high − low)(tanh u + 1)/2, so that no action ever has to be
 cut and its density is exact; nets/distributions.py has the same in torch. `strength` mixes the best action with a
@@ -21,6 +22,7 @@ from sparring.errors import ConfigError
 from sparring.games.spec import Leaf
 from sparring.wire.chunk import Array
 
+NEARLY = 0.9  # of the best choice's probability or value: so good is nearly as good
 LOG_STD = (-5.0, 2.0)  # of a Gaussian, whatever a network says: neither certain nor lost
 
 
@@ -104,11 +106,16 @@ def log_softmax(logits: Array) -> Array:
 
 def sample(logits: Array, legal: Array | None, rng: Generator) -> Choice:
     """Drawn from softmax(logits) by inversion: one uniform number for each row."""
+    return sample_at(logits, legal, rng.random(len(logits)))
+
+
+def sample_at(logits: Array, legal: Array | None, chance: Array) -> Choice:
+    """What the uniform numbers `chance` [n] draw from softmax(logits)."""
     values = masked(logits, legal)
     shifted = values - values.max(axis=-1, keepdims=True)
     cumulative = np.exp(shifted).cumsum(axis=-1)
     total = cumulative[:, -1]
-    action = (cumulative <= (rng.random(len(logits)) * total)[:, None]).sum(axis=-1, dtype=np.int32)
+    action = (cumulative <= (chance * total)[:, None]).sum(axis=-1, dtype=np.int32)
     logp = shifted[np.arange(len(action)), action] - np.log(total)
     return Choice(action, logp.astype(np.float32, copy=False))
 
@@ -130,11 +137,40 @@ def best(logits: Array, legal: Array | None, rng: Generator | None, epsilon: flo
 
 
 def choose(
-    action: Leaf, logits: Array, legal: Array | None, rng: Generator | None, strength: float | None = None
+    action: Leaf,
+    logits: Array,
+    legal: Array | None,
+    rng: Generator | None,
+    strength: float | None = None,
+    *,
+    samples: bool = False,
 ) -> Choice:
-    """What a deployed model does: its best action, weakened by `strength` where that and `rng` are given."""
+    """What a deployed model does: its best action, or with `samples` (and `rng`) one drawn from its probabilities;
+    weakened by `strength` where that and `rng` are given."""
     epsilon = 0.0 if strength is None else 1.0 - strength
+    if samples and rng is not None:
+        return of_entries(action, logits, legal, lambda scores, mask: sample(mixed(scores, mask, epsilon), mask, rng))
     return of_entries(action, logits, legal, lambda scores, mask: best(scores, mask, rng, epsilon))
+
+
+def nearly_best(scores: Array, legal: Array | None, *, values: bool) -> Array:
+    """Logits of the choices that are nearly as good as the best: those at least NEARLY as probable, by their
+    probability; of `values` those within 1 - NEARLY of the best one's size, alike. -inf elsewhere."""
+    allowed = masked(np.asarray(scores, np.float32), legal)
+    top = allowed.max(axis=-1, keepdims=True)
+    if values:
+        return np.where(allowed >= top - (1 - NEARLY) * np.abs(top), np.float32(0), -np.inf)
+    return np.where(allowed >= top + np.log(NEARLY), allowed, -np.inf)
+
+
+def mixed(logits: Array, legal: Array | None, epsilon: float) -> Array:
+    """Logits of softmax(logits) that with probability ε is a uniform legal action instead."""
+    if epsilon == 0.0:
+        return logits
+    allowed = np.ones(logits.shape, bool) if legal is None else legal.astype(bool)
+    shares = (1 - epsilon) * np.exp(log_softmax(masked(logits, legal))) + epsilon * allowed / allowed.sum(-1)[:, None]
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(shares), np.float32)
 
 
 def of_entries(

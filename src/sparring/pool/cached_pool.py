@@ -2,15 +2,18 @@
 
 An entry is one value, so that no reader sees a part of it:
 
-    length of the header (4 bytes) | header: format, the model's id, the size of each part | card.json | files
+    length of the header (4 bytes) | header: format, the model's id, size and CRC-32 of each part | card.json | files
 
 The id is the SHA-256 of the card, and the card holds that of each file. A process verifies a model when it reads it for
-the first time, and then keeps it: an id never means other bytes, so there is nothing to ask a second time.
+the first time, and then keeps it: an id never means other bytes, so there is nothing to ask a second time. Who puts a
+model has verified it. Where nobody else can write (`Entries.private`) a reader compares the files' CRC-32 instead of
+their SHA-256, which would be most of its time (docs/decisions/0346).
 """
 
 import logging
 import struct
 import threading
+import zlib
 from collections import OrderedDict
 from typing import Annotated, Generic, TypeVar
 
@@ -18,12 +21,22 @@ import msgspec
 
 from sparring.errors import Missing, ModelDamaged, Refused, StoreFailed, Unreachable
 from sparring.pool.protocol import Entries, Pool
-from sparring.registry.registry import CARD, ID, Registry, check_whole, place, read_model
+from sparring.registry.registry import (
+    CARD,
+    ID,
+    MAX_CARD_BYTES,
+    MAX_FILE_BYTES,
+    Registry,
+    check_whole,
+    place,
+    read_card,
+    read_model,
+)
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
 
 CACHE_BYTES = 256 << 20  # of verified models in one process
-FORMAT = 1
+FORMAT = 2
 _LENGTH = struct.Struct("<I")
 _AGAIN = "Put it again, or open the pool with a registry"
 
@@ -35,6 +48,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     model: str
     sizes: dict[str, Annotated[int, msgspec.Meta(ge=0)]]  # of the parts, in their order
+    checksums: tuple[int, ...]  # their CRC-32
 
 
 _HEADER = msgspec.msgpack.Decoder(_Header)  # made once: see docs/decisions/0330
@@ -43,12 +57,15 @@ _HEADER = msgspec.msgpack.Decoder(_Header)  # made once: see docs/decisions/0330
 def pack(model: Model) -> bytes:
     """The model as one entry, the same for equal models; ModelDamaged unless it is exactly what its card says."""
     parts = {CARD: check_whole(model), **dict(sorted(model.files.items()))}
-    header = msgspec.msgpack.encode(_Header(FORMAT, model.id, {name: len(part) for name, part in parts.items()}))
+    sizes = {name: len(part) for name, part in parts.items()}
+    checksums = tuple(zlib.crc32(part) for part in parts.values())
+    header = msgspec.msgpack.encode(_Header(FORMAT, model.id, sizes, checksums))
     return b"".join((_LENGTH.pack(len(header)), header, *parts.values()))
 
 
-def unpack(model: ModelId, entry: bytes | memoryview) -> Model:
-    """The model in an entry, if that is what the id names; ModelDamaged otherwise."""
+def unpack(model: ModelId, entry: bytes | memoryview, *, private: bool = False) -> Model:
+    """The model in an entry, if that is what the id names; ModelDamaged otherwise. `private`: nobody could write it who
+    did not use `pack`."""
     view = memoryview(entry)
     try:
         start = _LENGTH.size + _LENGTH.unpack_from(view)[0]
@@ -67,7 +84,12 @@ def unpack(model: ModelId, entry: bytes | memoryview) -> Model:
             raise ModelDamaged(f"its entry has no {name}", where=place(model), do=_AGAIN)
         return parts[name]
 
-    return read_model(part, model)
+    if not private:
+        return read_model(part, model)
+    if tuple(map(zlib.crc32, parts.values())) != header.checksums:
+        raise ModelDamaged("its entry has other checksums than were written", where=place(model), do=_AGAIN)
+    card = read_card(part(CARD, MAX_CARD_BYTES), model)
+    return Model(card, {name: part(name, MAX_FILE_BYTES) for name in card.files})
 
 
 class LeastRecentlyUsed(Generic[Value]):
@@ -161,7 +183,7 @@ class CachedPool(Pool):
         if entry is None:
             wrong = f"it is not in the pool at {self._entries or 'memory:// of this process'}, or no longer"
             raise Missing(wrong, where=place(model), do=_AGAIN)
-        return unpack(model, entry)
+        return unpack(model, entry, private=self._entries is not None and self._entries.private)
 
     def _put_back(self, model: Model) -> None:
         """Who asked has the model from the registry, whatever becomes of this."""

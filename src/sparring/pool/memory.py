@@ -73,6 +73,8 @@ class PoolService:
 class ServiceEntries:
     """The entries of a PoolService, wherever it runs; see `protocol.Entries`."""
 
+    private = True
+
     def __init__(self, solver: "Solver", service: str, *, owns_solver: bool) -> None:
         self._solver, self._service, self._owns = solver, service, owns_solver
 

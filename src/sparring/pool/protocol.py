@@ -47,6 +47,8 @@ class Pool(Closable, Protocol):
 class Entries(Protocol):
     """Where a backend holds models as bytes, each under its id. Its str() is its address, without a secret."""
 
+    private: bool  # nobody writes there but pools
+
     def put(self, model: ModelId, entry: bytes) -> None:
         """Hold the entry in place of what was there; readers get the old one or the new, whole."""
 

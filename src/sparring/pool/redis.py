@@ -74,6 +74,8 @@ class RedisAddress:
 class RedisEntries:
     """Entries in a Redis; see `protocol.Entries`."""
 
+    private = False
+
     def __init__(self, address: RedisAddress) -> None:
         """Unreachable or StoreFailed where the server does not answer, or refuses name and password."""
         self._address = address

@@ -3,6 +3,7 @@
     <id>/card.json, weights.safetensors, model.onnx     never changed once there
     evidence/<id>.json                                  the model's newest evaluation
     champions/…                                         see champions.py
+    strengths/<game>/<version>.json                     the ladder of strengths, signed
     signing.key (0600), trust                           see champions.py
 
 No file stays open: any number of processes may read and publish at once.

@@ -17,7 +17,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     episodes: int
     mean: float
     sd: float
-    verdict: str = ""  # "better", "not worse", "worse", "undecided"; "": the gate was not asked
+    verdict: str = ""  # "better", "not worse", "not better", "worse", "undecided"; "": the gate was not asked
     tries: int = 0  # of its lineage, this one included
     seed: int = 0  # of the gate's games
     incumbent: ModelId | None = None

@@ -16,18 +16,20 @@ from typing import Self
 
 import msgspec
 
-from sparring.durable import read_inside
+from sparring.durable import folder_name, read_inside
 from sparring.errors import ConfigError, Missing, ModelDamaged, Refused, StoreFailed, Unreachable
 from sparring.registry.champions import READERS, ChampionEntry, ChampionLog, CounterTaken, Kind, SigningKey
 from sparring.registry.protocol import Evidence, ListedModel, Objects
 from sparring.wire.champion import Champion, Signed, canonical, sign
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import Card, Model, check
+from sparring.wire.strengths import Strengths
 
 CARD, EVIDENCE = "card.json", "evidence.json"
 EVIDENCE_FOLDER = "evidence/"
 # Made once: msgspec crashes where two threads are the first to decode a type (docs/decisions/0330).
 _CARD, _EVIDENCE = msgspec.json.Decoder(Card), msgspec.json.Decoder(Evidence)
+_SIGNED = msgspec.json.Decoder(Signed)
 MAX_CARD_BYTES = 4 << 20
 MAX_FILE_BYTES = 2 << 30
 DAY_S = 86_400.0
@@ -169,6 +171,23 @@ class Registry(ABC):
         if entry is not None and self._life_left(entry) < 0.5:
             entry = self._re_signed(entry)
         return None if entry is None else entry.signed
+
+    def strengths(self, game: GameId, version: str) -> Signed | None:
+        """The signed ladder of strengths that is sold; None where there is none."""
+        text = self._objects.get(_strengths_key(game, version), MAX_CARD_BYTES)
+        try:
+            return None if text is None else _SIGNED.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            do = "Make them again: `spar models strengths GAME --make`"
+            raise ModelDamaged(f"they do not read: {error}", where=f"strengths of {game}", do=do) from None
+
+    def sell(self, strengths: Strengths) -> Signed:
+        """Sign this ladder and store it in place of the one before; Missing where a model of it is not here."""
+        for step in strengths.steps:
+            self.card(step.model)
+        signed = sign(strengths, self._key.private())
+        self._objects.put(_strengths_key(strengths.game, strengths.version), msgspec.json.encode(signed))
+        return signed
 
     def promote(
         self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None, *, above: int = 0
@@ -374,6 +393,10 @@ def check_whole(model: Model) -> bytes:
 def place(model: ModelId) -> str:
     """Where an error about a model says that it is."""
     return f"model {model[:12]}"
+
+
+def _strengths_key(game: GameId, version: str) -> str:
+    return f"strengths/{folder_name(game, 'game')}/{folder_name(version, 'version')}.json"
 
 
 def _evidence_key(model: ModelId) -> str:

@@ -61,6 +61,8 @@ class Batch:
     behaviour_logp: Array | None = None
     value: Array | None = None  # of the actor's own value head, trajectories only
     truncation_value: Array | None = None  # [time, batch]: value of the view at which a step was cut short
+    final_observation: Mapping[str, Array] | None = None  # [time, batch, …]: what was seen where a step was cut short,
+    # whatever stands in other rows; trajectories of a network without a value
     n_steps: Array | None = None
     weight: Array | None = None  # importance of each sample; None: all the same
     mask: Array | None = None  # False: padding

@@ -49,9 +49,9 @@ def key_name(public: Ed25519PublicKey) -> str:
     return "ed25519:" + base64.b64encode(raw).decode()
 
 
-def sign(champion: Champion, private: Ed25519PrivateKey) -> Signed:
-    """The manifest with its signature."""
-    payload = msgspec.json.encode(champion)
+def sign(message: msgspec.Struct, private: Ed25519PrivateKey) -> Signed:
+    """The manifest, or another message of the registry, with its signature."""
+    payload = msgspec.json.encode(message)
     signature = private.sign(payload)
     return Signed(_text(payload), key_name(private.public_key()), _text(signature))
 
@@ -59,22 +59,31 @@ def sign(champion: Champion, private: Ed25519PrivateKey) -> Signed:
 def verify(signed: Signed, trust: str) -> Champion:
     """The manifest, once its signature by the key `trust` holds, and its counter is not below the least one that trust
     may name ("ed25519:KEY@COUNTER"); ModelDamaged otherwise."""
-    key, _, least = trust.partition("@")
+    least = trust.partition("@")[2]
+    try:
+        champion = read_champion(signed_payload(signed, trust))
+        if champion.counter < int(least or 0):
+            do = "An old manifest is being replayed, or connect(trust=…) is another game's"
+            raise _bad(f"its counter {champion.counter} is below {least}, the least that is trusted", do)
+        return champion
+    except (ValueError, msgspec.DecodeError) as error:
+        raise _bad(f"the manifest does not read: {error}", "Fetch it again") from None
+
+
+def signed_payload(signed: Signed, trust: str) -> bytes:
+    """What was signed, once its signature by the key of `trust` holds; ModelDamaged otherwise."""
+    key = trust.partition("@")[0]
     if signed.key != key:
         raise _bad(f"signed by {signed.key}, not by the trusted {key}", "Check connect(trust=…)")
     try:
         payload = _raw(signed.payload)
         public = Ed25519PublicKey.from_public_bytes(_raw(key.removeprefix("ed25519:")))
         public.verify(_raw(signed.signature), payload)
-        champion = read_champion(payload)
-        if champion.counter < int(least or 0):
-            do = "An old manifest is being replayed, or connect(trust=…) is another game's"
-            raise _bad(f"its counter {champion.counter} is below {least}, the least that is trusted", do)
-        return champion
     except InvalidSignature:
         raise _bad("the signature does not fit the manifest", "Fetch it again; if it persists, do not use it") from None
-    except (ValueError, msgspec.DecodeError) as error:
+    except ValueError as error:
         raise _bad(f"the manifest does not read: {error}", "Fetch it again") from None
+    return payload
 
 
 def for_client(champion: Champion, client: str) -> ModelId:

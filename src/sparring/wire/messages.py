@@ -44,6 +44,7 @@ class Observe(msgspec.Struct, frozen=True, tag="observe", forbid_unknown_fields=
     tick: int
     reward: float = 0.0
     legal: list[bool] | None = None
+    search_ms: float | msgspec.UnsetType = msgspec.UNSET  # look ahead for so long before answering
 
 
 class End(msgspec.Struct, frozen=True, tag="end", forbid_unknown_fields=True):

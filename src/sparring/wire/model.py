@@ -7,9 +7,10 @@ file, so those exact bytes are what an id means. Never a pickle.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from sparring.errors import ModelDamaged
 from sparring.wire.champion import canonical
@@ -40,7 +41,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     spec: str
     network: NetworkSpec
-    policy: str  # "categorical": sample or argmax of logits; "greedy": logits are values, argmax; "gaussian": mean
+    policy: str  # "categorical": logits of probabilities; "greedy": logits are values; "gaussian": a mean
+    acts: Literal["sample"] | UnsetType = UNSET  # it samples its probabilities; unset: it takes the best action
     lineage: Lineage
     created_at_ms: int
     files: dict[str, str]  # name → SHA-256, hex
@@ -48,6 +50,11 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> ModelId:
         return ModelId(hashlib.sha256(canonical(self)).hexdigest())
+
+    @property
+    def samples(self) -> bool:
+        """Whether the model, as it is judged and played, draws its actions."""
+        return self.acts == "sample"
 
 
 @dataclass(frozen=True, slots=True)

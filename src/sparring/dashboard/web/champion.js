@@ -16,7 +16,7 @@ export class Model {
 export class Champions {
   constructor(server, storage, { game, version, spec, trust = null, client = "", local = true }) {
     Object.assign(this, { server, storage, game, version, spec, trust, client, local });
-    Object.assign(this, { model: null, manifest: null, notice: "" });
+    Object.assign(this, { model: null, manifest: null, notice: "", strengths: null, looked: false, known: new Map() });
     this.place = `${server.url || globalThis.location?.origin || ""}/${game}/${version}`;
   }
 
@@ -31,6 +31,7 @@ export class Champions {
       return false;
     }
     const manifest = await this.#verified(signed);
+    this.looked = false; // the next weaker move asks for the ladder again
     const id = modelFor(manifest, this.client);
     if (manifest.spec !== this.spec) throw bad("the champion was trained for another version of this game");
     this.#remember(manifest, signed.key);
@@ -40,8 +41,44 @@ export class Champions {
     return true;
   }
 
-  async #verified(signed) {
-    const [trust, least = "0"] = (this.trust ?? this.#pinned(signed.key)).split("@");
+  /**
+   * What plays at a strength: {model, share} of the ladder that the game sells, with the model loaded; null where there
+   * is no ladder, or the champion itself plays.
+   */
+  async step(strength) {
+    if (strength === null || strength === undefined || strength >= 1) return null;
+    if (!this.looked) await this.#refreshStrengths();
+    if (!this.strengths) return null;
+    const { steps } = this.strengths;
+    const { model, share } = steps[Math.round(strength * (steps.length - 1))];
+    return { share, model: await this.#known(model) };
+  }
+
+  async #known(id) {
+    if (this.model?.id === id) return this.model;
+    if (!this.known.has(id)) this.known.set(id, await this.#fetch(id));
+    return this.known.get(id);
+  }
+
+  /** The ladder of strengths, signed by the same key. Without one a strength is a share of random moves. */
+  async #refreshStrengths() {
+    this.looked = true;
+    try {
+      const path = `/v1/games/${this.game}/strengths?version=${encodeURIComponent(this.version)}`;
+      const ladder = await this.#payload(await this.server.get(path));
+      const fits = ladder.game === this.game && ladder.version === this.version && ladder.spec === this.spec;
+      if (!fits || !ladder.steps?.length) throw bad("the strengths are another game's");
+      if (ladder.issued_at_ms < (this.strengths?.issued_at_ms ?? 0)) throw bad("the strengths are older than before");
+      this.strengths = ladder;
+    } catch (error) {
+      if (!(error instanceof SparringError)) throw error;
+      if (error.status === 404) this.strengths = null;
+    }
+  }
+
+  /** What was signed, once the trusted key's signature holds. */
+  async #payload(signed) {
+    const [trust] = (this.trust ?? this.#pinned(signed.key)).split("@");
     if (signed.key !== trust) throw bad(`the champion is signed by ${signed.key}, not by the trusted ${trust}`);
     const payload = fromBase64(signed.payload);
     const key = fromBase64(trust.replace("ed25519:", ""));
@@ -51,7 +88,12 @@ export class Champions {
       this.local = false; // a model that cannot be verified is not run here; the server runs it itself
       this.notice = "this browser cannot check signatures, so the server chooses the moves";
     }
-    const manifest = JSON.parse(new TextDecoder().decode(payload));
+    return JSON.parse(new TextDecoder().decode(payload));
+  }
+
+  async #verified(signed) {
+    const manifest = await this.#payload(signed);
+    const [, least = "0"] = (this.trust ?? "").split("@");
     if (manifest.game !== this.game || manifest.version !== this.version) throw bad("the champion is another game's");
     if (manifest.counter < this.#lastCounter(signed.key))
       throw bad(`the champion's counter went back to ${manifest.counter}`);

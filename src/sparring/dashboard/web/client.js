@@ -9,7 +9,7 @@
 import { Champions } from "./champion.js";
 import { leafOf, nested, Recording } from "./episode.js";
 import { askedFor, newEpisode } from "./ids.js";
-import { choose, chooseEntries, chooseNumbers, logSoftmax, parts } from "./network.js";
+import { choose, chooseEntries, chooseNearly, chooseNumbers, logSoftmax, parts } from "./network.js";
 import { Server, SparringError } from "./server.js";
 import { openStorage, Spool } from "./spool.js";
 import { Uploads } from "./uploads.js";
@@ -129,10 +129,17 @@ export class Connection {
     const model = this.champions.model;
     if (model && !model.network) return this.#ask(observation, legal, seat, strength, held);
     if (!model) return this.#chance(legal, seat);
+    const step = await this.champions.step(strength);
+    if (step === null) return this.#thought(model, observation, legal, seat, strength, held);
+    if (step.share === 0) return this.#chance(legal, seat);
+    return this.#thought(step.model, observation, legal, seat, step.share, null);
+  }
+
+  #thought(model, observation, legal, seat, strength, held) {
     const memory = held?.model === model.id ? held.after : null; // another model's memory means nothing to this one
     const { logits, mean, value, state: after = null } = model.network.run(observation, memory);
     const chances = model.card.policy === "categorical" ? this.#chances(logits, legal, seat) : null;
-    const chosen = mean ? this.#numbers(mean, seat, strength) : this.#choice(logits, legal, seat, strength);
+    const chosen = mean ? this.#numbers(mean, seat, strength) : this.#choice(logits, legal, seat, strength, model.card);
     const about = { value: value ? value[0] : null, chances, model: model.id, actor: `model:${model.id}` };
     return { ...chosen, ...about, before: memory ?? after?.map(() => 0) ?? null, after };
   }
@@ -161,10 +168,15 @@ export class Connection {
   }
 
   /** Of choices: one, or one for each entry in the spec's shape. */
-  #choice(logits, legal, seat, strength) {
+  #choice(logits, legal, seat, strength, card = null) {
     const leaf = this.spec.seats[seat].action;
-    if (leaf.kind !== "multi-discrete") return choose(logits, legal, strength, this.random);
-    const { action, best, logp } = chooseEntries(logits, legal, leaf.choices, strength, this.random);
+    const samples = card?.acts === "sample";
+    const rivals = new Set(this.spec.seats.map((one) => one.team ?? 0)).size > 1;
+    if (card && rivals && !samples && (strength ?? 1) >= 1 && leaf.kind === "discrete") {
+      return chooseNearly(Array.from(logits), legal, card.policy === "greedy", this.random);
+    }
+    if (leaf.kind !== "multi-discrete") return choose(logits, legal, strength, this.random, samples);
+    const { action, best, logp } = chooseEntries(logits, legal, leaf.choices, strength, this.random, samples);
     return { action: nested(action, leaf), best: nested(best, leaf), logp };
   }
 

@@ -167,19 +167,39 @@ export function logSoftmax(logits, legal = null) {
   return values.map((x) => x - top - total);
 }
 
-/** What a deployed model does (nets/policies.py `choose`): its best legal action, or by 1 - strength a uniform one. */
-export function choose(logits, legal, strength, random = Math.random) {
+/**
+ * What a deployed model does (nets/policies.py `choose`): its best legal action, or one drawn from its probabilities
+ * where its card says that it samples; by 1 - strength a uniform one.
+ */
+export function choose(logits, legal, strength, random = Math.random, samples = false) {
   const allowed = Array.from(logits, (_, i) => i).filter((i) => !legal || legal[i]);
   const top = allowed.reduce((best, i) => (logits[i] > logits[best] ? i : best), allowed[0]);
   const rate = strength === null || strength === undefined ? 0 : 1 - strength;
+  if (samples) {
+    const shares = logSoftmax(logits, legal).map((x) => (1 - rate) * Math.exp(x) + rate / allowed.length);
+    let left = random();
+    const drawn = allowed.find((i) => (left -= shares[i]) < 0) ?? top;
+    return { action: drawn, best: top, logp: Math.log(shares[drawn]) };
+  }
   const action = random() < rate ? allowed[Math.floor(random() * allowed.length)] : top;
   return { action, best: top, logp: Math.log(rate / allowed.length + (action === top ? 1 - rate : 0)) };
 }
 
+/**
+ * Of choices that are nearly as good as the best one (nets/policies.py `nearly_best`): those at least `nearly` as
+ * probable, by their probability, or of values those within that share of the best, alike.
+ */
+export function chooseNearly(logits, legal, values, random = Math.random, nearly = 0.9) {
+  const best = choose(logits, legal, null, random).best;
+  const limit = values ? logits[best] - (1 - nearly) * Math.abs(logits[best]) : logits[best] + Math.log(nearly);
+  const near = Array.from(logits, (x, i) => (!legal || legal[i]) && x >= limit);
+  return { ...choose(values ? logits.map(() => 0) : logits, near, null, random, true), best };
+}
+
 /** The same for every entry of an action, of which each has its own logits and its own part of the mask, side by side. */
-export function chooseEntries(logits, legal, choices, strength, random = Math.random) {
+export function chooseEntries(logits, legal, choices, strength, random = Math.random, samples = false) {
   const entries = parts(logits, choices).map((part, i) =>
-    choose(part, legal && parts(legal, choices)[i], strength, random));
+    choose(part, legal && parts(legal, choices)[i], strength, random, samples));
   const [action, best] = [entries.map((entry) => entry.action), entries.map((entry) => entry.best)];
   return { action, best, logp: entries.reduce((sum, entry) => sum + entry.logp, 0) };
 }

@@ -13,6 +13,7 @@ from sparring.acting.opponents import Opponents
 from sparring.acting.rollout import rollout_layout
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
+from sparring.games.joint_view import JointView, joint_spec
 from sparring.games.protocol import Game
 from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.games.spec import GameSpec
@@ -48,6 +49,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     discount: float = 1.0  # of those
     reward_clip: float = 0.0
     repeat: bool = False  # what ε explores, in a game of one seat
+    joint: bool = False  # seats are shown the joint view, too
     opponents: int = 0
     opponent_share: float = 0.0
     script_share: float = 0.0
@@ -62,9 +64,14 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.envs * len(self.spec.seats)
 
     @property
+    def played(self) -> GameSpec:
+        """What the actor's seats are shown: the game's spec, with the joint view where that is asked for."""
+        return joint_spec(self.spec) if self.joint else self.spec
+
+    @property
     def past(self) -> int:
-        """How many past selves there may be."""
-        return self.opponents if len(self.spec.seats) > 1 else 0
+        """How many past selves there may be: none in a game without another team."""
+        return self.opponents if self.spec.has_rivals else 0
 
     def open_weights(self, descriptor: int | None = None) -> SharedWeights:
         return SharedWeights(self.network, self.past, descriptor)
@@ -86,10 +93,15 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[Actor, Opponents]:
         """The actor with its games, and its opponents. `policy` and `game` are the spec's own where none are given."""
         opponents = self._open_opponents()
-        games = open_game(self.game, self.envs) if game is None else game
+        games = self.open_games() if game is None else game
         network = forward(self.network, weights)
         chosen = policy or self.policy
         return Actor(games, network, chosen, self.rng(), opponents, self.reward_clip, self.repeat), opponents
+
+    def open_games(self) -> Game:
+        """What the actor plays."""
+        games = open_game(self.game, self.envs)
+        return JointView(games) if self.joint else games
 
     def _open_opponents(self) -> Opponents:
         if self.league:
@@ -124,7 +136,9 @@ def actor_spec(plan: Any, network: NetworkSpec, **more: Any) -> ActorSpec:
     )
     repeatable = plan.policy in ("greedy", "gaussian") and len(plan.spec.seats) == 1
     repeat = repeatable and getattr(plan.settings, "repeat_exploration", False)
-    spec = ActorSpec(network=network, repeat=repeat, **{name: getattr(plan, name) for name in shared}, **more)
+    joint = getattr(plan.algorithm, "joint", False)
+    given = {name: getattr(plan, name) for name in shared}
+    spec = ActorSpec(network=network, repeat=repeat, joint=joint, **given, **more)
     if spec.feeds == "rollouts":
         _check_rollout(spec, getattr(plan, "actors", 1) if spec.synchronous else 1)
     return spec
@@ -132,7 +146,8 @@ def actor_spec(plan: Any, network: NetworkSpec, **more: Any) -> ActorSpec:
 
 def _check_rollout(spec: ActorSpec, actors: int) -> None:
     """ConfigError where what is played between two updates takes more than a quarter of this machine's memory."""
-    layout = rollout_layout(spec.spec.seats[0], 1, 1, masks=True, frame_stack=spec.spec.frame_stack)
+    seat, stack = spec.played.seats[0], spec.spec.frame_stack
+    layout = rollout_layout(seat, 1, 1, masks=True, frame_stack=stack, network=spec.network)
     step = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in layout.values())
     if (size := step * spec.ticks * spec.streams * actors) > machine_bytes() // 4:
         wrong = f"a rollout of {spec.ticks} ticks of {spec.streams * actors} streams takes {size / 1e9:.1f} GB"
@@ -142,6 +157,8 @@ def _check_rollout(spec: ActorSpec, actors: int) -> None:
 def _scripts(spec: GameSpec) -> list[Script]:
     """The game's scripts that know something of it. Where rivals take turns and there is none, random play: against
     itself alone a policy soon sees one line of play, and knows nothing of any other."""
-    rivals = spec.turns == "alternating" and len({seat.team for seat in spec.seats}) > 1
+    if len({seat.team for seat in spec.seats}) == 1:
+        return []
+    rivals = spec.turns == "alternating"
     names = [name for name in scripts_for(spec.id) if name != "random"] or (["random"] if rivals else [])
-    return [script_for(spec, name) for name in names] if len(spec.seats) > 1 else []
+    return [script_for(spec, name) for name in names]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparring.acting.actor import NO_EPISODES, Actor, Episodes
-from sparring.acting.rollout import STATES, rollout_layout
+from sparring.acting.rollout import FINAL, STATES, rollout_layout
 from sparring.games.spec import SeatSpec
 from sparring.learn.actors.shared_memory import RingBuffer
 from sparring.nets.shapes import state_width
@@ -22,7 +22,7 @@ from sparring.wire.chunk import Array
 if TYPE_CHECKING:
     from sparring.learn.actors.actor_spec import ActorSpec
 
-_NEXT, _FINAL = "next/", "final/"
+_NEXT = "next/"
 _ROLLOUT_HEAD = ("version", "env_steps", "games", "ended", "masks")
 _BY_ACTOR = ("head", "returns", "against")
 _BY_STREAM = ("length", *STATES)  # beside what is seen next; every other column of a rollout is [time, stream, …]
@@ -62,7 +62,7 @@ class RolloutRing(RingBuffer):
     """The writer's and the reader's side of a ring of rollouts."""
 
     def __init__(self, spec: "ActorSpec", descriptor: int | None = None) -> None:
-        seat, self._ticks, streams = spec.spec.seats[0], spec.ticks, spec.streams
+        seat, self._ticks, streams = spec.played.seats[0], spec.ticks, spec.streams
         stack, most = spec.spec.frame_stack, spec.ticks * spec.streams  # games cannot end more often
         layout = rollout_layout(
             seat,
@@ -70,7 +70,7 @@ class RolloutRing(RingBuffer):
             streams,
             masks=seat.action.masks > 0,
             frame_stack=stack,
-            memory=state_width(spec.network),
+            network=spec.network,
         )
         for leaf in seat.observation:
             layout[_NEXT + leaf.name] = (leaf.dtype, (streams, *leaf.stacked(stack)))
@@ -113,7 +113,7 @@ class RolloutRing(RingBuffer):
         return taken
 
 
-def played(columns: Mapping[str, Array], seat: SeatSpec) -> PlayedRollout:
+def played(columns: Mapping[str, Array]) -> PlayedRollout:
     """What the columns of a slot hold, of one actor, or of several side by side."""
     head = {name: columns["head"][:, i] for i, name in enumerate(_ROLLOUT_HEAD)}
     length = columns["length"]
@@ -122,7 +122,7 @@ def played(columns: Mapping[str, Array], seat: SeatSpec) -> PlayedRollout:
         np.concatenate([column[:ended] for column, ended in zip(columns[name], head["ended"], strict=True)])
         for name in ("returns", "against")
     )
-    seen = [leaf.name for leaf in seat.observation]
+    seen = [name for name in columns if name.startswith("observation/")]
     full = int(length.min()) == most  # every stream has every step: there is no padding
     batch = Batch(
         observation={name: columns[name][:most] for name in seen},
@@ -134,6 +134,7 @@ def played(columns: Mapping[str, Array], seat: SeatSpec) -> PlayedRollout:
         behaviour_logp=columns["behaviour_logp"][:most],
         value=columns["value"][:most],
         truncation_value=columns["truncation_value"][:most],
+        final_observation={name: columns[FINAL + name][:most] for name in seen if FINAL + name in columns} or None,
         mask=np.ones((most, len(length)), bool) if full else np.arange(most)[:, None] < length,
         state=columns.get("state"),
         next_state=columns.get("next_state"),
@@ -161,7 +162,7 @@ class StepBlockRing(RingBuffer):
     """The writer's and the reader's side of a ring of blocks."""
 
     def __init__(self, spec: "ActorSpec", descriptor: int | None = None) -> None:
-        seat, memory, rows = spec.spec.seats[0], state_width(spec.network), spec.ticks * spec.streams
+        seat, memory, rows = spec.played.seats[0], state_width(spec.network), spec.ticks * spec.streams
         layout: dict[str, tuple[str, tuple[int, ...]]] = {
             "head": ("int64", (len(_BLOCK_HEAD),)),
             "counts": ("int64", (2, spec.ticks)),  # steps and final ones of each tick
@@ -174,7 +175,7 @@ class StepBlockRing(RingBuffer):
             **dict.fromkeys(("state", "final_state"), ("float32", (rows, memory))),
         }
         for leaf in seat.observation:
-            layout[leaf.name] = layout[_FINAL + leaf.name] = (leaf.dtype, (rows, *leaf.shape))
+            layout[leaf.name] = layout[FINAL + leaf.name] = (leaf.dtype, (rows, *leaf.shape))
         super().__init__(layout, spec.slots, descriptor)
 
     def write(self, ticks: Iterable[Steps], ended: Episodes, *, version: int, env_steps: int, games: int) -> None:
@@ -195,7 +196,7 @@ class StepBlockRing(RingBuffer):
             for name, column in steps.observation.items():
                 columns[name][rows] = column
             for name, column in steps.final_observation.items():
-                columns[_FINAL + name][finals] = column
+                columns[FINAL + name][finals] = column
             row, final_row = rows.stop, finals.stop
         count = len(ended.returns)
         columns["returns"][:count], columns["against"][:count] = ended.returns, ended.against_others
@@ -234,7 +235,7 @@ def joined(columns: Mapping[str, Array], seat: SeatSpec) -> StepBlock:
         reward=columns["reward"][rows],
         ending=columns["ending"][rows],
         final=columns["final"][finals] + np.repeat(first, final_counts),
-        final_observation={name: columns[_FINAL + name][finals] for name in seen},
+        final_observation={name: columns[FINAL + name][finals] for name in seen},
         version=head["version"],
         **optional,
     )

@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from sparring.acting.actor import Actor
 from sparring.acting.rollout import Rollout
 from sparring.errors import Unreachable
-from sparring.games.catalogue import open_game
 from sparring.games.protocol import RUNNING, Actions, Columns, View
 from sparring.games.spec import GameSpec
 from sparring.learn.actors.actor_process import ActorRunner
@@ -116,7 +115,7 @@ class InferenceService:
     def _open(self, shown: dict[str, Any]) -> tuple[Actor, "RemoteGames"] | None:
         """The actor, over all games; None: there are no weights yet."""
         if self._games is None and self._snapshot is not None:
-            self._games = RemoteGames(self._spec.spec, self.workers, self._envs, masks=bool(shown["legal"]))
+            self._games = RemoteGames(self._spec.played, self.workers, self._envs, masks=bool(shown["legal"]))
             self._runner.use(self._snapshot, self._weights, self._games)
         return None if self._games is None or self._runner.actor is None else (self._runner.actor, self._games)
 
@@ -348,7 +347,7 @@ class EnvService:
     def __init__(self, actor_spec: bytes, worker: int, generation: int = 0, solver: Any = None) -> None:
         spec = read_actor_spec(actor_spec)
         self._worker = worker
-        self._game = open_game(spec.game, spec.envs)
+        self._game = spec.open_games()
         self._rng = np.random.default_rng([spec.seed, SEEDING, worker, spec.generation + generation])
         self._solver: Any = Solver(deadline_s=DEADLINE_S) if solver is None else solver
         self._session, self._tick = 0, 0

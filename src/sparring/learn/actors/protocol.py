@@ -132,7 +132,7 @@ class PublishingActors(Actors):
         whole = side_by_side([self.take(actor) for actor in range(self.actors)])
         for actor in range(self.actors):
             self.release(actor)
-        return played(whole, self._spec.spec.seats[0])
+        return played(whole)
 
     def broken_off(self) -> list[int]:
         found, self._broken_off = sorted(self._broken_off), set()

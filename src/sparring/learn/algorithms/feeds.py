@@ -49,9 +49,9 @@ def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
 
 ANY_ACTION = ("discrete", "multi-discrete", "box")  # what a policy with a probability can choose
 WHO_TAKES = {  # kinds of actions that some algorithms cannot take → those that can
-    "discrete": "ppo, dqn, impala, a3c or r2d2",
-    "box": "ppo, impala, a3c, sac, bc, cql or iql",
-    "multi-discrete": "ppo, impala, a3c or bc",
+    "discrete": "ppo, mappo, dqn, impala, a3c, mmd or r2d2",
+    "box": "ppo, mappo, impala, a3c, sac, bc, cql or iql",
+    "multi-discrete": "ppo, mappo, impala, a3c or bc",
 }
 
 

@@ -1,5 +1,5 @@
 """What the learners of several algorithms share: how they are saved, the two networks of DQN, R2D2 and CQL, the
-actor-critic of PPO, IMPALA and A3C, and the critics of SAC, CQL and IQL.
+actor-critic of PPO, MAPPO, IMPALA and A3C, and the critics of SAC, CQL and IQL.
 
 A critic is a network that values an action in an observation. One number for each choice, or, where actions are a box,
 one number of observation and action together: the action is then one more input of the network.
@@ -25,7 +25,7 @@ from sparring.nets.distributions import ILLEGAL, Gaussian, distribution
 from sparring.nets.model_files import read_weights
 from sparring.nets.module_network import open_network
 from sparring.nets.policies import bounds_of
-from sparring.nets.torch_network import Network, default_heads
+from sparring.nets.torch_network import Network, default_heads, policy_heads
 from sparring.nets.torch_state import load_module, save_module, tensor
 from sparring.wire.chunk import Array
 from sparring.wire.model import Model
@@ -66,6 +66,10 @@ class TorchLearner:
     def weights(self) -> Weights:
         return self._acting.weights()
 
+    def set_weights(self, weights: Weights) -> None:
+        """Give the acting network these parameters; slower copies of it stay as they are."""
+        self._acting.set_weights(weights)
+
     def start_from(self, model: Model) -> None:
         """Begin with the model's weights; ConfigError where its network is another."""
         if model.card.network != self.network:
@@ -73,7 +77,7 @@ class TorchLearner:
             do = "Train with the settings of the model's run (`spar models show`), or from scratch"
             raise ConfigError(wrong, where=f"model {model.id[:12]}", do=do)
         weights = read_weights(model)
-        for part in self._parts.values():  # the acting network, and its slower copies
+        for part in (self._acting, *self._parts.values()):  # and its slower copies
             if isinstance(part, Network) and part.spec == self.network:
                 part.set_weights(weights)
 
@@ -108,16 +112,46 @@ class QLearner(TorchLearner):
         return {"loss": loss, "gradient_norm": norm}
 
 
+class WithCritic(Network):
+    """A network that acts and a critic that sees more, as one network to a loss: "value" is the critic's."""
+
+    def __init__(self, acting: Network, critic: Network) -> None:
+        nn.Module.__init__(self)
+        self.spec = replace(acting.spec, heads=(*acting.spec.heads, *critic.spec.heads))
+        self.acting, self.critic = acting, critic
+
+    def forward(self, observation: Mapping[str, Tensor], state: Tensor | None = None) -> dict[str, Tensor]:
+        heads: dict[str, Tensor] = {**self.acting(observation, state), **self.critic(observation)}
+        return heads
+
+    def at(self, observation: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        return self.acting.at(observation, rows) | self.critic.at(observation, rows)
+
+    def unroll(
+        self, observation: Mapping[str, Tensor], state: Tensor | None = None, starts: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        return self.acting.unroll(observation, state, starts) | self.critic.unroll(observation)
+
+    def arranged(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.critic.arranged(self.acting.arranged(observation))
+
+
 class ActorCritic(TorchLearner):
     """A policy and a value in one network, its optimiser, and the random generator that shuffles minibatches. `salt`
-    makes its numbers differ from those of other uses of the seed."""
+    makes its numbers differ from those of other uses of the seed.
 
-    def __init__(self, game: GameSpec, config: Any, algorithm: str, seed: int, salt: int) -> None:
+    With a `critic` the value is that network's, which stays in the learner: the one that acts has a policy alone.
+    """
+
+    def __init__(
+        self, game: GameSpec, config: Any, algorithm: str, seed: int, salt: int, critic: NetworkSpec | None = None
+    ) -> None:
         seat = one_seat(game, algorithm, ANY_ACTION)
-        heads, separate = default_heads(seat.action), config.separate_value
+        heads = default_heads(seat.action) if critic is None else policy_heads(seat.action)
+        separate = critic is None and config.separate_value
         network = network_for(game, seat, config, heads, separate_value=separate, memory=config.memory)
         self.chosen = distribution(seat.action)
-        self.net = open_network(network, seed)
+        self.net = acting = open_network(network, seed)
         if isinstance(self.chosen, Gaussian) and network.module is None:
             # One deviation for all states (Andrychowicz et al. 2021): its weights stay 0, and its bias is learned.
             weight, bias = (self.net.get_parameter(f"log_std/{part}") for part in ("weight", "bias"))
@@ -125,13 +159,17 @@ class ActorCritic(TorchLearner):
                 weight.zero_()
                 bias.fill_(LOG_STD_FIRST)
             weight.requires_grad_(False)
+        self.inputs = InputStatistics(acting)
+        if critic is not None:
+            valuing = Network(critic, seed)
+            self.inputs, self.net = InputStatistics(acting, valuing), WithCritic(acting, valuing)
         self.optimiser = self._optimiser(config)
         self.rng = np.random.default_rng([seed, salt])
-        self.inputs, self.rewards = InputStatistics(self.net), RewardScale(config.discount)
+        self.rewards = RewardScale(config.discount)
         super().__init__(
             config,
             network,
-            self.net,
+            acting,
             net=self.net,
             optimiser=self.optimiser,
             rng=self.rng,

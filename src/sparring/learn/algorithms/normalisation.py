@@ -27,13 +27,14 @@ class InputStatistics:
     """
 
     def __init__(self, *networks: Network) -> None:
-        spec = networks[0].spec
-        names = {leaf.name: shapes.statistics_of(spec, leaf) for leaf in spec.inputs if leaf.normalise}
-        self._shared = {leaf: [getattr(networks[0], name) for name in pair] for leaf, pair in names.items()}
-        for network in networks[1:]:
-            for leaf, pair in names.items():
-                for name, value in zip(pair, self._shared[leaf], strict=True):
-                    setattr(network, name, value)
+        self._shared: dict[str, list[Tensor]] = {}
+        for network in networks:
+            for leaf in network.spec.inputs:
+                if leaf.normalise:
+                    names = shapes.statistics_of(network.spec, leaf)
+                    own = [getattr(network, name) for name in names]
+                    for name, value in zip(names, self._shared.setdefault(leaf.name, own), strict=True):
+                        setattr(network, name, value)
         self._rows = 0.0
         self._moments = {leaf: _Moments(mean.shape) for leaf, (mean, _) in self._shared.items()}
 

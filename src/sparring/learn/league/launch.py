@@ -33,6 +33,7 @@ from sparring.league.service import SERVICE as LEAGUE
 from sparring.league.service import LeagueService
 from sparring.learn.actors.remote import keeps_ending
 from sparring.learn.plan import TrainRequest, plan
+from sparring.pool import open_pool
 from sparring.pool.memory import serve_pool
 from sparring.user_code import load_code
 
@@ -56,6 +57,8 @@ class RunningLeague(Closable):
                 plan(TrainRequest(game, rules.algo, rules.source, topology, settings=settings), config)
         services = {name: (_class(one.service, name), one) for name, one in file.own_services().items()}
         learner, evaluator = _class(file.learner, LEARNER), _class(file.evaluator.service, EVALUATOR)
+        if not config.league.pool_url.startswith("memory:"):
+            open_pool(config.league.pool_url).close()  # says that its server is away
         open_data_folder(Path(config.data))
         path = league_path(Path(config.data), spec.id)
         self._lock = _only_one(path.with_suffix(".lock"), game)

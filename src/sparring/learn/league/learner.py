@@ -115,14 +115,14 @@ class LearnerService:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        with (
-            Solver(deadline_s=10.0) as solver,
-            open_registry(self._config.registry_url) as registry,
-            open_pool(self._config.league.pool_url, registry) as pool,
-        ):
+        with Solver(deadline_s=10.0) as solver:
             while not self._closing.is_set():
                 try:
-                    self._train(solver, pool)
+                    with (
+                        open_registry(self._config.registry_url) as registry,
+                        open_pool(self._config.league.pool_url, registry) as pool,
+                    ):
+                        self._train(solver, pool)
                 except Unreachable as error:
                     log.info(f"{self._learner} waits for the league: {error}")
                     self._closing.wait(RETRY_S)

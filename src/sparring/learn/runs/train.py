@@ -30,11 +30,11 @@ from sparring.learn import plan as plans
 from sparring.learn.algorithms.learner import TorchLearner
 from sparring.learn.offline.parallel_store import ParallelStore
 from sparring.learn.plan import Plan, TrainRequest
-from sparring.learn.protocol import Iteration, Learner, Sources, Topology
+from sparring.learn.protocol import Iteration, Learner, Sources, Topology, published_weights
 from sparring.learn.runs.folder import RunFolder, another_build, commit
 from sparring.learn.runs.trackers import Trackers, open_trackers, tracker_class
 from sparring.learn.topologies import build
-from sparring.nets.forward import forward_with_torch
+from sparring.nets.forward import Forward, forward_with_torch
 from sparring.nets.model_files import make_model
 from sparring.nets.policies import BUILT_IN
 from sparring.nets.shapes import multiplications
@@ -290,10 +290,14 @@ class TrainingLoop:
         if checks <= self._until_checks:
             return False
         self._until_checks = checks
-        forward = forward_with_torch(self.topology.learner.network, self.topology.learner.weights())
+        learner = self.topology.learner
+        player: Model | Forward = forward_with_torch(learner.network, published_weights(learner))
+        if self.plan.spec.hidden_information:  # as a model, which may sample
+            sources = self.topology.sources()
+            player = model_of(self.plan, "", learner.network, published_weights(learner), sources, ())
         rival = strongest(self.plan.game)
         count, seed, deadline = UNTIL_EPISODES, self.plan.seed, self._deadline()
-        played = evaluate(self.plan.game, forward, episodes=count, seed=seed, against=rival, deadline=deadline)
+        played = evaluate(self.plan.game, player, episodes=count, seed=seed, against=rival, deadline=deadline)
         return len(played.returns) == count and played.mean >= until
 
     def _note(self, iteration: Iteration) -> None:
@@ -370,7 +374,7 @@ class TrainingLoop:
         learner = self.topology.learner
         began = time.monotonic()
         sources, deadline = self.topology.sources(), self._deadline()
-        self.published = self.publisher.publish(learner.network, learner.weights(), sources, deadline)
+        self.published = self.publisher.publish(learner.network, published_weights(learner), sources, deadline)
         self._gate_s = time.monotonic() - began
         self.run.status("running", model=self._model(), message=self.published.verdict)
 
@@ -467,7 +471,12 @@ def _resumed_plan(run: RunFolder, request: TrainRequest, config: Config) -> Plan
         if asked is not None and asked != has:
             wrong = f"the run has {name} {has}, and a resumed run keeps its own"
             raise ConfigError(wrong, where="--resume", do=f"Leave out --{name}, {new}")
-    return replace(plan, on=request.on or plan.on, steps=request.steps or plan.steps, league=request.league)
+    if (plan.topology == "nodes") != (request.nodes is not None):
+        wrong = f"the run has topology {plan.topology}"
+        do = "Give --nodes or --accept-nodes again" if plan.topology == "nodes" else f"Leave out --nodes, {new}"
+        raise ConfigError(wrong, where="--resume", do=do)
+    on, steps = request.on or plan.on, request.steps or plan.steps
+    return replace(plan, on=on, steps=steps, league=request.league, nodes=request.nodes)
 
 
 def _set_threads(topology: Topology, threads: int) -> None:

@@ -20,6 +20,7 @@ TOPOLOGIES = {
     "hogwild": "sparring.learn.topologies.hogwild",
     "offline": "sparring.learn.topologies.offline",
     "rllib": "sparring.learn.rllib.topology",
+    "nodes": "sparring.nodes.parent",
 }
 
 

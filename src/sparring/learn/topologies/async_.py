@@ -52,7 +52,7 @@ class AsyncLoop(OnPolicyLoop):
         if actor is None:
             return Iteration(None, None, None, self.flow())
         self._held = self._last = actor
-        rollout = played(self.actors.take(actor), self.plan.spec.seats[0])
+        rollout = played(self.actors.take(actor))
         self.count(rollout)
         if self.learner.updates - rollout.version > self.stalest * self.actors.actors:
             self._refused += 1

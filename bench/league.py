@@ -1,0 +1,129 @@
+"""How much of what a published model of poker earns could be taken from it: OpenSpiel computes its exploitability.
+
+    spar bench league                          # 10 minutes a run, 3 seeds, with peers: about three hours
+    spar bench league --quick                  # 30 seconds, one seed: whether it runs, not how well
+    python -m bench.league --games kuhn_poker  # one game
+
+For each seed `spar train spiel:GAME --algo mmd` runs with its preset, for 10 minutes at most; its newest model, as it
+acts (it samples, as its card says), is judged over the whole tree: the mean of what a best response to it earns in
+either seat. OpenSpiel's own NFSP and PSRO with exact best responses have the same wall-clock time; CFR+ over the whole
+tree is printed as the limit. Goals: kuhn_poker at most 0.03, leduc_poker at most 0.3, medians of the seeds, a quarter
+of NFSP's or less on both, and less than PSRO's on Leduc.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyspiel
+from bench import ledger
+from bench.peers.environments import python_of
+from open_spiel.python import policy
+from open_spiel.python.algorithms import exploitability
+
+import sparring
+from sparring.api.models import LoadedModel
+from sparring.games.catalogue import spec_of
+from sparring.nets.policies import log_softmax
+from sparring.registry.file import FileRegistry
+
+GOALS = {"kuhn_poker": 0.03, "leduc_poker": 0.3}
+PEERS = ("nfsp", "psro", "cfr+")
+PEER_GOALS = {"kuhn_poker": {"nfsp": 4.0}, "leduc_poker": {"nfsp": 4.0, "psro": 1.0}}  # times our exploitability
+MINUTES, QUICK_MINUTES, SEEDS = 10.0, 0.5, (1, 2, 3)
+
+
+def judged(game: str, model: LoadedModel) -> float:
+    """The exploitability of the model as it acts."""
+    tree, leaf = pyspiel.load_game(game), spec_of(f"spiel:{game}").seats[0].observation[0].name
+
+    def chances(state: Any) -> dict[int, float]:
+        legal = state.legal_actions()
+        seen = np.array(state.information_state_tensor(), np.float32)[None]
+        logits = model._forward({leaf: seen})["logits"][0][legal]
+        if not model.card.samples:
+            return {action: float(action == legal[int(logits.argmax())]) for action in legal}
+        return dict(zip(legal, np.exp(log_softmax(logits)).tolist(), strict=True))
+
+    found: float = exploitability.exploitability(tree, policy.tabular_policy_from_callable(tree, chances))
+    return found
+
+
+def ours(game: str, minutes: float, seed: int) -> dict[str, float]:
+    """One run of `spar train`, and what its newest model gives away."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", f"spiel:{game}", "--algo", "mmd", "--seed", str(seed), "--minutes", f"{minutes:g}"]
+        began = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "sparring", *words, "--data", folder],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        seconds = time.monotonic() - began
+        models = FileRegistry(Path(folder) / "models").models(f"spiel:{game}")
+        newest = max((one.card for one in models), key=lambda card: card.created_at_ms)
+        found = judged(game, sparring.load(newest.id, data=folder))
+    return {"exploitability": found, "seconds": seconds, "steps": float(sum(newest.lineage.steps.values()))}
+
+
+def peer(name: str, game: str, minutes: float, seed: int) -> dict[str, float]:
+    """What one of OpenSpiel's solvers reaches in that time."""
+    script = Path(__file__).parent / "peers" / "spiel_solvers.py"
+    words = [str(python_of("open-spiel")), str(script), name, game, f"{60 * minutes:g}", str(seed)]
+    told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    said: dict[str, float] = json.loads(told.splitlines()[-1])  # OpenSpiel prints before it
+    return said
+
+
+def compare(game: str, minutes: float, seeds: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The case of one game, and all its runs."""
+    runs: dict[str, list[dict[str, float]]] = {"sparring": [ours(game, minutes, seed) for seed in seeds]}
+    print(json.dumps({"game": game, "sparring": runs["sparring"]}), file=sys.stderr, flush=True)
+    for name in PEERS:
+        runs[name] = [peer(name, game, minutes, seed) for seed in (seeds if name != "cfr+" else seeds[:1])]
+        print(json.dumps({"game": game, name: runs[name]}), file=sys.stderr, flush=True)
+    reached = {name: statistics.median(one["exploitability"] for one in found) for name, found in runs.items()}
+    all_ours = [one["exploitability"] for one in runs["sparring"]]
+    case = ledger.case(
+        f"{game}: exploitability after at most {minutes:g} minutes",
+        reached["sparring"],
+        "of a unit",
+        peers={name: reached[name] for name in PEERS},
+        limit=GOALS[game],
+        goals=PEER_GOALS[game] | {"limit": 1.0},
+        less_is_better=True,
+        seeds=seeds,
+        spread=(min(all_ours), max(all_ours)),
+    )
+    return case, runs
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The benchmark's JSON."""
+    quick = getattr(args, "quick", False)
+    minutes = QUICK_MINUTES if quick else MINUTES
+    seeds = tuple(getattr(args, "seeds", ())) or (SEEDS[:1] if quick else SEEDS)
+    found = {game: compare(game, minutes, seeds) for game in getattr(args, "games", None) or GOALS}
+    runs = {game: runs for game, (_, runs) in found.items()}
+    return ledger.result("league", [case for case, _ in found.values()], minutes=minutes, runs=runs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", nargs="*", choices=list(GOALS))
+    parser.add_argument("--quick", action="store_true")
+    said = run(parser.parse_args())
+    print(json.dumps(said))
+    return 0 if said["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""MAPPO beside independent PPO on games of a team, at equal steps.
+
+    spar bench mappo [--quick] [--seeds S,S,…]
+
+Both learn with the same settings (the presets of learn/presets.py, and SETTINGS here for a game that has none): all
+that differs is what values a step, a critic that sees all seats or a value of the seat's own view. A cell is a process
+that learns for the game's steps with one thread, then plays 200 episodes by the best actions; two cells run side by
+side. A row's figure is the median over seeds of minus the mean return (less is better), with the lowest and the highest
+seed; random play is shown beside it. The curves of both, medians over seeds with their range, are in
+bench/results/quick/mappo.png; they count what was played while learning, exploration included.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import ledger
+from bench.solve import answer, drawn
+
+OURS, PEER, CHANCE = "mappo", "ppo", "random play"
+SEEDS, EPISODES, EVALUATION_SEED, POINTS = 5, 200, 1_000_000, 40
+SETTINGS = ("rollout_ticks=25", "minibatch_steps=400", "discount=0.95")  # those of simple_spread's preset
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row: a game of one team, and ticks of all games together to learn from."""
+
+    game: str
+    steps: int
+    settings: tuple[str, ...] = ()
+
+
+TASKS = (
+    Task("pz:simple_spread_v3", 200_000),
+    Task("pz:simple_line_v1(identity=true)", 100_000, SETTINGS),  # four who do not see each other form a line
+)
+QUICK_STEPS = 10_000
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The benchmark's JSON; `args.quick`: one seed, a twentieth of the steps."""
+    tasks = [replace(task, steps=QUICK_STEPS) for task in TASKS] if args.quick else list(TASKS)
+    seeds = tuple(getattr(args, "seeds", ())) or drawn(ledger.commit().rstrip("+"), 1 if args.quick else SEEDS)
+    orders = [(task, who, seed) for task in tasks for seed in seeds for who in (OURS, PEER)]
+    with ThreadPoolExecutor(2) as cells:
+        found = dict(zip(orders, cells.map(lambda order: cell(*order), orders), strict=True))
+    plot(tasks, seeds, found, ledger.ROOT / "bench" / "results" / "quick" / "mappo.png")
+    return ledger.result("mappo", [row(task, seeds, found, goal=not args.quick) for task in tasks])
+
+
+def cell(task: Task, who: str, seed: int) -> dict[str, Any]:
+    """One process: {"mean", "sd", "curve", "env_steps", "seconds"}."""
+    order = {"game": task.game, "algo": who, "seed": seed, "steps": task.steps, "settings": task.settings}
+    said = answer([sys.executable, "-W", "ignore", "-m", "bench.mappo", json.dumps(order)])
+    told = f"{said['mean']:.2f} ± {said['sd']:.2f} after {said['env_steps']:,} steps, {said['seconds']:.0f} s"
+    print(f"mappo {task.game} {who} seed {seed}: {told}", file=sys.stderr, flush=True)
+    return said
+
+
+def row(task: Task, seeds: Sequence[int], found: Mapping[Any, Mapping[str, Any]], *, goal: bool) -> dict[str, Any]:
+    """The case of one game."""
+    from sparring.acting.evaluate import evaluate
+
+    costs = {who: [-found[task, who, seed]["mean"] for seed in seeds] for who in (OURS, PEER)}
+    chance = -evaluate(task.game, "random", episodes=EPISODES, seed=EVALUATION_SEED).mean
+    return ledger.case(
+        f"{task.game}, {task.steps:,} steps",
+        statistics.median(costs[OURS]),
+        "minus return",
+        peers={PEER: statistics.median(costs[PEER]), CHANCE: chance},
+        goals={PEER: 1.0} if goal else {},
+        less_is_better=True,
+        seeds=seeds,
+        spread=(min(costs[OURS]), max(costs[OURS])),
+        peer_spread=(min(costs[PEER]), max(costs[PEER])),
+        runs={who: [found[task, who, seed] for seed in seeds] for who in (OURS, PEER)},
+    )
+
+
+def plot(tasks: Sequence[Task], seeds: Sequence[int], found: Mapping[Any, Mapping[str, Any]], path: Path) -> None:
+    """Returns while learning, by steps: the median of the seeds, and from the lowest to the highest of them."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False)
+    for axis, task in zip(axes[0], tasks, strict=True):
+        for who in (OURS, PEER):
+            curves = [found[task, who, seed]["curve"] for seed in seeds]
+            points = list(zip(*curves, strict=False))  # runs may differ by one point
+            steps = [point[0][0] for point in points]
+            returns = [[value for _, value in point] for point in points]
+            axis.plot(steps, [statistics.median(values) for values in returns], label=who)
+            axis.fill_between(steps, [min(v) for v in returns], [max(v) for v in returns], alpha=0.2)
+        axis.set(title=task.game, xlabel="steps", ylabel="return while learning")
+        axis.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def learn(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Train, then play."""
+    import torch
+
+    from sparring.acting.evaluate import evaluate
+    from sparring.config import Config
+    from sparring.learn.plan import TrainRequest, plan
+    from sparring.learn.topologies import build
+    from sparring.nets.numpy_forward import NumpyForward
+
+    torch.set_num_threads(1)
+    asked = TrainRequest(
+        order["game"], order["algo"], seed=order["seed"], steps=order["steps"], settings=tuple(order["settings"])
+    )
+    topology = build(plan(asked, Config()), None)
+    begun, curve, earned = time.perf_counter(), list[tuple[int, float]](), list[float]()
+    try:
+        while topology.position < order["steps"]:
+            ended = topology.iterate().episodes
+            earned += [] if ended is None else ended.returns.tolist()
+            if earned and topology.position >= (len(curve) + 1) * order["steps"] / POINTS:
+                curve.append((topology.position, statistics.fmean(earned)))
+                earned.clear()
+        seconds, learner = time.perf_counter() - begun, topology.learner
+        forward = NumpyForward(learner.network, learner.weights())
+        played = evaluate(order["game"], forward, episodes=EPISODES, seed=EVALUATION_SEED)
+        steps = topology.env_steps
+    finally:
+        topology.close()
+    return {"mean": played.mean, "sd": played.sd, "curve": curve, "env_steps": steps, "seconds": seconds}
+
+
+if __name__ == "__main__":
+    print(json.dumps(learn(json.loads(sys.argv[1]))), flush=True)

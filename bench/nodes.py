@@ -1,0 +1,159 @@
+"""Nodes: what runs with them reach, what a hostile one does to them, and how many one parent serves.
+
+    spar bench nodes [--quick] [--seeds S,S,…]
+
+Learning: LunarLander-v3 with two node processes of two workers each, at most 4 million steps and 2,000 merges, as the
+mean of 500 greedy episodes; beside it the setting of "A4C" (A3C, elastic(0.9, 0)), which reported 257.2 ± 39.9, and A3C
+on one machine, which it reported as 255.9 ± 36.9. Hostile: five nodes learn CartPole by A3C, one of them sends what it
+learned with the other sign, merged by median and by average. Swarm: nodes without torch that contribute as fast as the
+parent answers; merges and bytes for each second of the parent's CPU, and what 1,000 nodes would need of it. Quick: one
+seed, CartPole in place of LunarLander, 8 nodes in the swarm.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from bench import ledger
+from bench.node_runs import SPAR, NodeRun
+
+from sparring.config import Config, NodesConfig
+from sparring.gateway.connections import bound
+from sparring.learn.plan import TrainRequest, plan
+from sparring.nodes.board import Board
+from sparring.nodes.link import Address, Door, Tokens, server_tls
+from sparring.nodes.merge_rules import Merger, read_rule
+from sparring.nodes.messages import Job, terms_of
+from sparring.nodes.sessions import NodeSessions
+
+REPORTED, REPORTED_ALONE, MOST_SD, MOST_MERGES = 257.2, 255.9, 40.0, 2_000
+SEEDS, SWARM_S, LARGE_SWARM, EXCHANGE_S = (1, 2, 3, 4, 5), 20.0, 1_000, 2.0
+LUNAR = NodeRun("gym:LunarLander-v3", "ppo", 3_900_000, workers=2, exchange_s=2.0, episodes=500)
+QUICK = NodeRun("cartpole", "a3c", 150_000, exchange_s=0.3, episodes=50)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The benchmark's JSON."""
+    seeds = args.seeds or (SEEDS[:1] if args.quick else SEEDS)
+    ours = QUICK if args.quick else LUNAR
+    original = NodeRun(ours.game, "a3c", ours.steps, "elastic(0.9, 0)", workers=ours.workers, episodes=ours.episodes)
+    goals = {} if args.quick else {"A4C reported": 1.0}
+    peers = {} if args.quick else {"A4C reported": REPORTED}
+    cases = [
+        _learned(f"{ours.game}, two nodes, {ours.algo}, {ours.merge}", ours, seeds, peers, goals),
+        _learned(f"{ours.game}, two nodes, a3c, elastic(0.9, 0)", original, seeds, peers, {}),
+        _alone(ours, seeds, {} if args.quick else {"A4C reported, one machine": REPORTED_ALONE}),
+        *_hostile(seeds, args.quick),
+        _swarm(8 if args.quick else 50),
+    ]
+    return ledger.result("nodes", cases, seeds=list(seeds))
+
+
+def _learned(name: str, one: NodeRun, seeds: tuple[int, ...], peers: Any, goals: Any) -> dict[str, Any]:
+    runs = []
+    for seed in seeds:
+        runs.append(one.measured(seed))
+        print(f"nodes: {name}, seed {seed}: {runs[-1]}", file=sys.stderr, flush=True)
+    returns = [each["return"] for each in runs]
+    case = ledger.case(
+        name, statistics.median(returns), "return", peers=peers, goals=goals, seeds=seeds, runs=runs,
+        spread=(min(returns), max(returns)),
+    )  # fmt: skip
+    if goals:  # the deviation and the merges are part of the goal
+        kept = statistics.median(each["sd"] for each in runs) <= MOST_SD
+        case["passed"] = case["passed"] and kept and max(each["merges"] for each in runs) <= MOST_MERGES
+    return case
+
+
+def _alone(ours: NodeRun, seeds: tuple[int, ...], peers: dict[str, float]) -> dict[str, Any]:
+    """A3C on one machine: the same code without nodes."""
+    returns = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            words = [ours.game, "--algo", "a3c", "--steps", str(ours.steps), "--seed", str(seed), "--no-promote"]
+            command = [*SPAR, "train", *words, "--set", f"registry.gate_episodes={ours.episodes}", "--json"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+            returns.append(msgspec.json.decode(done.stdout.strip().splitlines()[-1])["return_mean"])
+        print(f"nodes: a3c alone, seed {seed}: {returns[-1]:.1f}", file=sys.stderr, flush=True)
+    spread = (min(returns), max(returns))
+    return ledger.case(
+        f"{ours.game}, one machine, a3c", statistics.median(returns), "return", peers=peers, seeds=seeds, spread=spread
+    )
+
+
+def _hostile(seeds: tuple[int, ...], quick: bool) -> list[dict[str, Any]]:
+    cases = []
+    for attack in ("flip",) if quick else ("flip", "drift"):
+        found = {}
+        for merge in ("median", "average"):
+            one = NodeRun("cartpole", "a3c", 400_000, merge, nodes=4, hostile=attack, exchange_s=0.3, episodes=50)
+            runs = [one.measured(seed) for seed in seeds]
+            found[merge] = statistics.median(each["return"] for each in runs)
+            print(f"nodes: one of five hostile ({attack}), {merge}: {runs}", file=sys.stderr, flush=True)
+        name = f"cartpole, one of five nodes hostile ({attack}), median"
+        goals = {} if quick else {"solved": 1.0}
+        peers = {"average": found["average"], "solved": 475.0}
+        cases.append(ledger.case(name, found["median"], "return", peers=peers, goals=goals, seeds=seeds))
+    return cases
+
+
+def _swarm(count: int) -> dict[str, Any]:
+    """Merges for each second of the parent's CPU, with nodes that contribute as fast as it answers."""
+    made = plan(TrainRequest("cartpole", "a3c"), Config())
+    network = made.algorithm.begin(made.spec, made.settings, 0).network
+    terms = terms_of(made.spec, network, "int8-delta", "gradient")
+    config = NodesConfig(merge="gradient", codec="int8-delta", max_staleness=1_000)
+    size = terms.byte_length // 4
+    merger = Merger(read_rule("gradient"), np.zeros(size, np.float32))
+    with tempfile.TemporaryDirectory() as name, bound("127.0.0.1", 0) as listening:
+        folder = Path(name)
+        tokens, (tls, mark) = Tokens(folder / "nodes"), server_tls(folder / "nodes", "127.0.0.1", "", "")
+        url = str(Address("127.0.0.1", listening.getsockname()[1], tokens.read(), True, mark))
+        job = Job("swarm", "cartpole", terms, {"algo": "a3c"}, 0, 0.01, 1_000)
+        sessions = NodeSessions(lambda number: job, merger, config, Board(folder))
+        sessions.start([], Door(listening, tls, tokens.holder))
+        command = [sys.executable, "-m", "bench.node_swarm", url]
+        root = Path(__file__).parents[1]
+        swarm = [subprocess.Popen([*command, f"node{number}"], cwd=root) for number in range(count)]
+        try:
+            return _measured_swarm(sessions, merger, count, terms.byte_length)
+        finally:
+            sessions.stop()
+            for process in swarm:
+                process.terminate()
+                process.wait()
+
+
+def _measured_swarm(sessions: NodeSessions, merger: Merger, count: int, whole_bytes: int) -> dict[str, Any]:
+    until = time.monotonic() + 300
+    while sum(one.merges > 0 for one in sessions.states.values()) < count:
+        if time.monotonic() > until:
+            raise SystemExit(f"{count} nodes did not join")
+        time.sleep(0.1)
+    started = (time.monotonic(), time.process_time(), merger.merged, _moved(sessions))
+    time.sleep(SWARM_S)
+    seconds, cpu_s, merged, moved = (
+        after - before
+        for after, before in zip(
+            (time.monotonic(), time.process_time(), merger.merged, _moved(sessions)), started, strict=True
+        )
+    )
+    per_cpu_s = merged / cpu_s
+    rate = LARGE_SWARM / EXCHANGE_S
+    needs = {"exchange_s": EXCHANGE_S, "cpu_share": rate / per_cpu_s, "bytes_per_s": rate * moved / merged}
+    needs["bases_bytes"] = float(LARGE_SWARM * whole_bytes)
+    return ledger.case(
+        f"{count} nodes on one parent: merges for each second of its CPU", per_cpu_s, "merges/s",
+        merges_per_s=merged / seconds, bytes_per_s=moved / seconds, cpu_share=cpu_s / seconds, for_1000_nodes=needs,
+    )  # fmt: skip
+
+
+def _moved(sessions: NodeSessions) -> int:
+    return sum(one.received_bytes + one.sent_bytes for one in sessions.states.values())

@@ -1,0 +1,392 @@
+"""The parent's side of every connection: one thread with an event loop greets, merges and answers all nodes.
+
+A session is one node's connection. Its contribution is merged at once, or waits for the round to close, and the answer
+carries the newest weights. Merging goes on while the run's own thread writes a checkpoint or plays the gate's games.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from sparring.config import NodesConfig
+from sparring.errors import Refused, SparringError, Unreachable, WireError
+from sparring.nodes import messages
+from sparring.nodes.board import Board, NodeState, ParentState
+from sparring.nodes.codecs import Codec, Layout
+from sparring.nodes.link import Address, Door, Link, Server, dial
+from sparring.nodes.merge_rules import Contribution, Merger
+from sparring.nodes.messages import HEAD_BYTES, PROTOCOL, Agreed, Hello, Idle, Job, Weights
+from sparring.wire.chunk import Array
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0  # between two looks at the orders
+STOP_S = 5.0  # for the farewell to all nodes
+FIRST_WAIT_S = 0.5  # before a lost node is dialled again; doubled each time
+MOST_REASONS = 64  # why connections became no node, that are told apart
+ABORT_S = 0.05  # in which aborted transports close their sockets
+DONE = "the run is done"
+
+
+@dataclass(slots=True)
+class Progress:
+    """What nodes did, until the run's thread takes it."""
+
+    steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    returns: list[float] = field(default_factory=list)
+    messages: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One node while it is connected. `base` is what it has, bit for bit."""
+
+    link: Link
+    state: NodeState
+    base: Array
+    secret: str
+    awaited: bool = False  # rounds wait for it: since its first contribution, until it is late for one
+
+
+class NodeSessions:
+    """All nodes of one parent. `lock` guards `merger` and `progress`, which other threads read."""
+
+    def __init__(self, job: Callable[[int], Job], merger: Merger, config: NodesConfig, board: Board) -> None:
+        """`job` makes what a node is asked to learn, of the node's number."""
+        self.merger, self.config, self.board = merger, config, board
+        self._job, self._terms = job, job(0).terms
+        self.codec = Codec(self._terms.codec, Layout(self._terms.layout))
+        self.progress, self.lock, self.changed = Progress(), threading.Lock(), threading.Event()
+        self.states: dict[str, NodeState] = {}
+        self.turned_away: Counter[str] = Counter()
+        self.server: Server | None = None  # where nodes join
+        self.address: Address | None = None  # by which they do
+        self.live: dict[str, Session] = {}
+        self._numbers: dict[str, int] = {}  # of nodes: each has a seed of its own
+        self._next_number = 0
+        self.leaving = ""  # why all nodes are to stop
+        self._closed_round: asyncio.Event
+        self._late: asyncio.TimerHandle | None = None
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+
+    # --- from the run's thread
+
+    def start(self, addresses: Sequence[Address], door: Door | None) -> None:
+        """Dial those nodes and keep dialling them; accept others at the door."""
+        ready = threading.Event()
+
+        def run() -> None:
+            try:
+                asyncio.run(self._run(addresses, door, ready))
+            except BaseException as error:  # noqa: BLE001  (told in the run's thread)
+                self._failed = error
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=run, name="nodes", daemon=True)
+        self._thread.start()
+        ready.wait()
+
+    def check(self) -> None:
+        """Raise what ended the thread of the sessions, if anything did."""
+        if self._failed is not None:
+            raise self._failed
+
+    def stop(self) -> None:
+        """Tell all nodes that the run is done."""
+        if self._thread is not None:
+            with suppress(RuntimeError):  # its loop ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._thread = None
+
+    # --- in the thread of the sessions
+
+    async def _run(self, addresses: Sequence[Address], door: Door | None, ready: threading.Event) -> None:
+        self._loop, self._stop, self._closed_round = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self.server = server = None if door is None else Server(door, self.accepted, self.config, self.max_bytes)
+        ready.set()
+        tasks = [asyncio.create_task(self._dialled(address)) for address in addresses]
+        tasks.append(asyncio.create_task(self._watch()))
+        stopped = asyncio.create_task(self._stop.wait())
+        ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()  # those that serve nodes never end but by an error
+        self.leaving = DONE
+        until = self._loop.time() + STOP_S
+        while self.live and self._loop.time() < until:  # each hears it with its next answer
+            self._close_round(late=True, forced=True)
+            await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if server is not None:
+            await server.close()
+        await asyncio.sleep(ABORT_S)
+        self.board.withdraw(os.getpid())
+
+    async def _watch(self) -> None:
+        """Every second: obey the orders, and show the state."""
+        while True:
+            try:
+                orders = self.board.orders()
+                for name, session in tuple(self.live.items()):
+                    if why := orders.banned.get(name) or orders.banned.get(session.state.holder):
+                        await self._ban(session, why)
+                self.board.publish(self.described())
+            except (SparringError, OSError) as error:
+                log.error("%s", error)
+            await asyncio.sleep(TICK_S)
+
+    def described(self) -> ParentState:
+        """What `spar nodes` shows."""
+        for state in self.states.values():
+            state.lag = self.merger.version - state.version if state.version >= 0 else 0
+        return ParentState(
+            pid=os.getpid(),
+            game=self._terms.game,
+            algo=self._job(0).plan["algo"],
+            merge=self._terms.merge,
+            codec=self._terms.codec,
+            version=self.merger.version,
+            merges=self.merger.merged,
+            refused=dict(self.merger.refused),
+            turned_away=dict(self.turned_away),
+            nodes=list(self.states.values()),
+        )
+
+    async def _dialled(self, address: Address) -> None:
+        """One node that listens, through all its connections."""
+        tries, said = 0, ""
+        while True:
+            try:
+                link = await dial(address, self.max_bytes, self.config.handshake_s)
+                tries, said = 0, ""
+                await self.accepted(link, "")
+            except (Refused, Unreachable) as error:
+                if str(error) != said:  # once, not at every try
+                    said = str(error)
+                    log.warning("node %s", said)
+            wait_s = min(self.config.reconnect_s, FIRST_WAIT_S * 2.0 ** min(tries, 20))
+            tries += 1
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+
+    @property
+    def max_bytes(self) -> int:
+        return self.codec.max_bytes + HEAD_BYTES + 9 * messages.MAX_RETURNS
+
+    async def accepted(self, link: Link, holder: str) -> None:
+        """One connection from its hello to its end."""
+        session: Session | None = None
+        why = "it left"
+        try:
+            session = await self._greet(link, holder)
+            log.info(f"node {session.state.node} ({link.peer}) joined with {session.state.workers} workers")
+            await self.exchange(session)
+        except Refused as error:
+            why = error.wrong
+            log.warning("node %s", error)
+        except (Unreachable, WireError) as error:
+            why = error.wrong
+            if isinstance(error, WireError):
+                self._count_refused(session, "bytes")
+                await link.refuse(str(error))
+        finally:
+            self._left(session, link, why)
+            await link.close()
+
+    def _left(self, session: Session | None, link: Link, why: str) -> None:
+        if session is None:
+            known = why[:80] in self.turned_away or len(self.turned_away) < MOST_REASONS
+            self.turned_away[why[:80] if known else "another reason"] += 1
+            return
+        state = session.state
+        self.count_bytes(session)
+        if self.live.get(state.node) is session:
+            del self.live[state.node]
+            state.state = "banned" if state.state == "banned" else "lost"
+            state.why = why
+            if not self.leaving:
+                log.info(f"node {state.node} ({link.peer}) is gone: {why}")
+            self._close_round(late=False)
+
+    async def _greet(self, link: Link, holder: str) -> Session:
+        """The handshake, by its deadline; Refused where the two do not suit each other."""
+        within_s = self.config.handshake_s
+        await link.send(Hello(PROTOCOL, "parent", "parent"), within_s)
+        hello = await link.receive(within_s)
+        if not isinstance(hello, Hello):
+            await self.refuse(link, f"it began with {type(hello).__name__}, not with a hello")
+        orders = self.board.orders()
+        sentence = messages.hello_disagreement(hello, "parent")
+        if why := orders.banned.get(hello.node) or orders.banned.get(holder):
+            sentence = f"this node is banned: {why}"
+        elif hello.node in orders.drained:
+            sentence = "this node was drained; `spar nodes allow` lets it work again"
+        if (older := self.live.get(hello.node)) is not None and older.secret != hello.secret:
+            sentence = f"another node is called {hello.node!r}; give this one another --name"
+        if sentence:
+            await self.refuse(link, sentence)
+        if hello.node not in self.states:
+            self._make_room()
+        state = self.states.setdefault(hello.node, NodeState(node=hello.node, peer=link.peer))
+        state.peer, state.holder, state.workers, state.state = link.peer, holder, hello.workers, "building"
+        state.connections += 1
+        job = self._job(self._number(hello.node))
+        await link.send(job, within_s)
+        agreed = await link.receive(self.config.silent_s)  # it starts its workers meanwhile
+        if not isinstance(agreed, Agreed):
+            await self.refuse(link, f"it answered the job with {type(agreed).__name__}")
+        if sentence := messages.disagreement(self._terms, agreed.terms):
+            await self.refuse(link, sentence)
+        missed = self.merger.version - hello.version if hello.run == job.run and hello.version >= 0 else 0
+        return await self._admit(link, state, hello.secret, max(0, missed))
+
+    def _number(self, node: str) -> int:
+        if node not in self._numbers:
+            self._numbers[node], self._next_number = self._next_number, self._next_number + 1
+        return self._numbers[node]
+
+    def _make_room(self) -> None:
+        """Forget the nodes that were lost longest ago: strangers may come under any number of names."""
+        gone = [name for name in self.states if name not in self.live]
+        for name in gone[: max(0, len(self.states) - self.config.connections)]:
+            del self.states[name]
+            self._numbers.pop(name, None)
+
+    async def _admit(self, link: Link, state: NodeState, secret: str, missed: int) -> Session:
+        if (older := self.live.get(state.node)) is not None:  # the same node again: its old connection is dead
+            await older.link.close()
+        version, weights = self.merger.version, self.merger.weights
+        session = Session(link, state, weights, secret)
+        self.live[state.node] = session
+        state.state, state.version, state.why = "working", version, ""
+        whole = weights.astype("<f4").tobytes()
+        await link.send(Weights(version, whole, whole=True, missed=missed), self.config.silent_s)
+        return session
+
+    async def exchange(self, session: Session) -> None:
+        """Contribution and answer, again and again, until the node or the run leaves."""
+        state = session.state
+        while True:
+            given = await session.link.receive(self.config.silent_s)
+            if isinstance(given, messages.Contribution):
+                reason = await self._merged(session, given)
+            elif isinstance(given, Idle):
+                reason, session.awaited = "", False
+            else:
+                await self.refuse(session.link, f"it sent {type(given).__name__}, not a contribution")
+            leave = self.reason_to_leave(state)
+            await self._answer(session, reason, leave, idle=isinstance(given, Idle))
+            if leave:
+                return
+
+    def reason_to_leave(self, state: NodeState) -> str:
+        """Why a node is to stop; "": it is not."""
+        if state.node in self.board.orders().drained:
+            state.state = "draining"
+            return "it was drained"
+        return self.leaving
+
+    async def _merged(self, session: Session, given: messages.Contribution) -> str:
+        """What became of a contribution, once it was merged: "" or why it does not count."""
+        state, session.awaited = session.state, True
+        weights = self.codec.decode(given.payload, session.base)
+        with self.lock:
+            self._count(given)
+            if given.version != state.version:
+                reason = "version"  # its payload was decoded against another base
+                self.merger.refused[reason] += 1
+            else:
+                one = Contribution(state.node, given.version, session.base, weights)
+                reason = self.merger.offer(one, len(self.live))
+        state.steps += given.steps
+        state.seen(given.steps_per_s)
+        if reason:
+            state.refuse(reason)
+            return reason
+        state.merges += 1
+        if not self.merger.rule.at_once and not self._close_round(late=False):
+            if self._late is None:
+                self._late = self._loop.call_later(self.config.round_s, self._round_is_late)
+            await self._closed_round.wait()
+        self.changed.set()
+        return ""
+
+    def _close_round(self, *, late: bool, forced: bool = False) -> bool:
+        """Merge the round if it is complete, and let those go on that wait for it. `forced`: they go on anyhow."""
+        awaited = sum(session.awaited for session in self.live.values())
+        with self.lock:
+            merged = self.merger.close_round(awaited, late=late)
+        if merged or forced:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+            self._closed_round.set()
+            self._closed_round = asyncio.Event()
+            self.changed.set()
+        return merged
+
+    def _round_is_late(self) -> None:
+        self._late = None
+        contributed = self.merger.contributors()
+        if self._close_round(late=True):
+            for name, session in self.live.items():
+                session.awaited = name in contributed
+        elif contributed:  # too few for the rule: wait on
+            self._late = self._loop.call_later(self.config.round_s, self._round_is_late)
+
+    async def _answer(self, session: Session, reason: str, leave: str, *, idle: bool) -> None:
+        """The newest weights; none to a node that contributed nothing and has them already."""
+        version, weights, payload = self.merger.version, self.merger.weights, b""
+        if not idle or version != session.state.version:
+            payload = self.codec.encode(weights, session.base)
+            session.base = self.codec.decode(payload, session.base)
+        session.state.version = version
+        await session.link.send(Weights(version, payload, refused=reason, leave=leave), self.config.silent_s)
+        self.count_bytes(session)
+
+    async def _ban(self, session: Session, why: str) -> None:
+        session.state.state = "banned"
+        with self.lock:
+            self.merger.leave(session.state.node)
+        await session.link.refuse(f"this node is banned: {why}")
+
+    async def refuse(self, link: Link, sentence: str) -> NoReturn:
+        """Tell the node, and raise."""
+        await link.refuse(sentence)
+        raise Refused(sentence, where=link.peer, do="Correct it there; it may connect again")
+
+    def _count(self, given: messages.Contribution) -> None:
+        mine = self.progress
+        mine.steps += given.steps
+        mine.updates += given.updates
+        mine.episodes += given.episodes
+        mine.returns.extend(one for one in given.returns if np.isfinite(one))
+        mine.messages += 1
+
+    def _count_refused(self, session: Session | None, reason: str) -> None:
+        with self.lock:
+            self.merger.refused[reason] += 1
+        if session is not None:
+            session.state.refuse(reason)
+
+    def count_bytes(self, session: Session) -> None:
+        link, state = session.link, session.state
+        state.received_bytes += link.received_bytes
+        state.sent_bytes += link.sent_bytes
+        link.received_bytes = link.sent_bytes = 0

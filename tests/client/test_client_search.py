@@ -1,0 +1,129 @@
+"""`act(search_ms=…)` through every door: the client's own model, the gateway's, the play socket, `spar play`,
+`spar evaluate` and `sparring.load`."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from websockets.sync.client import connect as open_socket
+
+import sparring
+from serving import decode_answer, serving
+from sparring.errors import ConfigError, Refused
+from sparring.games.catalogue import open_game, spec_of
+from sparring.nets.model_files import make_model
+from sparring.nets.torch_network import Network, default_network
+from sparring.registry import open_registry
+from sparring.registry.protocol import Evidence
+from sparring.wire.ids import new_episode
+from sparring.wire.messages import Hello, Observe, Start, encode
+from sparring.wire.model import Lineage
+
+FOUR, TICTAC = "connect-four", "spiel:tic_tac_toe"
+WIN, BEST = [3, 0, 3, 0, 3, 1], 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Has champions of three games, none of which has learned anything."""
+    data = tmp_path_factory.mktemp("search") / "data"
+    with serving(data, "--set", f'games=["{TICTAC}"]') as running:
+        with open_registry(f"file://{data}/models") as registry:
+            for game_id in (FOUR, TICTAC, "duel"):
+                spec = spec_of(game_id)
+                network = default_network(spec.seats[0], hidden=(16,))
+                lineage = Lineage(algorithm="test", config={}, steps={})
+                model = make_model(spec, network, Network(network, 2).weights(), "categorical", lineage, 1)
+                registry.publish(model)
+                registry.promote(spec.id, model.id, Evidence(episodes=1, mean=0.0, sd=0.0, by="operator"))
+        yield running
+
+
+def played(game_id, moves):
+    game = open_game(game_id)
+    view = game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+    for move in moves:
+        view = game.step([np.array([move], np.int32)] * 2)
+    return game, {name: column[0] for name, column in view.observation[len(moves) % 2].items()}
+
+
+@pytest.mark.parametrize("act", ["local", "server"])
+def test_the_client_looks_ahead_where_the_board_shows_everything(server, tmp_path, act):
+    _, seen = played(FOUR, WIN)
+    options = {"folder": tmp_path, "act": act, "wait_for_model_s": 30.0, "act_timeout_s": 30.0}
+    with sparring.connect(server.url, FOUR, **options) as connection, connection.episode(0) as episode:
+        action = episode.act(seen, search_ms=200)
+        assert action == BEST
+        episode.record(seen, action)
+        assert connection.statistics().act_fallbacks == 0
+        with pytest.raises(Refused, match="search_ms=-1"):
+            episode.act(seen, search_ms=-1)
+
+
+def test_another_game_needs_its_saved_state(server, tmp_path):
+    game, seen = played(TICTAC, [0, 3, 1, 4])
+    options = {"folder": tmp_path, "wait_for_model_s": 30.0}
+    with sparring.connect(server.url, TICTAC, **options) as connection, connection.episode(0) as episode:
+        assert episode.act(seen, search_ms=10_000, state=game.save()) == 2  # ends as soon as that is certain
+        with pytest.raises(Refused, match="does not show the whole state"):
+            episode.act(seen, search_ms=10)
+    with sparring.connect(server.url, TICTAC, act="server", **options) as connection:
+        episode = connection.episode(0)
+        with pytest.raises(Refused, match="takes no saved state"):
+            episode.act(seen, search_ms=10, state=game.save())
+
+
+def test_a_game_of_simultaneous_turns_is_refused(server, tmp_path):
+    with sparring.connect(server.url, "duel", folder=tmp_path, wait_for_model_s=30.0) as connection:
+        episode, seen = connection.episode(0), np.zeros(spec_of("duel").seats[0].observation[0].shape, np.float32)
+        with pytest.raises(Refused, match="move at the same time"):
+            episode.act(seen, search_ms=10)
+
+
+def test_the_play_socket_looks_ahead(server):
+    _, seen = played(FOUR, WIN)
+    episode, board = new_episode(), seen["observation/board"].tolist()
+    with open_socket(server.url.replace("http", "ws", 1) + f"/v1/games/{FOUR}/play") as socket:
+
+        def say(message):
+            socket.send(encode(message, text=True))
+            return decode_answer(socket.recv(timeout=30))
+
+        say(Hello(1))
+        socket.send(encode(Start(episode, record=False), text=True))
+        assert say(Observe(episode, 0, {"board": board}, 6, search_ms=200.0)).action == BEST
+        assert say(Observe(episode, 0, {"board": board}, 8, search_ms=500.0)).field == "search_ms"
+
+
+def test_a_loaded_model_and_an_evaluation_look_ahead(server):
+    data, (_, seen) = server.data, played(FOUR, WIN)
+    model = sparring.load(f"champion:{FOUR}", data=data)
+    board = seen["observation/board"]
+    assert model.predict(board, search_ms=200) == BEST
+    with pytest.raises(ConfigError, match="search_ms"):
+        model.predict(board[None], search_ms=200)
+    command = [sys.executable, "-m", "sparring", "evaluate", f"champion:{FOUR}", "--against", f"champion:{FOUR}"]
+    words = ["--search-ms", "20", "--episodes", "6", "--data", str(data), "--json"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["search_ms"], said["wins"] > said["losses"]) == (20.0, True), done.stderr
+
+
+def test_the_terminal_game_looks_ahead(server):
+    command = [
+        sys.executable,
+        "-m",
+        "sparring",
+        "play",
+        FOUR,
+        "--search-ms",
+        "100",
+        "--data",
+        str(server.data),
+        "--json",
+    ]
+    moves = "1\n1\n1\n1\n7\n7\n7\n7\n" * 6  # lets it make four in a row
+    done = subprocess.run(command, input=moves, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout.splitlines()[-1])["result"] == "lost", done.stderr

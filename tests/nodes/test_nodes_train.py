@@ -1,0 +1,223 @@
+"""Real runs with real node processes: they learn together, one is killed, one is frozen, and the run goes on."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from sparring.config import load
+from sparring.errors import ConfigError
+from sparring.learn.plan import NodesPlan, TrainRequest
+from sparring.learn.runs.train import TrainOptions, train
+from sparring.nodes.board import Board
+
+PATIENCE_S = 240.0  # of a busy machine
+QUICK = ("nodes.exchange_s=0.2", "nodes.round_s=1.0", "registry.gate_episodes=10")
+
+
+def config(tmp_path, *more):
+    return load(None, (f"data={tmp_path / 'data'}", *QUICK, *more))
+
+
+def wish(settings, dial=(), accept="", steps=40_000, game="cartpole", algo="a3c"):
+    nodes = NodesPlan(settings.nodes, settings.data, tuple(dial), accept)
+    return TrainRequest(game, algo, steps=steps, nodes=nodes)
+
+
+def wait(until):
+    end = time.monotonic() + PATIENCE_S
+    while not (found := until()):
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def node(tmp_path, name, *words):
+    """`spar node` in a process of its own, its log, and the line that it prints where it listens."""
+    log = tmp_path / f"{name}.log"
+    command = [sys.executable, "-m", "sparring", "node", *words, "--workers", "1", "--data", str(tmp_path / name)]
+    with log.open("w") as file:
+        process = subprocess.Popen([*command, "--name", name], stdout=file, stderr=file, start_new_session=True)
+    try:
+        if "--listen" in words:
+            wait(lambda: "wss://" in log.read_text() or process.poll() is not None)
+        yield process, log
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def line(log):
+    return re.search(r"wss://[^']*", log.read_text())[0]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_node_that_listens_and_one_that_joins_learn_a_game_together(tmp_path):
+    settings, place = config(tmp_path), f"127.0.0.1:{free_port()}"
+    joined = threading.Event()
+    with node(tmp_path, "listens", "--listen", "127.0.0.1:0") as (_, log):
+        request, done = wish(settings, [line(log)], place, steps=300_000), []
+        learning = threading.Thread(
+            target=lambda: done.append(train(request, TrainOptions(until=400), settings, print))
+        )
+        learning.start()
+        token = wait(lambda: (tmp_path / "data/nodes/token").exists() and (tmp_path / "data/nodes/token").read_text())
+        mark = wait(lambda: _fingerprint(tmp_path / "data/nodes/tls-cert.pem"))
+        with node(tmp_path, "joins", "--join", f"wss://{token}@{place}#sha256:{mark}") as (process, _):
+            states = {}
+
+            def both():
+                states.update({one.node: one for state in Board(settings.data).parents() for one in state.nodes})
+                return len(states) == 2 or not learning.is_alive()
+
+            wait(both)
+            joined.set()
+            learning.join(PATIENCE_S)
+            assert process.wait(30) == 0  # it was told that the run is done
+    [result] = done
+    assert set(states) == {"listens", "joins"}
+    assert result.published.evaluation.mean >= 400
+    run = tmp_path / "data" / "runs" / result.run
+    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["merges"] >= 2  # on a quick machine the game is solved by then
+    assert rows[-1]["contributions_refused"] == 0
+    assert token not in (run / "run.json").read_text()
+
+
+def _fingerprint(path):
+    from sparring.gateway.certificates import fingerprint
+
+    return path.exists() and fingerprint(path).replace(":", "").lower()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_a_node_is_killed_and_another_frozen(tmp_path):
+    settings = config(tmp_path, "nodes.reconnect_s=0.5")
+    place = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    board, done = Board(settings.data), []
+
+    def merges(name):
+        return {one.node: one.merges for state in board.parents() for one in state.nodes}.get(name, 0)
+
+    with node(tmp_path, "a", "--listen", place[0]) as (_, a), node(tmp_path, "b", "--listen", place[1]) as (killed, b):
+        request = wish(settings, [line(a), line(b)], steps=1 << 40)
+        loops = []
+
+        def learn():
+            done.append(train(request, TrainOptions(), settings, print, loops.append))
+
+        learning = threading.Thread(target=learn)
+        learning.start()
+        try:
+            wait(lambda: merges("a") > 1 and merges("b") > 1)
+            os.killpg(killed.pid, signal.SIGKILL)
+            killed.wait()
+            before = merges("a")
+            wait(lambda: merges("a") > before + 5)  # the other went on
+            with node(tmp_path, "b", "--listen", place[1]) as (frozen, _):
+                before = merges("b")
+                wait(lambda: merges("b") > before + 2)  # and a new process is dialled at the same place
+                os.kill(frozen.pid, signal.SIGSTOP)
+                before = merges("a")
+                wait(lambda: merges("a") > before + 5)
+                os.kill(frozen.pid, signal.SIGCONT)
+                before = merges("b")
+                wait(lambda: merges("b") > before + 2)
+        finally:
+            loops[0].stop_requested = True
+            learning.join(PATIENCE_S)
+    assert done[0].state == "stopped"
+
+
+@contextmanager
+def parent_process(tmp_path, place, *words):
+    """`spar train --accept-nodes` in a process of its own."""
+    command = [sys.executable, "-m", "sparring", "train", "cartpole", "--algo", "a3c", "--steps", str(1 << 40)]
+    sets = [word for one in (*QUICK, "train.checkpoint_every_s=1") for word in ("--set", one)]
+    with (tmp_path / "parent.log").open("a") as file:
+        whole = [*command, "--accept-nodes", place, *sets, *words, "--data", str(tmp_path / "data")]
+        process = subprocess.Popen(whole, stdout=file, stderr=file)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_node_plays_on_when_its_parent_is_killed_and_comes_back_to_the_resumed_run(tmp_path):
+    place, data = f"127.0.0.1:{free_port()}", tmp_path / "data"
+
+    def merges():
+        return sum(state.merges for state in Board(data).parents())
+
+    with parent_process(tmp_path, place):
+        token = wait(lambda: (data / "nodes/token").exists() and (data / "nodes/token").read_text())
+        mark = wait(lambda: _fingerprint(data / "nodes/tls-cert.pem"))
+        address = f"wss://{token}@{place}#sha256:{mark}"
+        with node(tmp_path, "one", "--join", address, "--set", "nodes.reconnect_s=1") as (process, log):
+            wait(lambda: merges() > 2 and list(data.glob("runs/*/checkpoint/state")))
+            before = merges()
+            [state] = Board(data).parents()
+            os.kill(state.pid, signal.SIGKILL)
+            wait(lambda: "closed" in log.read_text() or "broke" in log.read_text())
+            assert process.poll() is None
+            with parent_process(tmp_path, place, "--resume"):
+                wait(lambda: log.read_text().count("learning cartpole") == 2)
+                wait(lambda: merges() > before + 2)  # counted on from the checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_other_algorithms_learn_through_nodes_too(tmp_path, algo):
+    settings = config(tmp_path)
+    with node(tmp_path, "one", "--listen", "127.0.0.1:0") as (_, log):
+        result = train(wish(settings, [line(log)], steps=20_000, algo=algo), TrainOptions(), settings, print)
+    assert result.updates > 0
+    assert result.published.evaluation.mean > 30  # a random player earns 22
+
+
+@pytest.mark.slow
+def test_a_run_with_nodes_is_resumed_from_its_checkpoint(tmp_path):
+    settings = config(tmp_path)
+    with node(tmp_path, "one", "--listen", "127.0.0.1:0") as (_, log):
+        dial = [line(log)]
+        first = train(wish(settings, dial, steps=20_000), TrainOptions(), settings, print)
+        again = train(wish(settings, dial, steps=40_000), TrainOptions(resume=first.run), settings, print)
+    assert again.run == first.run
+    assert again.env_steps >= 40_000 > first.env_steps - 20_000
+    with pytest.raises(ConfigError, match="the run has topology nodes"):
+        train(TrainRequest("cartpole", "a3c"), TrainOptions(resume=first.run), settings, print)
+
+
+def test_plans_that_nodes_cannot_carry_out_are_refused_before_anything_starts(tmp_path):
+    settings = config(tmp_path)
+    nodes = NodesPlan(settings.nodes, settings.data, ("wss://t@127.0.0.1:1",))
+    for request, wrong in (
+        (TrainRequest("cartpole", "sac", nodes=nodes), "carries|do not learn"),
+        (TrainRequest("cartpole", "a3c", topology="nodes"), "needs nodes"),
+        (TrainRequest("cartpole", "a3c", topology="hogwild", nodes=nodes), "has no nodes"),
+        (TrainRequest("cartpole", "a3c", nodes=nodes, settings=("network=user_networks:Small",)), "never receive code"),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            train(request, TrainOptions(), settings, print)
