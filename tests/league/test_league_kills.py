@@ -33,6 +33,7 @@ promote = false
 envs = 8
 checkpoint_every_s = 1.0
 [main]
+algo = "ppo"
 freeze_every_steps = 2_000
 least_steps = 500
 settings = { hidden_units = [16], rollout_ticks = 16, minibatch_steps = 256, epochs = 1 }

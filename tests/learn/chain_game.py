@@ -28,6 +28,7 @@ class Chain:
     """Each tick costs 0.1; the last place earns 1 and ends the game. The best return is 1 - 0.3 = 0.7."""
 
     spec = SPEC
+    searchable = True
 
     def __init__(self, n=1):
         self.n = n
@@ -56,6 +57,15 @@ class Chain:
     def restore(self, state):
         place, tick, ending = np.frombuffer(state, np.int64).reshape(3, self.n)
         self._place, self._tick, self._ending = place.copy(), tick.copy(), ending.astype(np.uint8)
+
+    def save_rows(self):
+        state = np.stack((self._place, self._tick, self._ending.astype(np.int64)), axis=1)
+        return [row.tobytes() for row in state]
+
+    def restore_rows(self, rows):
+        state = np.frombuffer(b"".join(rows), np.int64).reshape(len(rows), 3)
+        self._ending[:] = TERMINATED
+        self._place[: len(rows)], self._tick[: len(rows)], self._ending[: len(rows)] = state.T
 
     def _view(self, reward):
         over = self._ending != RUNNING

@@ -19,6 +19,7 @@ NEEDED_BY_SOME = (
     "state",
     "next_state",
     "final_observation",
+    "policy_target",
     "records",
 )  # None says: not here
 CASES = {
@@ -30,6 +31,7 @@ CASES = {
         ("connect-four", "ppo", ("rollout_ticks=8",), 4),
         ("cartpole", "ppo", ("rollout_ticks=8", 'memory="gru:8"'), 8),
         ("cartpole", "mappo", ("rollout_ticks=8",), 8),
+        ("connect-four", "alphazero", ("rollout_ticks=8", "simulations=2"), 4),
     ],
 }
 COLUMNS = {"transitions": 0, "sequences": 1, "trajectories": 2}

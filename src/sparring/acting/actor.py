@@ -17,10 +17,11 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
-from sparring.acting.rollout import Rollout
+from sparring.acting.rollout import Rollout, new_columns, rollout_layout
 from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
-from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, View
+from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, SearchableGame, View
+from sparring.nets.batch_search import POLICY_TARGET, BatchSearch
 from sparring.nets.forward import Forward
 from sparring.nets.policies import Choice, GaussianPolicy, Policy
 from sparring.nets.shapes import STATE, initial_state
@@ -45,6 +46,7 @@ class _Open:
     value: Array | None  # None: the network has no value head
     reward: Array
     state: Array | None  # with which it was decided; None: the network has no memory
+    policy_target: Array | None = None  # what a search made of the policy; None: nothing is searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ NO_EPISODES = Episodes(np.zeros(0, np.float32), np.zeros(0, bool))
 class Actor:
     """Plays without end: a game that is over is reset."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what plays, and how)
         self,
         game: Game,
         forward: Forward,
@@ -70,7 +72,10 @@ class Actor:
         opponents: Opponents,
         reward_clip: float = 0.0,
         repeat: bool = False,
+        search: BatchSearch | None = None,
     ) -> None:
+        """With a `search` the learning policy looks ahead before it decides; opponents do not."""
+        self._search = search
         self._game, self._forward, self._rng, self._opponents = game, forward, rng, opponents
         self._seat, seats = game.spec.seats[0], len(game.spec.seats)
         self._policy = open_policy(policy, self._seat.action) if isinstance(policy, str) else policy
@@ -102,6 +107,7 @@ class Actor:
             value=np.zeros(self.streams, np.float32) if _values(forward) else None,
             reward=np.zeros(self.streams, np.float32),
             state=None if self._state is None else self._state.copy(),
+            policy_target=None if search is None else np.zeros((self.streams, self._seat.action.masks), np.float32),
         )
 
     def use(self, forward: Forward, version: int = 0) -> None:
@@ -131,15 +137,18 @@ class Actor:
 
     def open_rollout(self, ticks: int, columns: Mapping[str, Array] | None) -> Rollout:
         """Where `write` puts steps."""
-        return Rollout(
+        if columns is not None:
+            return Rollout(self._seat, columns, used=True)
+        layout = rollout_layout(
             self._seat,
             ticks,
             self.streams,
             masks=self.masks,
             frame_stack=self._stacks.frames,
             network=self._forward.spec,
-            columns=columns,
+            searches=self._search is not None,
         )
+        return Rollout(self._seat, new_columns(layout), used=False)
 
     def write(self, rollout: Rollout, steps: Steps) -> None:
         """Steps that `take` gave."""
@@ -227,11 +236,13 @@ class Actor:
         """Open a step for each stream that is to act; what they do, [streams, …]."""
         acting = _by_stream(self._view.to_act)
         shown, legal = self._seen(self._view), self._legal(self._view)
-        if not self._opponents.any and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
+        alone = not self._opponents.any and self._search is None
+        if alone and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
             seen, before = self._stacks.push(shown), self._state
-            choice, value, self._state = self._choose(self._forward, seen, legal, before, epsilon, self._held)
-            zeros = np.zeros(self.streams, np.float32)
-            self._open = _Open(acting, seen, legal, choice.action, choice.logp, value, zeros, before)
+            out = self._forward(seen, before)
+            choice = self._choose(out, legal, epsilon, self._held)
+            zeros, self._state = np.zeros(self.streams, np.float32), out.get(STATE)
+            self._open = _Open(acting, seen, legal, choice.action, choice.logp, out.get("value"), zeros, before)
             return choice.action
         if self._lent:
             self._open, self._lent = _Open(**{name: _copied(getattr(self._open, name)) for name in _OPEN}), False
@@ -252,21 +263,38 @@ class Actor:
                 continue
             forward = self._forward if player == SELF else self._opponents.forwards[player]
             part = {leaf: column[places] for leaf, column in seen.items()}
-            self._choose_for(mine, forward, part, epsilon)
+            self._choose_for(mine, forward, part, epsilon, searches=player == SELF and self._search is not None)
         return opened.action
 
-    def _choose_for(self, rows: Array, forward: Forward, seen: Columns, epsilon: float | Array) -> None:
+    def _choose_for(
+        self, rows: Array, forward: Forward, seen: Columns, epsilon: float | Array, *, searches: bool
+    ) -> None:
         """Write what the network chooses in those streams into their open steps."""
         opened = self._open
         legal = None if opened.legal is None else opened.legal[rows]
         state = None if self._state is None else self._state[rows]
         rate = epsilon[rows] if isinstance(epsilon, np.ndarray) else epsilon
-        choice, value, after = self._choose(forward, seen, legal, state, rate)
+        out = forward(seen, state)
+        if searches:
+            out = self._searched(rows, out, legal, forward)
+        choice = self._choose(out, legal, rate)
         opened.action[rows], opened.logp[rows] = choice.action, choice.logp
         if opened.value is not None:
-            opened.value[rows] = value
+            opened.value[rows] = out.get("value")
         if self._state is not None and opened.state is not None:
-            opened.state[rows], self._state[rows] = state, after
+            opened.state[rows], self._state[rows] = state, out.get(STATE)
+
+    def _searched(self, rows: Array, out: Columns, legal: Array | None, forward: Forward) -> Columns:
+        """What the network says of those streams' positions once it has looked ahead."""
+        assert self._search is not None
+        assert isinstance(self._game, SearchableGame)
+        seats, games = np.divmod(rows, self._game.n)
+        states = self._game.save_rows()
+        mask = np.ones((len(rows), self._seat.action.masks), bool) if legal is None else legal
+        better = self._search.search([states[game] for game in games], seats, out, mask, forward, self._rng)
+        assert self._open.policy_target is not None
+        self._open.policy_target[rows] = better[POLICY_TARGET]
+        return better
 
     def _follow_script(self, place: int, rows: Array, shown: Columns, legal: Array | None) -> None:
         """What a script does in those streams. Nothing of it is handed on, so it needs no probability."""
@@ -277,17 +305,8 @@ class Actor:
                 allowed = None if legal is None else legal[mine]
                 self._open.action[mine] = self._opponents.scripts[place].act(seat, part, allowed, self._rng)
 
-    def _choose(
-        self,
-        forward: Forward,
-        seen: Columns,
-        legal: Array | None,
-        state: Array | None,
-        epsilon: float | Array,
-        held: Array | None = None,
-    ) -> tuple[Choice, Array | None, Array | None]:
-        """What is done, what the network thinks it is worth, and the state afterwards. `held`: what streams repeat."""
-        out = forward(seen, state)
+    def _choose(self, out: Columns, legal: Array | None, epsilon: float | Array, held: Array | None = None) -> Choice:
+        """What is done where the network says `out`. `held`: what streams repeat."""
         if held is not None and isinstance(self._policy, GaussianPolicy):
             choice = self._policy.with_noise(out, self._repeated_noise(held))
         else:
@@ -295,7 +314,7 @@ class Actor:
                 epsilon = epsilon / (epsilon + MEAN_REPEATS * (1 - epsilon))
             choice = self._policy.explore(out, legal, self._rng, epsilon)
             choice = choice if held is None else self._repeated(held, choice, legal, epsilon)
-        return choice, out.get("value"), out.get(STATE)
+        return choice
 
     def _repeated(self, held: Array, choice: Choice, legal: Array | None, epsilon: float | Array) -> Choice:
         """The choice, with what was explored repeated for a time of heavy tail: εz-greedy (Dabney et al. 2021).
@@ -368,6 +387,7 @@ class Actor:
             final_legal=legal,
             final_state=state,
             state=_rows_of(opened.state, picked),
+            policy_target=_rows_of(opened.policy_target, picked),
             version=self._version,
         )
 

@@ -18,12 +18,19 @@ FINAL = "final/"  # what was seen where a step was cut short: the leaf's name be
 
 
 def rollout_layout(
-    seat: SeatSpec, ticks: int, streams: int, *, masks: bool, frame_stack: int = 1, network: NetworkSpec
+    seat: SeatSpec,
+    ticks: int,
+    streams: int,
+    *,
+    masks: bool,
+    frame_stack: int = 1,
+    network: NetworkSpec,
+    searches: bool = False,
 ) -> Layout:
     """The columns of a rollout, for those who allocate them (in shared memory).
 
     With a recurrent `network` come STATES; with one that has no value, by which a step that is cut short would be
-    valued, comes what was seen then.
+    valued, comes what was seen then; where the actor `searches`, what the search made of the policy.
     """
     size = (ticks, streams)
     layout: Layout = {leaf.name: (leaf.dtype, (*size, *leaf.stacked(frame_stack))) for leaf in seat.observation}
@@ -32,6 +39,8 @@ def rollout_layout(
     layout["ending"] = ("uint8", size)
     if masks:
         layout["legal"] = ("bool", (*size, seat.action.masks))
+    if searches:
+        layout["policy_target"] = ("float32", (*size, seat.action.masks))
     if memory := state_width(network):
         layout |= dict.fromkeys(STATES, ("float32", (streams, memory)))
     if not any(head.name == "value" for head in network.heads):
@@ -39,29 +48,22 @@ def rollout_layout(
     return layout
 
 
+def new_columns(layout: Layout) -> dict[str, Array]:
+    """Columns of that layout: zeros, and everything legal."""
+    columns = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
+    if "legal" in columns:
+        columns["legal"].fill(True)
+    return columns
+
+
 class Rollout:
     """Columns that fill from the top, each stream at its own pace: who moves seldom has padding at the end.
 
-    `columns` are those of `rollout_layout`, to be written in place whatever they held; None makes new ones.
+    `columns` are those of a `rollout_layout`; where they are `used`, they may hold an older rollout.
     """
 
-    def __init__(
-        self,
-        seat: SeatSpec,
-        ticks: int,
-        streams: int,
-        *,
-        masks: bool,
-        network: NetworkSpec,
-        frame_stack: int = 1,
-        columns: Mapping[str, Array] | None = None,
-    ) -> None:
-        self._used = columns is not None  # they may hold an older rollout
-        if columns is None:
-            layout = rollout_layout(seat, ticks, streams, masks=masks, frame_stack=frame_stack, network=network)
-            columns = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
-            if masks:
-                columns["legal"].fill(True)
+    def __init__(self, seat: SeatSpec, columns: Mapping[str, Array], *, used: bool) -> None:
+        self._used = used
         seen = {leaf.name for leaf in seat.observation}
         self._observation = {name: column for name, column in columns.items() if name in seen}
         self._states = {name: columns[name] for name in STATES if name in columns}
@@ -71,7 +73,7 @@ class Rollout:
         apart = {*seen, *STATES, *(FINAL + name for name in seen)}
         self._columns = {name: column for name, column in columns.items() if name not in apart}
         self._columns["truncation_value"].fill(0.0)
-        self._next = np.zeros(streams, np.int64)  # where each stream goes on
+        self._next = np.zeros(columns["reward"].shape[1], np.int64)  # where each stream goes on
         self._level: int | None = 0  # the same, where it is one place for all
         self._version: int | None = None  # of the first step
 
@@ -128,6 +130,7 @@ class Rollout:
             behaviour_logp=columns["behaviour_logp"],
             value=columns["value"],
             truncation_value=columns["truncation_value"],
+            policy_target=columns.get("policy_target"),
             mask=np.arange(length)[:, None] < self._next,
             state=self._states.get("state"),
             next_state=self._states.get("next_state"),

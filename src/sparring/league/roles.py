@@ -29,7 +29,7 @@ class RoleRules:
     """How the learners of one role play and end; a table of league.toml."""
 
     count: int = 0  # learners of this role
-    algo: str = "ppo"  # as of `spar train --algo`
+    algo: str = ""  # as of `spar train --algo`; "": alphazero for main agents of a game that can be searched, else ppo
     selfplay: float = 0.0  # share of games against itself
     pfsp: float = 1.0  # share of games against members, by `weighting`
     verification: float = 0.0  # share of games against members that once beat it

@@ -24,10 +24,11 @@ DEFAULT_STEPS = 1_000_000
 PRESET, COMMAND_LINE = "preset", "command line"  # origins of a setting, beside those of config.py
 
 # The default topology by --algo; every other algorithm plays in the learner's process, or, on a cluster, by its feed.
-DEFAULT_TOPOLOGY = {"impala": "async", "a3c": "hogwild", "apex": "apex"}
+DEFAULT_TOPOLOGY = {"impala": "async", "alphazero": "async", "a3c": "hogwild", "apex": "apex"}
 CLUSTER_TOPOLOGY = {"trajectories": "sync", "transitions": "apex", "sequences": "apex"}
 ON_HOSTS = ("sync", "allreduce", "async", "apex", "central", "offline", "rllib")  # can have parts on other machines
 LEARN_ELSEWHERE = ("hogwild", "allreduce", "rllib", "nodes")  # other processes need the code of the network
+SEARCHES = ("async", "sync", "single", "allreduce")  # whose actors can look ahead
 FEEDS_OF = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "sync": ("trajectories",),
@@ -295,6 +296,9 @@ def _topology(
         do = "Leave out --topology, or give the environment as gym:module:ID, which any process can open"
     elif in_process and name in LEARN_ELSEWHERE:
         wrong, do = f"the network was given in this process, and {name} learns in others", "Put it into a module"
+    elif hasattr(algorithm, "search") and name not in SEARCHES:
+        wrong = f"{algorithm.name} searches where its games are played, and {name} plays or learns elsewhere"
+        do = f"Use one of {', '.join(SEARCHES)}"
     elif algorithm.feeds not in FEEDS_OF.get(name, (algorithm.feeds,)):
         wrong = f"{name} carries {' and '.join(FEEDS_OF[name])}, and {algorithm.name} is fed with {algorithm.feeds}"
     if wrong:

@@ -115,6 +115,10 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         "image_layers": ["flat"],  # faster on a CPU; in single runs convolutions needed fewer games
         "hidden_units": [256, 256], "activation": "relu", "separate_value": False,
     }),
+    ("connect-four", "alphazero"): Preset(steps=10_000_000, envs=256, settings={
+        "image_layers": ["64x4"], "hidden_units": [256],  # four in a row fit one kernel: it needs fewer games than flat
+        "samples_per_step": 4.0,
+    }),
     ("duel", "ppo"): Preset(steps=5_000_000, envs=64, settings=_PPO | {"rollout_ticks": 128, "minibatch_steps": 2048}),
     # Games of 25 ticks, of which a discount of 0.99 would see little but the view at which they are cut.
     ("pz:simple_spread_v3", "ppo"): Preset(steps=400_000, settings=_SPREAD),

@@ -80,7 +80,7 @@ class TreeSearch:
         """`open_games` gives n games at once; Refused where they cannot be searched."""
         game = open_games(BATCH_LEAVES)
         self.spec, self._open, self._where = spec, open_games, f"search in {spec.id}"
-        if wrong := _obstacle(game, spec):
+        if wrong := obstacle(game, spec):
             raise Refused(wrong, where=self._where, do="Act without search_ms", field="search_ms")
         self._idle = [self._started(game)]
 
@@ -119,7 +119,7 @@ class TreeSearch:
         return game
 
 
-def _obstacle(game: object, spec: GameSpec) -> str:
+def obstacle(game: object, spec: GameSpec) -> str:
     """Why the game cannot be searched; nothing where it can."""
     if spec.turns == "simultaneous" and len(spec.seats) > 1:
         return "its seats move at the same time"
@@ -134,6 +134,23 @@ def _obstacle(game: object, spec: GameSpec) -> str:
     if any(seat.action.kind != "discrete" for seat in spec.seats):
         return "its actions are not a choice of one"
     return ""
+
+
+def deciding(spec: GameSpec, view: View, movers: Array) -> tuple[Array, Array, Columns]:
+    """Of the first len(movers) rows: who is to move (where nobody is, who moved last), what is legal, and what they
+    see."""
+    k = len(movers)
+    seats = np.where(view.to_act[:k].any(axis=1), view.to_act[:k].argmax(axis=1), movers)
+    legal = np.ones((k, spec.seats[0].action.choices[0]), bool)
+    columns = {name: array[:k].copy() for name, array in view.observation[0].items()}
+    for seat in range(len(spec.seats)):
+        rows = np.flatnonzero(seats == seat)
+        mask = view.legal[seat]
+        if mask is not None:
+            legal[rows] = mask[rows]
+        for name, array in view.observation[seat].items() if seat else ():
+            columns[name][rows] = array[rows]
+    return seats, legal, columns
 
 
 class _Node:
@@ -301,17 +318,7 @@ class _Tree:
 
     def _asked(self, view: View, movers: Array) -> tuple[Array, Array, Array, Array]:
         """Of the first rows: who is to move (where nobody is, who moved last), what is legal, priors and values."""
-        k = len(movers)
-        seats = np.where(view.to_act[:k].any(axis=1), view.to_act[:k].argmax(axis=1), movers)
-        choices = self._game.spec.seats[0].action.choices[0]
-        legal, columns = np.ones((k, choices), bool), {n: a[:k].copy() for n, a in view.observation[0].items()}
-        for seat in range(len(self._teams)):
-            rows = np.flatnonzero(seats == seat)
-            mask = view.legal[seat]
-            if mask is not None:
-                legal[rows] = mask[rows]
-            for name, array in view.observation[seat].items() if seat else ():
-                columns[name][rows] = array[rows]
+        seats, legal, columns = deciding(self._game.spec, view, movers)
         priors, values = self._model.estimates(columns, legal)
         return seats, legal, priors, values
 

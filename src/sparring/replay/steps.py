@@ -31,6 +31,7 @@ class Steps:
     final_legal: Array | None = None
     final_state: Array | None = None  # float32 [k, numbers]: the recurrent state then
     state: Array | None = None  # float32 [m, numbers]: the recurrent state when each step was decided
+    policy_target: Array | None = None  # float32 [m, choices]: what a search made of the policy
     priority: Array | None = None  # float32 [m]: the actor's own estimate; None: the sampler's initial priority
     version: int = 0  # the learner's updates behind the weights that played them
     source: int = 0  # an index into SOURCES
@@ -60,6 +61,7 @@ class Batch:
     next_legal: Array | None = None
     behaviour_logp: Array | None = None
     value: Array | None = None  # of the actor's own value head, trajectories only
+    policy_target: Array | None = None  # float32 [time, batch, choices]: what a search made of the policy; trajectories
     truncation_value: Array | None = None  # [time, batch]: value of the view at which a step was cut short
     final_observation: Mapping[str, Array] | None = None  # [time, batch, …]: what was seen where a step was cut short,
     # whatever stands in other rows; trajectories of a network without a value

@@ -27,7 +27,6 @@ from sparring.learn.actors.actor_spec import ActorSpec, Ring, read_actor_spec
 from sparring.learn.actors.experience import RolloutRing
 from sparring.learn.actors.shared_memory import Wakeup
 from sparring.learn.actors.weights import NONE, SharedWeights, TopicWeightsReader, WeightsSnapshot
-from sparring.nets.forward import forward_without_torch
 from sparring.nets.policies import Choice, Policy, masked
 from sparring.nets.user_code import open_policy
 from sparring.processes.parent_watch import end_with_parent, first_line, read_lines
@@ -63,7 +62,7 @@ class ActorRunner:
             if self.spec.state:
                 self.actor.load(unpack(self.spec.state))
         if snapshot.version != self.version:
-            self.actor.use(forward_without_torch(self.spec.network, snapshot.weights), snapshot.version)
+            self.actor.use(self.spec.forward(snapshot.weights), snapshot.version)
             self.version = snapshot.version
             self.epsilon = snapshot.epsilon if self.spec.epsilon is None else self.spec.epsilon
         assert self.opponents is not None

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.random import Generator
 
 from sparring.acting.actor import Actor
@@ -19,7 +20,8 @@ from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.games.spec import GameSpec
 from sparring.learn.actors.experience import RolloutRing, StepBlockRing
 from sparring.learn.actors.weights import SharedWeights
-from sparring.nets.forward import Forward, forward_without_torch
+from sparring.nets.batch_search import BatchSearch, SearchSpec
+from sparring.nets.forward import Forward, forward_for_matches, forward_without_torch
 from sparring.nets.policies import Policy
 from sparring.replay.steps import machine_bytes
 from sparring.wire.network import NetworkSpec, Weights
@@ -50,6 +52,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     reward_clip: float = 0.0
     repeat: bool = False  # what ε explores, in a game of one seat
     joint: bool = False  # seats are shown the joint view, too
+    search: SearchSpec | None = None  # how the learning policy looks ahead before it decides
     opponents: int = 0
     opponent_share: float = 0.0
     script_share: float = 0.0
@@ -89,14 +92,22 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
         weights: Weights,
         policy: Policy | None = None,
         game: Game | None = None,
-        forward: Callable[[NetworkSpec, Weights], Forward] = forward_without_torch,
+        forward: Callable[[NetworkSpec, Weights], Forward] | None = None,
     ) -> tuple[Actor, Opponents]:
         """The actor with its games, and its opponents. `policy` and `game` are the spec's own where none are given."""
         opponents = self._open_opponents()
         games = self.open_games() if game is None else game
-        network = forward(self.network, weights)
-        chosen = policy or self.policy
-        return Actor(games, network, chosen, self.rng(), opponents, self.reward_clip, self.repeat), opponents
+        network = self.forward(weights) if forward is None else forward(self.network, weights)
+        chosen, search = policy or self.policy, self.open_search()
+        return Actor(games, network, chosen, self.rng(), opponents, self.reward_clip, self.repeat, search), opponents
+
+    def forward(self, weights: Weights) -> Forward:
+        """The network with these weights; a search asks it about many small boards."""
+        return (forward_without_torch if self.search is None else forward_for_matches)(self.network, weights)
+
+    def open_search(self) -> BatchSearch | None:
+        """What looks ahead; ConfigError where the game cannot be searched."""
+        return None if self.search is None else BatchSearch(open_game(self.game, self.envs), self.search)
 
     def open_games(self) -> Game:
         """What the actor plays."""
@@ -138,7 +149,10 @@ def actor_spec(plan: Any, network: NetworkSpec, **more: Any) -> ActorSpec:
     repeat = repeatable and getattr(plan.settings, "repeat_exploration", False)
     joint = getattr(plan.algorithm, "joint", False)
     given = {name: getattr(plan, name) for name in shared}
-    spec = ActorSpec(network=network, repeat=repeat, joint=joint, **given, **more)
+    search = plan.algorithm.search(plan.settings) if hasattr(plan.algorithm, "search") else None
+    spec = ActorSpec(network=network, repeat=repeat, joint=joint, search=search, **given, **more)
+    if spec.search is not None:
+        replace(spec, envs=1).open_search()  # refused now, not by each actor
     if spec.feeds == "rollouts":
         _check_rollout(spec, getattr(plan, "actors", 1) if spec.synchronous else 1)
     return spec
@@ -147,7 +161,8 @@ def actor_spec(plan: Any, network: NetworkSpec, **more: Any) -> ActorSpec:
 def _check_rollout(spec: ActorSpec, actors: int) -> None:
     """ConfigError where what is played between two updates takes more than a quarter of this machine's memory."""
     seat, stack = spec.played.seats[0], spec.spec.frame_stack
-    layout = rollout_layout(seat, 1, 1, masks=True, frame_stack=stack, network=spec.network)
+    searches = spec.search is not None
+    layout = rollout_layout(seat, 1, 1, masks=True, frame_stack=stack, network=spec.network, searches=searches)
     step = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in layout.values())
     if (size := step * spec.ticks * spec.streams * actors) > machine_bytes() // 4:
         wrong = f"a rollout of {spec.ticks} ticks of {spec.streams * actors} streams takes {size / 1e9:.1f} GB"

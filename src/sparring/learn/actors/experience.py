@@ -71,6 +71,7 @@ class RolloutRing(RingBuffer):
             masks=seat.action.masks > 0,
             frame_stack=stack,
             network=spec.network,
+            searches=spec.search is not None,
         )
         for leaf in seat.observation:
             layout[_NEXT + leaf.name] = (leaf.dtype, (streams, *leaf.stacked(stack)))
@@ -134,6 +135,7 @@ def played(columns: Mapping[str, Array]) -> PlayedRollout:
         behaviour_logp=columns["behaviour_logp"][:most],
         value=columns["value"][:most],
         truncation_value=columns["truncation_value"][:most],
+        policy_target=columns["policy_target"][:most] if "policy_target" in columns else None,
         final_observation={name: columns[FINAL + name][:most] for name in seen if FINAL + name in columns} or None,
         mask=np.ones((most, len(length)), bool) if full else np.arange(most)[:, None] < length,
         state=columns.get("state"),

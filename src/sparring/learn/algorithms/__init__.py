@@ -17,6 +17,7 @@ ALGORITHMS = {
     "mappo": "sparring.learn.algorithms.mappo:Mappo",
     "impala": "sparring.learn.algorithms.impala:Impala",
     "a3c": "sparring.learn.algorithms.a3c:A3c",
+    "alphazero": "sparring.learn.algorithms.alphazero:AlphaZero",
     "mmd": "sparring.learn.algorithms.mmd:Mmd",
     "bc": "sparring.learn.algorithms.bc:Bc",
     "cql": "sparring.learn.algorithms.cql:Cql",

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,18 @@ from sparring.closable import Closable
 from sparring.config import Config, TrainConfig, open_data_folder, read
 from sparring.durable import disk_errors, folder_name
 from sparring.errors import ConfigError, Unreachable
+from sparring.games.catalogue import open_game, spec_of
 from sparring.hosts.protocol import Handle, Resources, open_host, path_of
 from sparring.league.league_file import NAME, ROLES, LeagueFile
 from sparring.league.matches import league_path
+from sparring.league.roles import RoleRules
 from sparring.league.rounds import check_game
 from sparring.league.service import SERVICE as LEAGUE
 from sparring.league.service import LeagueService
 from sparring.learn.actors.remote import keeps_ending
-from sparring.learn.plan import TrainRequest, plan
+from sparring.learn.algorithms import open_algorithm
+from sparring.learn.plan import Plan, TrainRequest, plan
+from sparring.nets.tree_search import obstacle
 from sparring.pool import open_pool
 from sparring.pool.memory import serve_pool
 from sparring.user_code import load_code
@@ -41,6 +45,42 @@ log = logging.getLogger(__name__)
 
 LEARNER, EVALUATOR = "learner", "evaluator"
 ANSWER_S = 30.0
+# The settings that say what a network looks like.
+NETWORK = (
+    "network",
+    "hidden_units",
+    "activation",
+    "image_layers",
+    "memory",
+    "separate_value",
+    "normalise_observations",
+)
+
+
+def with_algorithms(file: LeagueFile, game: str, config: Config) -> LeagueFile:
+    """The file with an algorithm for every role. One that begins with a main agent's weights has its network."""
+    main = file.main
+    if not main.algo:
+        searches = main.source == "sim" and not obstacle(open_game(game, 1), spec_of(game))
+        main = replace(main, algo="alphazero" if searches else "ppo")
+    of_main = _plan(game, main, config).settings
+
+    def completed(rules: RoleRules) -> RoleRules:
+        algo = rules.algo or "ppo"
+        if algo == main.algo or rules.start != "main":
+            return replace(rules, algo=algo)
+        known = {item.name for item in fields(open_algorithm(algo).settings)}
+        network = {key: getattr(of_main, key) for key in NETWORK if key in known and hasattr(of_main, key)}
+        return replace(rules, algo=algo, settings=network | rules.settings)
+
+    exploiters = completed(file.main_exploiter), completed(file.league_exploiter)
+    return replace(file, main=main, main_exploiter=exploiters[0], league_exploiter=exploiters[1])
+
+
+def _plan(game: str, rules: RoleRules, config: Config) -> Plan:
+    """What a learner of that role would do; ConfigError where it cannot."""
+    settings = rules.algo_settings()
+    return plan(TrainRequest(game, rules.algo, rules.source, rules.topology or None, settings=settings), config)
 
 
 class RunningLeague(Closable):
@@ -51,10 +91,10 @@ class RunningLeague(Closable):
         the game's league aside and begins another; its models and runs stay where they are."""
         spec = check_game(game)
         config = with_league(config, file)
+        file = with_algorithms(file, game, config)
         for role in ROLES:
             if (rules := file.rules(role)).count:
-                topology, settings = rules.topology or None, rules.algo_settings()
-                plan(TrainRequest(game, rules.algo, rules.source, topology, settings=settings), config)
+                _plan(game, rules, config)
         services = {name: (_class(one.service, name), one) for name, one in file.own_services().items()}
         learner, evaluator = _class(file.learner, LEARNER), _class(file.evaluator.service, EVALUATOR)
         if not config.league.pool_url.startswith("memory:"):

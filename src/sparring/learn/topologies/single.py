@@ -20,7 +20,7 @@ from sparring.learn.replay.local import InsertedBlock, LocalReplay
 from sparring.learn.topologies.apex import ReplayLoop
 from sparring.learn.topologies.sync import SyncLoop
 from sparring.nets import delta_conv
-from sparring.nets.forward import forward_with_torch
+from sparring.nets.forward import forward_for_matches, forward_with_torch
 from sparring.replay.table import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
@@ -48,7 +48,8 @@ class InProcessActor(Actors):
 
     def __init__(self, spec: ActorSpec, learner: Learner) -> None:
         self._spec, self._learner = spec, learner
-        self._actor, self._opponents = spec.open_actor(learner.weights(), forward=forward_with_torch)
+        self._forward = forward_with_torch if spec.search is None else forward_for_matches
+        self._actor, self._opponents = spec.open_actor(learner.weights(), forward=self._forward)
         self._past = PastSelves(spec.past, np.random.default_rng([spec.seed, PAST_SELVES]))
         self._version = 0  # updates of the weights that the actor plays with
         self.masks = self._actor.masks
@@ -58,7 +59,7 @@ class InProcessActor(Actors):
         learner, actor = self._learner, self._actor
         if self._version != learner.updates:
             weights = learner.weights()
-            actor.use(forward_with_torch(learner.network, weights), learner.updates)
+            actor.use(self._forward(learner.network, weights), learner.updates)
             self._version = learner.updates
             if self._past.due(actor.env_steps):
                 self._opponents.put(self._past.add(weights, actor.env_steps), weights)
@@ -93,7 +94,7 @@ class InProcessActor(Actors):
         for place, weights in enumerate(self._past.weights):
             self._opponents.put(place, weights)
         self._version = state["version"]
-        self._actor.use(forward_with_torch(self._learner.network, self._learner.weights()), self._version)
+        self._actor.use(self._forward(self._learner.network, self._learner.weights()), self._version)
 
 
 class _SingleReplay(ReplayLoop):

@@ -1,0 +1,109 @@
+"""The search of many games at once: what it finds, that games do not disturb each other, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from sparring.errors import ConfigError
+from sparring.games.catalogue import open_game
+from sparring.nets.batch_search import POLICY_TARGET, BatchSearch, SearchSpec
+from sparring.wire.network import Head, Input, NetworkSpec
+
+NETWORK = NetworkSpec((Input("observation/board", (2, 6, 7)),), (Head("logits", 7), Head("value", 1)), ())
+
+
+class Knows:
+    """A network of Connect Four that knows nothing, or prefers one column."""
+
+    spec = NETWORK
+
+    def __init__(self, prefers=None):
+        self._logits = np.zeros(7, np.float32)
+        if prefers is not None:
+            self._logits[prefers] = 3.0
+
+    def __call__(self, observation, state=None):
+        n = len(observation["observation/board"])
+        return {"logits": np.tile(self._logits, (n, 1)), "value": np.zeros(n, np.float32)}
+
+
+def after(*moves_of_games):
+    """n games, each after its moves (equally many); with whom it is to move."""
+    games = open_game("connect-four", len(moves_of_games))
+    view = games.reset(np.zeros(games.n, np.uint64), np.ones(games.n, bool))
+    for tick in range(len(moves_of_games[0])):
+        moves = np.array([moves[tick] for moves in moves_of_games], np.int32)
+        view = games.step([moves, moves])
+    return games, view
+
+
+def searched(games, view, *, simulations=32, forward=None, noise=0.0, seed=0, discount=0.99):
+    forward = forward or Knows()
+    search = BatchSearch(open_game("connect-four", games.n), SearchSpec(simulations, discount, noise))
+    seats = view.to_act.argmax(axis=1)
+    legal = np.where(seats[:, None] == 0, view.legal[0], view.legal[1])
+    columns = {
+        "observation/board": np.where(
+            seats[:, None, None, None] == 0,
+            view.observation[0]["observation/board"],
+            view.observation[1]["observation/board"],
+        )
+    }
+    return search.search(games.save_rows(), seats, forward(columns), legal, forward, np.random.default_rng(seed))
+
+
+WIN = (0, 1, 0, 1, 0, 1)  # the first player wins in column 0
+BLOCK = (0, 1, 0, 1, 6, 1)  # the first player has to answer in column 1
+FULL = (0, 0, 0, 0, 0, 0)  # column 0 is full
+
+
+def test_a_win_is_taken_and_a_loss_is_averted():
+    found = searched(*after(WIN, BLOCK), simulations=64)
+    assert found[POLICY_TARGET].argmax(axis=1).tolist() == [0, 1]
+    assert found["value"][0] > 0.5
+    np.testing.assert_allclose(np.exp(found["logits"]), found[POLICY_TARGET], rtol=1e-5)
+    np.testing.assert_allclose(found[POLICY_TARGET].sum(axis=1), 1.0, rtol=1e-5)
+
+
+def test_what_is_not_legal_has_no_probability():
+    found = searched(*after(FULL), noise=0.25)
+    assert found[POLICY_TARGET][0, 0] == 0.0
+    assert (found[POLICY_TARGET][0, 1:] > 0).all()
+
+
+def test_a_win_that_the_policy_would_hardly_try_is_found_by_the_noise():
+    found = searched(*after(WIN), forward=Knows(prefers=3), noise=0.25, simulations=64)
+    assert found[POLICY_TARGET][0].argmax() == 0
+
+
+def test_each_game_is_searched_as_if_it_were_alone():
+    together, view = after(WIN, BLOCK, FULL)
+    all_at_once = searched(together, view)
+    for place, moves in enumerate((WIN, BLOCK, FULL)):
+        alone = searched(*after(moves))
+        np.testing.assert_array_equal(alone[POLICY_TARGET][0], all_at_once[POLICY_TARGET][place])
+        assert alone["value"][0] == all_at_once["value"][place]
+
+
+def test_with_more_simulations_more_is_known():
+    """The first player wins by making two threats at once, three plies deep."""
+    moves = (2, 2, 3, 3)  # two stones side by side, open at both ends: 1 or 4 makes three
+    few, many = (searched(*after(moves), simulations=s)["value"][0] for s in (8, 800))
+    assert many > 0.5 > few
+
+
+def test_the_same_seed_finds_the_same():
+    first, second, other = (searched(*after(BLOCK), noise=0.5, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first[POLICY_TARGET], second[POLICY_TARGET])
+    assert (first[POLICY_TARGET] != other[POLICY_TARGET]).any()
+
+
+@pytest.mark.parametrize(
+    ("game", "why"),
+    [
+        ("duel", "its seats move at the same time"),
+        ("spiel:kuhn_poker", "it hides information or draws chance while it is played"),
+    ],
+)
+def test_a_game_that_cannot_be_searched_is_refused(game, why):
+    with pytest.raises(ConfigError, match=f"it cannot be searched: {why}.*Use ppo, dqn or mmd"):
+        BatchSearch(open_game(game, 1), SearchSpec(8, 1.0, 0.0))
