@@ -86,16 +86,18 @@ def negamax(own: int, other: int, depth: int, alpha: int, beta: int, tables: tup
 
 @compiled
 def move_values(stones: Array, depth: int, tables: tuple[Array, Array, Array, Array]) -> Array:
-    """int64 [n, columns]: what each move is worth, exactly; very little where the column is full."""
+    """int64 [n, columns]: what each of the best moves is worth, exactly, and of the others something less; very little
+    where the column is full."""
     values = np.full((len(stones), 7), -WIN * 4)
     for row in range(len(stones)):
-        own, other = stones[row, 0], stones[row, 1]
-        for column in range(7):
+        own, other, best = stones[row, 0], stones[row, 1], -WIN * 2
+        for column in tables[1]:
             stone = ((own | other) + tables[3][column]) & tables[2][column]
             if stone and has_line(own | stone):
                 values[row, column] = WIN + depth
             elif stone:
-                values[row, column] = -negamax(other, own | stone, depth - 1, -WIN * 2, WIN * 2, tables)
+                values[row, column] = -negamax(other, own | stone, depth - 1, -WIN * 2, 1 - best, tables)
+            best = max(best, values[row, column])
     return values
 
 

@@ -69,6 +69,17 @@ class Side:
         return (registry.fetch(newest.id), "newest model") if champion is None else (champion, "champion")
 
 
+def trained(folder: Path, words: list[str], minutes: float) -> Model:
+    """The champion, or the newest model, of one `spar` command of that many minutes on all cores."""
+    side = Side(words[0], folder, words, os.sched_getaffinity(0))
+    try:
+        _wait([side], minutes, 0)
+    finally:
+        side.process.kill()
+        side.process.wait()
+    return side.player()[0]
+
+
 def compare(minutes: float, seed: int) -> dict[str, Any]:
     """Both trained with one seed at the same time; what the league's champion scored."""
     cores = sorted(os.sched_getaffinity(0))

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if data is None:
         with tempfile.TemporaryDirectory() as folder:
             minutes = 0.5 if quick else MINUTES
-            model = trained(Path(folder), ["train", GAME, "--minutes", f"{minutes:g}", "--steps", str(10**9)])
+            model = trained(Path(folder), ["train", GAME, "--minutes", f"{minutes:g}", "--steps", str(10**9)], minutes)
     else:
         found = named(args.model or f"champion:{GAME}", FileRegistry(data / "models"), GAME).player
         assert isinstance(found, Model)

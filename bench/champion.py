@@ -1,0 +1,119 @@
+"""A league's champion of Connect Four against alpha-beta of depth 4, which nobody trained against.
+
+    spar bench champion                        # a league of 60 minutes, then half an hour of games
+    python -m bench.champion --data FOLDER     # the champion of a data folder that is there
+    spar bench champion --quick                # 1 minute and few games: whether it runs, not how well
+
+The champion's network alone plays 500 drawn openings from both sides, and with search_ms=100 another 250, one decision
+after the other on one thread. Alpha-beta (bench/alpha_beta.py, its evaluation is stated there) draws among equal moves.
+`distinct` counts the games that differ. Agreement: of 500 positions of random play in which the moves are not all
+equal, the share in which the network's move is one of the best by alpha-beta of depth 10, exactly. Goals: 55 % of the
+points for the network, 85 % with the search.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench import ledger
+from bench.alpha_beta import AlphaBeta
+from bench.league_champion import trained
+
+from sparring.acting.evaluate import Player, evaluate, named
+from sparring.acting.lookahead import Searching
+from sparring.games.catalogue import open_game
+from sparring.nets.forward import forward_without_torch
+from sparring.nets.model_files import read_weights
+from sparring.nets.policies import masked
+from sparring.registry.file import FileRegistry
+from sparring.wire.chunk import Array
+from sparring.wire.model import Model
+
+GAME, DEPTH, SEARCH_MS, JUDGE_DEPTH, SEED = "connect-four", 4, 100.0, 10, 2_026
+GOALS = {"network alone": 0.55, "search_ms=100": 0.85}
+MINUTES, QUICK_MINUTES, POSITIONS = 60.0, 1.0, 500
+
+
+def score(player: Player, games: int) -> dict[str, float]:
+    """The player's share of points against alpha-beta, its standard error, and how many games differed."""
+    played = evaluate(GAME, player, episodes=games, seed=SEED, against=AlphaBeta(DEPTH, SEED))
+    assert played.beaten is not None
+    assert played.digests is not None
+    pairs = played.beaten[: len(played.beaten) // 2 * 2].reshape(-1, 2).mean(axis=1)  # of one opening
+    error = float(pairs.std() / max(len(pairs), 1) ** 0.5)
+    return {"score": played.score or 0.0, "error": error, "distinct": float(len(set(played.digests.tolist())))}
+
+
+def positions(count: int) -> tuple[Array, Array]:
+    """Boards of random play as who is to move sees them, each of another game, with what is legal."""
+    rng, game = np.random.default_rng(SEED), open_game(GAME, count)
+    view = game.reset(np.zeros(count, np.uint64), np.ones(count, bool))
+    boards, legal, length = view.observation[0]["observation/board"], view.legal[0], rng.integers(1, 30, count)
+    assert legal is not None
+    for tick in range(30):
+        mask = view.legal[tick % 2]
+        assert mask is not None
+        here = ~view.over & (length >= tick)
+        boards = np.where(here[:, None, None, None], view.observation[tick % 2]["observation/board"], boards)
+        legal = np.where(here[:, None], mask, legal)
+        moves = masked(rng.random((count, 7)).astype(np.float32), mask).argmax(axis=1).astype(np.int32)
+        view = game.step([moves, moves])
+    return boards, legal
+
+
+def agreement(model: Model, count: int, depth: int = JUDGE_DEPTH) -> dict[str, float]:
+    """How often the network's move is one of the best by a deep search, where it matters which is made."""
+    boards, legal = positions(2 * count)
+    values = AlphaBeta(depth).values(boards)
+    best = values.max(axis=1, keepdims=True)
+    matters = np.flatnonzero((np.where(legal, values, best) < best).any(axis=1))[:count]
+    out = forward_without_torch(model.card.network, read_weights(model))({"observation/board": boards[matters]})
+    moves = masked(out["logits"], legal[matters]).argmax(axis=1)
+    right = values[matters, moves] == best[matters, 0]
+    chance = ((values[matters] == best[matters]) & legal[matters]).sum(axis=1) / legal[matters].sum(axis=1)
+    return {"agreement": float(right.mean()), "by chance": float(chance.mean()), "positions": float(len(matters))}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The benchmark's JSON."""
+    quick, data = getattr(args, "quick", False), getattr(args, "data", None)
+    if data is None:
+        with tempfile.TemporaryDirectory() as folder:
+            minutes = QUICK_MINUTES if quick else getattr(args, "minutes", None) or MINUTES
+            model = trained(Path(folder), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
+    else:
+        found = named(getattr(args, "model", None) or f"champion:{GAME}", FileRegistry(data / "models"), GAME).player
+        assert isinstance(found, Model)
+        model = found
+    players: dict[str, tuple[Player, int]] = {"network alone": (model, 8 if quick else 1_000)}
+    players["search_ms=100"] = (Searching(model, SEARCH_MS), 4 if quick else 500)
+    cases = []
+    for name, (player, games) in players.items():
+        row = score(player, games)
+        print(json.dumps({"player": name, **row}), file=sys.stderr, flush=True)
+        spread = (row["score"] - 2 * row["error"], row["score"] + 2 * row["error"])
+        about = f"{name} against alpha-beta of depth {DEPTH}, {games} games, {row['distinct']:.0f} distinct"
+        goals = {"an equal": GOALS[name] / 0.5}
+        cases.append(ledger.case(about, row["score"], "score", peers={"an equal": 0.5}, goals=goals, spread=spread))
+    agreed = agreement(model, 20 if quick else POSITIONS)
+    about = f"moves that are best by depth {JUDGE_DEPTH}, of {agreed['positions']:.0f} random positions"
+    cases.append(ledger.case(about, agreed["agreement"], "share", peers={"a random move": agreed["by chance"]}))
+    return ledger.result("champion", cases, model=model.id, steps=dict(model.card.lineage.steps))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a data folder; by default a league is run")
+    parser.add_argument("--model", help="of that folder (its champion)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of the league")
+    said = run(parser.parse_args())
+    print(json.dumps(said))
+    return 0 if said["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
