@@ -20,7 +20,7 @@ from servers.running import installed
 from servers.spark_cluster import Spark
 from serving import Server
 
-LEFTOVER_S = 5.0
+LEFTOVER_S = 30.0  # the machine may be busy
 LOG_CHARACTERS = 4_000  # of a server's log, that a failed test shows
 DRIVERS_LOOPS = ("event_loop", "asyncio_thread")  # of the Cassandra driver, for as long as the process lives
 
