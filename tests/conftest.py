@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from servers import aws_servers, cassandra_cluster, sharing, spark_cluster
 from servers.aws_servers import S3, Kinesis
@@ -20,12 +21,15 @@ from servers.running import installed
 from servers.spark_cluster import Spark
 from serving import Server
 
-LEFTOVER_S = 5.0
+LEFTOVER_S = 30.0  # the machine may be busy
+REQUEST_S = 60.0  # for an answer, where a test says nothing else
 LOG_CHARACTERS = 4_000  # of a server's log, that a failed test shows
 DRIVERS_LOOPS = ("event_loop", "asyncio_thread")  # of the Cassandra driver, for as long as the process lives
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for part in ("connect", "read", "write", "pool"):  # httpx waits 5 s unless it is told otherwise
+        setattr(DEFAULT_TIMEOUT_CONFIG, part, REQUEST_S)
     if not hasattr(config, "workerinput"):
         sharing.begin()
 

@@ -18,7 +18,7 @@ def connect(tmp_path):
     opened = []
 
     def connect_to(url, game="cartpole", player=None, **settings):
-        defaults = {"folder": tmp_path / "client", "retry_most_s": 0.2, "timeout_s": 2.0, "close_timeout_s": 0.2}
+        defaults = {"folder": tmp_path / "client", "retry_most_s": 0.2, "timeout_s": 20.0, "close_timeout_s": 0.2}
         connection = sparring.connect(url, game, player, **(defaults | settings))
         opened.append(connection)
         return connection

@@ -3,6 +3,7 @@
 import base64
 import threading
 import time
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -127,13 +128,12 @@ def test_a_restart_without_a_gateway_acts_with_the_model_on_disk(peer, connect):
         assert episode.act(STATE) == 1
 
 
-def test_after_its_expiry_the_model_held_goes_on_and_that_is_said(peer, connect, caplog):
-    expires_at_s = time.time() + 3.0
-    publish(peer, RIGHT, counter=3, expires_at_ms=int(expires_at_s * 1000))
+def test_after_its_expiry_the_model_held_goes_on_and_that_is_said(peer, connect, caplog, monkeypatch):
+    publish(peer, RIGHT, counter=3)
     first = connect(peer.url, trust=TRUST)
     assert first.wait_for_model() == RIGHT.id
     first.close()
-    time.sleep(max(0.0, expires_at_s - time.time()) + 0.01)
+    monkeypatch.setattr("sparring.client.models.time", SimpleNamespace(time=lambda: time.time() + 7_200))
     second = connect(peer.url, trust=TRUST)
     assert second.wait_for_model() == RIGHT.id
     assert "has expired; the verified model held goes on" in caplog.text

@@ -23,13 +23,16 @@ from sparring.wire.model import Lineage
 
 FOUR, TICTAC = "connect-four", "spiel:tic_tac_toe"
 WIN, BEST = [3, 0, 3, 0, 3, 1], 3
+LONG_MS = 30_000  # a search ends as soon as the best move is certain
+LIMITS = (f"gateway.max_search_ms={LONG_MS}", "gateway.requests_per_s=1000000", "gateway.burst_requests=1000000")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """Has champions of three games, none of which has learned anything."""
     data = tmp_path_factory.mktemp("search") / "data"
-    with serving(data, "--set", f'games=["{TICTAC}"]') as running:
+    words = [word for one in (f'games=["{TICTAC}"]', *LIMITS) for word in ("--set", one)]
+    with serving(data, *words) as running:
         with open_registry(f"file://{data}/models") as registry:
             for game_id in (FOUR, TICTAC, "duel"):
                 spec = spec_of(game_id)
@@ -52,9 +55,9 @@ def played(game_id, moves):
 @pytest.mark.parametrize("act", ["local", "server"])
 def test_the_client_looks_ahead_where_the_board_shows_everything(server, tmp_path, act):
     _, seen = played(FOUR, WIN)
-    options = {"folder": tmp_path, "act": act, "wait_for_model_s": 30.0, "act_timeout_s": 30.0}
+    options = {"folder": tmp_path, "act": act, "wait_for_model_s": 60.0, "act_timeout_s": 60.0}
     with sparring.connect(server.url, FOUR, **options) as connection, connection.episode(0) as episode:
-        action = episode.act(seen, search_ms=200)
+        action = episode.act(seen, search_ms=LONG_MS)
         assert action == BEST
         episode.record(seen, action)
         assert connection.statistics().act_fallbacks == 0
@@ -64,9 +67,9 @@ def test_the_client_looks_ahead_where_the_board_shows_everything(server, tmp_pat
 
 def test_another_game_needs_its_saved_state(server, tmp_path):
     game, seen = played(TICTAC, [0, 3, 1, 4])
-    options = {"folder": tmp_path, "wait_for_model_s": 30.0}
+    options = {"folder": tmp_path, "wait_for_model_s": 60.0}
     with sparring.connect(server.url, TICTAC, **options) as connection, connection.episode(0) as episode:
-        assert episode.act(seen, search_ms=10_000, state=game.save()) == 2  # ends as soon as that is certain
+        assert episode.act(seen, search_ms=LONG_MS, state=game.save()) == 2
         with pytest.raises(Refused, match="does not show the whole state"):
             episode.act(seen, search_ms=10)
     with sparring.connect(server.url, TICTAC, act="server", **options) as connection:
@@ -76,7 +79,7 @@ def test_another_game_needs_its_saved_state(server, tmp_path):
 
 
 def test_a_game_of_simultaneous_turns_is_refused(server, tmp_path):
-    with sparring.connect(server.url, "duel", folder=tmp_path, wait_for_model_s=30.0) as connection:
+    with sparring.connect(server.url, "duel", folder=tmp_path, wait_for_model_s=60.0) as connection:
         episode, seen = connection.episode(0), np.zeros(spec_of("duel").seats[0].observation[0].shape, np.float32)
         with pytest.raises(Refused, match="move at the same time"):
             episode.act(seen, search_ms=10)
@@ -89,26 +92,26 @@ def test_the_play_socket_looks_ahead(server):
 
         def say(message):
             socket.send(encode(message, text=True))
-            return decode_answer(socket.recv(timeout=30))
+            return decode_answer(socket.recv(timeout=60))
 
         say(Hello(1))
         socket.send(encode(Start(episode, record=False), text=True))
-        assert say(Observe(episode, 0, {"board": board}, 6, search_ms=200.0)).action == BEST
-        assert say(Observe(episode, 0, {"board": board}, 8, search_ms=500.0)).field == "search_ms"
+        assert say(Observe(episode, 0, {"board": board}, 6, search_ms=LONG_MS)).action == BEST
+        assert say(Observe(episode, 0, {"board": board}, 8, search_ms=LONG_MS + 1)).field == "search_ms"
 
 
 def test_a_loaded_model_and_an_evaluation_look_ahead(server):
     data, (_, seen) = server.data, played(FOUR, WIN)
     model = sparring.load(f"champion:{FOUR}", data=data)
     board = seen["observation/board"]
-    assert model.predict(board, search_ms=200) == BEST
+    assert model.predict(board, search_ms=LONG_MS) == BEST
     with pytest.raises(ConfigError, match="search_ms"):
         model.predict(board[None], search_ms=200)
     command = [sys.executable, "-m", "sparring", "evaluate", f"champion:{FOUR}", "--against", f"champion:{FOUR}"]
-    words = ["--search-ms", "20", "--episodes", "6", "--data", str(data), "--json"]
+    words = ["--search-ms", "100", "--episodes", "12", "--data", str(data), "--json"]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["search_ms"], said["wins"] > said["losses"]) == (20.0, True), done.stderr
+    assert (said["search_ms"], said["wins"] > said["losses"]) == (100.0, True), done.stderr
 
 
 def test_the_terminal_game_looks_ahead(server):
@@ -119,7 +122,7 @@ def test_the_terminal_game_looks_ahead(server):
         "play",
         FOUR,
         "--search-ms",
-        "100",
+        "1000",
         "--data",
         str(server.data),
         "--json",

@@ -141,7 +141,7 @@ def test_what_was_recorded_while_the_gateway_was_down_arrives_when_it_is_back(tm
     assert not connection.flush(0.5)
     assert connection.statistics().waiting_chunks >= 30
     with serving(tmp_path / "data", port=server.port):
-        assert connection.flush(15)
+        assert connection.flush(60)
         episodes = stored(tmp_path / "data")
     assert len(episodes) == 40
     assert assert_true(episodes) == steps
@@ -201,14 +201,17 @@ def test_through_a_network_that_drops_cuts_and_dribbles_everything_arrives_once(
     try:
         connection = connect(chaos.url, flush_every_s=0.02, timeout_s=0.5, retry_most_s=0.05, poll_every_s=3600.0)
         player, game = MockPlayer(connection, script_of("random", connection.spec)), open_game("cartpole")
-        steps, number, deadline_s = 0, 0, time.monotonic() + 12
-        while sum(chaos.faults.values()) < 40 and time.monotonic() < deadline_s:
+        steps, number, deadline_s = 0, 0, time.monotonic() + 120
+        statistics = connection.statistics()
+        while sum(chaos.faults.values()) < 40 or statistics.failed_tries < 10 or not statistics.had_chunks:
+            assert time.monotonic() < deadline_s, statistics
             steps += play(game, [player], number, 77)
             number += 1
             chaos.cut()  # keep-alive would otherwise live on one lucky connection
             time.sleep(0.02)
+            statistics = connection.statistics()
         chaos.healed()
-        assert connection.flush(15)
+        assert connection.flush(60)
         statistics = connection.statistics()
     finally:
         connection.close()
@@ -216,8 +219,6 @@ def test_through_a_network_that_drops_cuts_and_dribbles_everything_arrives_once(
     episodes = {name: chunks for name, chunks in stored(server.data).items() if name not in before}
     assert len(episodes) == number
     assert assert_true(episodes) == steps
-    assert statistics.failed_tries >= 10
-    assert statistics.had_chunks > 0
     assert statistics.refused_chunks == statistics.dropped_chunks == 0
 
 
@@ -236,7 +237,7 @@ def test_a_chunk_of_another_spec_is_refused_by_the_gateway_and_set_aside_with_th
 
 
 def test_the_gateway_acts_for_a_game_that_asks_it(server, connect):
-    connection = connect(server.url, act="server", act_timeout_s=10.0)
+    connection = connect(server.url, act="server", act_timeout_s=60.0)
     with connection.episode() as episode:
         assert episode.act(STATE) in (0, 1)
         assert episode.act(STATE, legal=[0, 1]) == 1

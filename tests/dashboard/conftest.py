@@ -59,7 +59,7 @@ def _warm(browser):
 def page(browser):
     """A page of its own storage. An error on its console fails the test, unless it emptied `page.problems`."""
     context = browser.new_context(viewport={"width": 1280, "height": 860}, reduced_motion="reduce")
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(90_000)
     opened = context.new_page()
     opened.problems = []
     opened.on("console", lambda said: opened.problems.append(said.text) if said.type == "error" else None)

@@ -135,7 +135,10 @@ def test_no_more_trailers_are_parsed_than_their_limit_allows(running, monkeypatc
 
 
 def test_who_sends_too_much_waits_for_the_refusal(tmp_path):
-    with inside(tmp_path, requests_per_s=0.5, burst_requests=2) as running, httpx.Client(base_url=running.url) as http:
+    with (
+        inside(tmp_path, requests_per_s=0.01, burst_requests=2) as running,
+        httpx.Client(base_url=running.url, timeout=60) as http,
+    ):
         begun_s = time.monotonic()
         seen = [http.get("/healthz").status_code for _ in range(4)]
         assert seen == [200, 200, 429, 429]

@@ -320,7 +320,7 @@ def bound_with_little_room(host, port):
 
 
 def test_a_silent_tls_handshake_ends_and_counts_from_its_first_byte(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 4.0)
     key = make_key(tmp_path, "one")
     with inside(tmp_path, tls_cert="self-signed", connections=20) as running:
         port = int(running.url.rpartition(":")[2])

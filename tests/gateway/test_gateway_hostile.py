@@ -21,7 +21,7 @@ from sparring.wire.messages import Hello, Start
 from sparring.wire.messages import encode as encode_message
 
 JSON = {"Content-Type": "application/json"}
-DEADLINE_S = 1.0
+DEADLINE_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def it_lives(http):
     assert http.get("/readyz").json() == {"status": "ok", "into": "store"}
 
 
-def raw(server, sent, wait_s=5.0):
+def raw(server, sent, wait_s=30.0):
     """What comes back on a bare connection until it is closed or silent."""
     got = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=wait_s) as connection:
@@ -82,18 +82,18 @@ def test_a_slow_body_is_closed_by_the_deadline(server):
     got = raw(server, head(BINARY, "Content-Length: 5000") + b"only this")
     assert got.startswith(b"HTTP/1.1 408")
     assert b"connection: close" in got.lower()
-    assert DEADLINE_S * 0.9 <= time.monotonic() - begun < DEADLINE_S + 15
+    assert DEADLINE_S * 0.9 <= time.monotonic() - begun < DEADLINE_S + 20
 
 
 def test_a_slow_head_is_closed_by_the_deadline(server):
     begun = time.monotonic()
     assert raw(server, b"GET /healthz HTTP/1.1\r\nHo") == b""
-    assert time.monotonic() - begun < DEADLINE_S + 15
+    assert time.monotonic() - begun < DEADLINE_S + 20
     assert raw(server, b"") == b""
 
 
 def test_a_slow_second_head_on_a_kept_connection_is_closed_too(server):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         got = b""
         while b'"store"}' not in got:
@@ -293,7 +293,7 @@ def test_trailers_without_an_end_take_no_memory(server, http, path, trailer):
     before = resident_bytes(server)
     closed = 0
     for _ in range(2):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
             connection.sendall(head("Content-Type: application/json", "Transfer-Encoding: chunked", path=path))
             try:
                 connection.sendall(b"2\r\n{}\r\n0\r\n" + (b"X: " if trailer == b"a" else b""))

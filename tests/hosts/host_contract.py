@@ -21,9 +21,10 @@ from sparring.services.errors import Overloaded
 from sparring.services.solver import CallFailed, CallLost, CallTimeout, Solver
 
 ONE = Resources(cpus=0.1)
+PATIENCE_S = 60.0  # of a busy machine
 
 
-def until(there, seconds=20.0):
+def until(there, seconds=PATIENCE_S):
     end = time.monotonic() + seconds
     while not (found := there()):
         assert time.monotonic() < end, "it did not come"
@@ -31,7 +32,7 @@ def until(there, seconds=20.0):
     return found
 
 
-def happened(host, kind, seconds=20.0):
+def happened(host, kind, seconds=PATIENCE_S):
     """Events up to the first of that kind."""
     seen = []
 
@@ -123,11 +124,11 @@ def test_errors_arrive_typed_and_with_their_story(worker):
 
 
 def test_a_call_that_takes_longer_than_its_caller_waits_is_late_and_may_be_asked_for_again(worker):
-    asked = worker.ask("sleep", 1.0)
+    asked = worker.ask("sleep", 3.0)
     with pytest.raises(CallTimeout, match=r"pair/0 did not answer sleep within 0.1 s"):
         asked.result(0.1)
     assert not asked.done()
-    assert asked.result() == 1.0
+    assert asked.result() == 3.0
 
 
 def test_tasks_are_queued_and_a_full_queue_refuses_or_lets_wait(worker):
@@ -166,11 +167,11 @@ def test_a_shared_value_is_seen_by_all_and_changed_by_none(kept, both):
 
 def test_an_answer_under_way_stands_for_its_value(both):
     first, second = both
-    slow = first.ask("sleep", 0.5)
+    slow = first.ask("sleep", 2.0)
     later = second.ask("add", slow, b=1.0)
     then = second.ask("note", "after")
     assert not later.done()
-    assert later.result() == 1.5
+    assert later.result() == 3.0
     assert then.result() == "after"
     large = first.ask("add", np.ones(200_000), 1.0)
     assert second.ask("add", large, 1.0).result().sum() == 600_000.0
@@ -180,11 +181,11 @@ def test_an_answer_under_way_stands_for_its_value(both):
 
 def test_whoever_waits_for_several_is_given_those_that_are_done(kept, both):
     first, second = both
-    quick, slow = first.ask("sleep", 0.0), second.ask("sleep", 1.5)
-    assert kept.wait([quick, slow], 10.0) == [quick]
+    quick, slow = first.ask("sleep", 0.0), second.ask("sleep", 4.0)
+    assert kept.wait([quick, slow], PATIENCE_S) == [quick]
     assert kept.wait([slow], 0.05) == []
     slow.result()
-    assert set(kept.wait([quick, slow], 10.0)) == {quick, slow}
+    assert set(kept.wait([quick, slow], PATIENCE_S)) == {quick, slow}
     assert kept.wait([], 0.1) == []
 
 
@@ -206,7 +207,7 @@ def test_it_scales_up_and_down(host):
     pids = [one.ask("who").result()["pid"] for one in more]
     (left,) = host.scale("worker", 1)
     assert left.ask("who").result()["pid"] == pids[0] == handles[0].ask("who").result()["pid"]
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids[1:]), 5.0)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids[1:]))
     with pytest.raises(CallLost):
         more[2].ask("who").result()
     with pytest.raises(Missing, match="no service 'other' was started"):
@@ -230,7 +231,7 @@ def test_one_that_hangs_is_renewed_in_its_place(host):
     new = host.renew("worker", 1)
     who = new.ask("who").result()
     assert (who["word"], who["index"]) == ("b", 1)
-    until(lambda: not psutil.pid_exists(pid), 5.0)
+    until(lambda: not psutil.pid_exists(pid))
     assert [one.ask("who").result()["pid"] for one in host.handles("worker")] == [kept, who["pid"]]
     with pytest.raises(CallLost):
         second.ask("who").result()
@@ -241,7 +242,7 @@ def test_who_is_killed_comes_back_and_its_handle_leads_to_it(host):
     pid = worker.ask("who").result()["pid"]
     seen = happened(host, "started")
     lost, kept = worker.ask("sleep", 30.0), worker.ask("nap", 0.0)
-    time.sleep(0.2)
+    time.sleep(1.0)  # until it has begun
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(CallLost, match="worker/0 died under sleep"):
         lost.result()
@@ -261,13 +262,13 @@ def test_a_call_whose_argument_was_lost_is_lost_and_holds_up_none_after_it(host)
     never = first.ask("sleep", 60.0)
     later = [second.ask("add", never, 1.0) for _ in range(3)]
     then = second.ask("note", "after")
-    time.sleep(0.2)
+    time.sleep(1.0)  # until it has begun
     os.kill(pid, signal.SIGKILL)
     for one in later:
         with pytest.raises(CallLost, match="died under"):
             one.result()
     assert then.result() == "after"
-    assert second.ask("worked").result(3.0) == ["after"]
+    assert second.ask("worked").result(30.0) == ["after"]
 
 
 @pytest.mark.slow
@@ -304,8 +305,8 @@ def test_closing_it_ends_all_that_it_started(host, tmp_path):
     pids = [handle.ask("who").result()["pid"] for handle in handles]
     began = time.monotonic()
     host.close()
-    assert time.monotonic() - began < 10.0
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5.0)
+    assert time.monotonic() - began < 20.0
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert note.read_text() == "closed"
     host.close()
 
@@ -336,7 +337,7 @@ def test_others_see_what_it_runs_and_scale_it(host, capsys):
     with Solver(Local(control)) as solver:
         (runs,) = solver.retrieve("host", "list")
         assert (runs["name"], runs["count"], runs["generations"]) == ("worker", 1, [0])
-        assert solver.within(20).retrieve("host", "scale", "worker", 2) == 2
+        assert solver.within(PATIENCE_S).retrieve("host", "scale", "worker", 2) == 2
         with pytest.raises(Refused, match="-1 instances"):
             solver.retrieve("host", "scale", "worker", -1)
     assert [handle.ask("who").result()["index"] for handle in host.handles("worker")] == [0, 1]

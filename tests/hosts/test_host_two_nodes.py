@@ -58,7 +58,7 @@ def test_what_is_only_handed_on_is_not_fetched(cluster):
         passed, read = (away.ask("echo", np.zeros(1 << 18)) for _ in range(2))
         passed.here = False
         until(lambda: passed.done() and read.done(), 30.0)
-        assert host.wait([passed], 10.0) == [passed]
+        assert host.wait([passed], 60.0) == [passed]
         at = get_object_locations([passed.ref, read.ref])
         assert [head in at[one.ref]["node_ids"] for one in (passed, read)] == [False, True]
 

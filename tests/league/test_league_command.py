@@ -36,9 +36,8 @@ def test_a_league_rates_models_and_scripts_and_goes_on_where_it_stopped(spar, mo
     names = [one["member"] for one in said["ratings"]]
     assert set(published) | {"script:random", "script:tactical"} <= set(names)
     assert said["matches"] == 2 * len(names)
-    assert names[0] == "script:tactical"
     elo = {one["member"]: one["elo"] for one in said["ratings"]}
-    assert elo["script:random"] == 0.0
+    assert elo["script:tactical"] > elo["script:random"] == 0.0
     assert all(one["low"] <= one["elo"] <= one["high"] for one in said["ratings"])
     assert "points of row against column" in text
     again = spar("league", "rate", "connect-four", "--rounds", "1", "--games", "8")[1]

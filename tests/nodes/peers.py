@@ -20,7 +20,7 @@ from sparring.nodes.messages import Agreed, Contribution, Hello, Job, Terms, Wei
 from sparring.nodes.sessions import NodeSessions
 
 LAYOUT = Layout((("w", (4, 8)), ("b", (4,))))
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 TERMS = Terms("cartpole", "1", "a" * 64, "b" * 64, LAYOUT.shapes, LAYOUT.byte_length, "f32", "average")
 
 
@@ -47,7 +47,9 @@ class Parent:
 
 @contextmanager
 def parent(tmp_path: Path, merge: str = "average", codec: str = "f32", **settings):
-    config = NodesConfig(merge=merge, codec=codec, **{"exchange_s": 0.01, "handshake_s": 2.0, **settings})
+    config = NodesConfig(
+        merge=merge, codec=codec, **{"exchange_s": 0.01, "handshake_s": 60.0, "round_s": PATIENCE_S, **settings}
+    )
     terms = msgspec.structs.replace(TERMS, codec=Codec(codec, LAYOUT).name, merge=str(read_rule(merge)))
     limits = Limits(config.max_staleness, config.max_norm, config.norm_factor)
     merger = Merger(read_rule(merge), np.zeros(LAYOUT.size, np.float32), limits)
@@ -71,7 +73,7 @@ def parent(tmp_path: Path, merge: str = "average", codec: str = "f32", **setting
 _LINKS: list[Link] = []
 
 
-async def dial(address: Address, max_bytes: int = 1 << 20, within_s: float = 10.0) -> Link:
+async def dial(address: Address, max_bytes: int = 1 << 20, within_s: float = PATIENCE_S) -> Link:
     """A link that is closed at the end of the conversation."""
     _LINKS.append(await link.dial(address, max_bytes, within_s))
     return _LINKS[-1]

@@ -14,14 +14,14 @@ import psutil
 import pytest
 import zstandard
 
-from peers import LAYOUT, TERMS, Peer, dial, parent, run
+from peers import LAYOUT, PATIENCE_S, TERMS, Peer, dial, parent, run
 from sparring.errors import ConfigError, Refused, SparringError, Unreachable
 from sparring.gateway.certificates import _make_certificate
 from sparring.gateway.connections import bound
 from sparring.nodes.link import Address, Door, Server, read_address, server_tls
 from sparring.nodes.messages import Contribution, Hello
 
-HANDSHAKE_S = 1.0
+DEADLINE_S = 3.0  # of the test that waits for one: a good node must not miss it on a busy machine
 
 
 def beside_a_good_node(tmp_path, attack, **settings):
@@ -38,7 +38,7 @@ def beside_a_good_node(tmp_path, attack, **settings):
         await asyncio.gather(working, return_exceptions=True)
         await Peer(here, "another").join()
 
-    with parent(tmp_path, **{"merge": "gradient", "handshake_s": HANDSHAKE_S, **settings}) as here:
+    with parent(tmp_path, **{"merge": "gradient", **settings}) as here:
         run(conversation(here))
         return here
 
@@ -115,9 +115,9 @@ def test_an_older_protocol_is_refused_in_words(tmp_path):
     async def attack(here):
         link = await dial(here.address)
         await link.send(Hello(0, "node", "old"))
-        await link.receive(5.0)
+        await link.receive(PATIENCE_S)
         with pytest.raises(Refused, match="it speaks protocol 0, this side 1: update Sparring"):
-            await link.receive(5.0)
+            await link.receive(PATIENCE_S)
 
     beside_a_good_node(tmp_path, attack)
 
@@ -131,12 +131,12 @@ def test_oversized_frames_bombs_and_noise_end_their_connection_alone(tmp_path):
             await peer.join()
             await peer.link.send(Contribution(peer.version, payload))
             with pytest.raises((Refused, Unreachable)):
-                await peer.link.receive(10.0)
+                await peer.link.receive(PATIENCE_S)
         link = await dial(here.address)
         await link._websocket.send("a text")
-        await link.receive(5.0)
+        await link.receive(PATIENCE_S)
         with pytest.raises(Refused, match="it is text"):
-            await link.receive(5.0)
+            await link.receive(PATIENCE_S)
 
     memory = psutil.Process().memory_info().rss
     here = beside_a_good_node(tmp_path, attack, codec="f32-delta")
@@ -151,13 +151,13 @@ def test_a_dribble_of_single_bytes_is_closed_by_the_deadline(tmp_path):
         _, writer = await asyncio.open_connection("127.0.0.1", here.address.port, ssl=tls)
         began = time.monotonic()
         with pytest.raises((ConnectionError, ssl.SSLError)):
-            await _dribble(writer, b"GET / HTTP/1.1\r\n" * 1_000)
-        assert time.monotonic() - began >= HANDSHAKE_S / 2
+            await _dribble(writer, b"GET / HTTP/1.1\r\nHost: " + b"x" * 8_000)
+        assert time.monotonic() - began >= DEADLINE_S / 2
         writer.close()
         silent = await dial(here.address)  # with a token, and without a word
-        await silent.receive(5.0)
+        await silent.receive(PATIENCE_S)
         with pytest.raises(Unreachable):
-            await silent.receive(30.0)
+            await silent.receive(PATIENCE_S)
         half = Peer(here, "half")  # a whole handshake, then a frame that does not end
         await half.join()
         transport = half.link._websocket.transport
@@ -168,9 +168,9 @@ def test_a_dribble_of_single_bytes_is_closed_by_the_deadline(tmp_path):
             if half.link._websocket.transport.is_closing():
                 break
         with pytest.raises(SparringError):
-            await half.link.receive(30.0)
+            await half.link.receive(PATIENCE_S)
 
-    beside_a_good_node(tmp_path, attack, silent_s=1.0)
+    beside_a_good_node(tmp_path, attack, handshake_s=DEADLINE_S, silent_s=DEADLINE_S)
 
 
 async def _dribble(writer, text):

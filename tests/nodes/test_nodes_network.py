@@ -61,7 +61,7 @@ def far_node(tmp_path, url):
 
 @pytest.mark.slow
 @needs_root
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_node_behind_a_bad_link_comes_back_and_the_others_do_not_wait(tmp_path, network):
     settings = config(tmp_path)
     board, loops, done = Board(settings.data), [], []

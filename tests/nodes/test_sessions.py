@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from peers import LAYOUT, Peer, dial, parent, run
+from peers import LAYOUT, PATIENCE_S, Peer, dial, parent, run
 from sparring.errors import Refused, Unreachable
 
 ONES = np.ones(LAYOUT.size, np.float32)
@@ -48,6 +48,7 @@ def test_a_round_goes_on_without_a_node_that_froze_or_left(tmp_path):
         await one.exchange(1.0)
         await asyncio.gather(frozen.answer(), gone.answer())
         await gone.link.close()
+        here.sessions.config = replace(here.sessions.config, round_s=0.5)
         await one.exchange(1.0)  # at the deadline, without the frozen one
         here.sessions.config = replace(here.sessions.config, round_s=1e6)  # nobody waits for the frozen one now
         await one.exchange(1.0)
@@ -57,7 +58,7 @@ def test_a_round_goes_on_without_a_node_that_froze_or_left(tmp_path):
         await one.exchange(1.0)
         assert (await frozen.answer()).refused == ""  # two rounds late, and back
 
-    with parent(tmp_path, round_s=2.0) as here:
+    with parent(tmp_path) as here:
         run(conversation(here))
 
 
@@ -116,7 +117,7 @@ def test_an_operator_bans_drains_and_allows_while_it_runs(tmp_path):
         await bad.join()
         here.board.order("ban", "bad", "noise")
         with pytest.raises(Refused, match="this node is banned: noise"):
-            await bad.link.receive(30)
+            await bad.link.receive(PATIENCE_S)
         with pytest.raises(Refused, match="this node is banned: noise"):
             await bad.join()
         await tired.join()
@@ -168,7 +169,7 @@ def test_nodes_are_told_that_the_run_is_done(tmp_path):
         assert here_leaves == "the run is done"
         await stopping
         with pytest.raises(Unreachable):
-            await one.link.receive(10)
+            await one.link.receive(PATIENCE_S)
 
     with parent(tmp_path) as here:
         run(conversation(here))

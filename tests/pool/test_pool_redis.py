@@ -1,6 +1,7 @@
 """Redis as it fails: damaged values, a server that is killed, hangs, is full, wants a password, speaks TLS."""
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -85,7 +86,7 @@ def test_a_redis_that_is_killed_is_said_in_one_sentence_and_used_again_when_it_i
 
 def test_a_redis_that_hangs_is_given_up_in_time_and_its_late_answer_is_nobodys(redis_place):
     models = [large_model(number) for number in range(2)]
-    url = redis_place.url().replace("?", "?timeout_s=0.5&")
+    url = redis_place.url().replace("?", "?timeout_s=2&")
     with redis_place.open(url) as pool:
         for model in models:
             pool.put(model)
@@ -155,16 +156,18 @@ def test_what_redis_evicts_by_itself_is_read_again_from_the_registry(tmp_path, r
 
 
 @contextlib.contextmanager
-def tls_in_front_of(port, certificate, key):
-    """A port that speaks TLS and passes everything on to `port`: the servers of the tests speak none."""
+def tls_in_front_of(port, certificate, key, cut_after=math.inf):
+    """A port that speaks TLS and passes everything on to `port`: the servers of the tests speak none. A connection
+    breaks once the server has said more than `cut_after` bytes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     threads = []
 
-    def copy(source, target):
+    def copy(source, target, most):
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while most > 0 and (data := source.recv(1 << 16)):
                 target.sendall(data)
+                most -= len(data)
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -176,7 +179,8 @@ def tls_in_front_of(port, certificate, key):
                 with contextlib.suppress(ssl.SSLError):
                     pair = context.wrap_socket(plain, server_side=True), socket.create_connection(("127.0.0.1", port))
                     sockets.extend(pair)
-                    threads.extend(threading.Thread(target=copy, args=ends) for ends in (pair, pair[::-1]))
+                    ways = (*pair, math.inf), (*pair[::-1], cut_after)
+                    threads.extend(threading.Thread(target=copy, args=one) for one in ways)
                     for thread in threads[-2:]:
                         thread.start()
 
@@ -199,17 +203,37 @@ def tls_in_front_of(port, certificate, key):
 
 
 def test_rediss_verifies_the_servers_certificate(redis_place, tmp_path):
-    certificate, key, model = tmp_path / "cert.pem", tmp_path / "key.pem", small_model()
+    certificate, key, model = tmp_path / "cert.pem", tmp_path / "key.pem", large_model(0)
     _make_certificate(certificate, key, [IPAddress(ip_address("127.0.0.1"))], datetime.now(UTC))
     port = int(redis_place.server.ready.rpartition(":")[2])
     with tls_in_front_of(port, certificate, key) as tls_port:
         with open_pool(f"rediss://127.0.0.1:{tls_port}/0?ca={certificate}") as pool:
             pool.put(model)
+        with open_pool(f"rediss://127.0.0.1:{tls_port}/0?ca={certificate}") as pool:
             assert pool.get(model.id) == model
         with pytest.raises(Unreachable, match=rf"rediss://127.0.0.1:{tls_port}/0 does not answer .*certificate"):
             open_pool(f"rediss://127.0.0.1:{tls_port}/0")
     with open_pool(redis_place.server.ready) as pool:
         assert pool.ids() == [model.id]
+
+
+def test_a_connection_that_breaks_within_a_value_gives_no_model_and_is_made_again(redis_place, tmp_path):
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    _make_certificate(certificate, key, [IPAddress(ip_address("127.0.0.1"))], datetime.now(UTC))
+    small, large = small_model(), large_model(1)
+    with open_pool(redis_place.server.ready) as pool:
+        pool.put(small)
+        pool.put(large)
+    port = int(redis_place.server.ready.rpartition(":")[2])
+    with (
+        tls_in_front_of(port, certificate, key, cut_after=100_000) as tls_port,
+        open_pool(f"rediss://127.0.0.1:{tls_port}/0?ca={certificate}") as pool,
+    ):
+        for _ in range(2):
+            with pytest.raises(Unreachable, match=r"does not answer .*ConnectionError"):
+                pool.get(large.id)
+            assert pool.get(small.id) == small
+            assert large.id in pool.ids()
 
 
 def test_where_nothing_listens_the_url_is_named():

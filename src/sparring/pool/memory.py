@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparring.services.solver import Solver
 
 MAX_BYTES = 1 << 30
-START_S = 60.0  # for the service's first answer
+START_S = 180.0  # for the service's first answer
 _FORM = "memory:// or memory://NAME (at most 32 letters, digits, - and _)"
 
 
