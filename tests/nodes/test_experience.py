@@ -18,7 +18,7 @@ from sparring.nets.numpy_forward import NumpyForward
 from sparring.nodes.child import Node
 from sparring.nodes.learner_weights import LearnerWeights
 from sparring.nodes.leases import LEAST_SHARE, LeaseBook, LeasePlayer, packed, unpacked
-from sparring.nodes.messages import Job, encode
+from sparring.nodes.messages import Job, encode, terms_of
 from sparring.nodes.work import Play
 
 SMALL = ("hidden_units=[16]", "normalise_observations=false")
@@ -168,6 +168,7 @@ def test_what_cannot_be_learned_from_leases_is_refused(tmp_path):
 def test_a_node_plays_no_lease_that_is_too_long():
     made = plan(wish(Config().nodes), Config())
     record = msgspec.msgpack.decode(encode(made.record()))  # as it arrives
-    job = Job("run", "cartpole", None, record, 0, 1.0, 4, 0.0, 1 << 30)
+    network = made.algorithm.begin(made.spec, made.settings, 0).network
+    job = Job("run", "cartpole", terms_of(made.spec, network, "f32", "average"), record, 0, 1.0, 4, 0.0, 1 << 30)
     with pytest.raises(Refused, match="plays no leases of"):
         Play(job, Config())

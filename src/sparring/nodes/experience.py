@@ -48,8 +48,7 @@ class ExperienceSessions(NodeSessions):
                 await asyncio.sleep(0.01)
             leave = self.reason_to_leave(state)
             version, weights = self.merger.version, self.merger.weights
-            payload = self.codec.encode(weights, session.base)
-            session.base, state.version = self.codec.decode(payload, session.base), version
+            payload, state.version = session.give(version, weights, self.codec), version
             lease = self.book.issue(state.node, version, session.base)
             answer = Weights(version, payload, refused=reason, leave=leave)
             await session.link.send(Lease(lease.number, lease.seed, lease.model, answer), self.config.silent_s)
