@@ -27,7 +27,16 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "learn": {
         *("games", "nets", "acting", "league", "pool", "replay", "store", "registry", "services", "hosts", "processes")
     },
-    "nodes": {"games", "nets", "acting", "learn", "gateway", "registry", "store.protocol"},  # the gateway's sockets
+    "nodes": {
+        "games",
+        "nets",
+        "acting",
+        "learn",
+        "replay",
+        "gateway",
+        "registry",
+        "store.protocol",
+    },  # the gateway's sockets
     "services": set(),
     "hosts": {"services", "processes"},
     "processes": set(),

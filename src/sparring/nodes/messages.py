@@ -101,10 +101,11 @@ class Lease(msgspec.Struct, frozen=True, tag="lease", forbid_unknown_fields=True
     seed: Count
     model: Text  # hash of the weights, as the node decodes them
     weights: Weights
+    epsilon: float = 0.0  # how often it explores, where the algorithm has such a chance
 
 
 class Experience(msgspec.Struct, frozen=True, tag="experience", forbid_unknown_fields=True):
-    """What was played with a lease: the columns of a rollout, compressed."""
+    """What was played with a lease: the columns of a rollout or of a block of steps, compressed."""
 
     lease: Count
     model: Text

@@ -24,7 +24,7 @@ from sparring.learn.plan import NodesPlan, Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology, Update
 from sparring.nodes.board import Board
 from sparring.nodes.codecs import Codec
-from sparring.nodes.experience import ExperienceLoop, ExperienceSessions
+from sparring.nodes.experience import ExperienceLoop, ExperienceSessions, ReplayExperienceLoop
 from sparring.nodes.learner_weights import LearnerWeights
 from sparring.nodes.leases import LeasePlayer
 from sparring.nodes.link import Address, Door, Tokens, admission, read_address, read_place, server_tls, shown_host
@@ -50,12 +50,7 @@ def build(plan: Plan, store: Store | None) -> Topology:
         do = "Return a NetworkSpec, which is data, or learn on one machine"
         raise ConfigError(wrong, where=f"network {plan.settings.network!r}", do=do)
     opened = _Opened(plan, learner, addresses, plan.nodes)
-    if plan.nodes.config.contribute == "weights":
-        return _Nodes(plan, learner, opened)
-    if plan.algorithm.feeds != "trajectories":
-        wrong, do = f"{plan.algo} does not learn from leased rollouts", "Use ppo or a3c, or --contribute weights"
-        raise ConfigError(wrong, where="--contribute experience", do=do)
-    return opened.experience_loop()
+    return _Nodes(plan, learner, opened) if plan.nodes.config.contribute == "weights" else opened.experience_loop()
 
 
 class _Opened:
@@ -88,7 +83,8 @@ class _Opened:
         assert isinstance(self.sessions, ExperienceSessions)
         player = LeasePlayer(self.plan, self.learner.network, self._about.config.lease_ticks)
         self.sessions.prepare(player.raw_bytes)
-        return ExperienceLoop(self.plan, self.learner, self.sessions, player, (self.start, self.close))
+        loop = ExperienceLoop if self.plan.algorithm.feeds == "trajectories" else ReplayExperienceLoop
+        return loop(self.plan, self.learner, self.sessions, player, (self.start, self.close))
 
     def _job(self, number: int) -> Job:
         seed = int(np.random.SeedSequence([self.plan.seed, 0x40DE, number]).generate_state(1)[0])

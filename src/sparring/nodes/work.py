@@ -100,7 +100,7 @@ class Play:
         """As `Work`."""
         check_job(job, config)
         plan = plan_of(job, 1)
-        if plan.algorithm.feeds != "trajectories" or job.lease_ticks > MAX_LEASE_TICKS:
+        if plan.algorithm.feeds not in ("trajectories", "transitions") or job.lease_ticks > MAX_LEASE_TICKS:
             wrong = f"it plays no leases of {job.lease_ticks} ticks for {plan.algo}"
             raise Refused(wrong, where="this node", do="Change the run")
         with told_as_refusal():
@@ -131,7 +131,7 @@ class Play:
         if model_hash(self._base) != lease.model:
             raise Refused("the weights of a lease have another hash", where="the parent", do="Connect again")
         began = time.monotonic()
-        raw = self._player.play(self.layout, self._base, lease.seed, self.version)
+        raw = self._player.play(self.layout, self._base, lease.seed, self.version, lease.epsilon)
         steps = self.job.plan["envs"] * self.job.lease_ticks
         return Experience(lease.lease, lease.model, packed(raw), steps / max(1e-3, time.monotonic() - began))
 
