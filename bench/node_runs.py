@@ -36,9 +36,9 @@ class NodeRun:
         """Return, deviation, steps, merges, bytes and seconds of the run."""
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             folder = Path(name)
-            lines = [stack.enter_context(_listening(folder, number, self.workers)) for number in range(self.nodes)]
+            lines = [stack.enter_context(listening(folder, number, self.workers)) for number in range(self.nodes)]
             if self.hostile:
-                lines.append(stack.enter_context(_listening(folder, self.nodes, 1, self.hostile)))
+                lines.append(stack.enter_context(listening(folder, self.nodes, 1, self.hostile)))
             return self._trained(folder, lines, seed)
 
     def _trained(self, folder: Path, lines: Sequence[str], seed: int) -> dict[str, Any]:
@@ -70,10 +70,11 @@ def _spar(folder: Path, *words: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _listening(folder: Path, number: int, workers: int, attack: str = "") -> Iterator[str]:
-    """A node process, as the line to paste."""
+def listening(folder: Path, number: int, workers: int, attack: str = "", relay: str = "") -> Iterator[str]:
+    """A node process, as the line to paste; or a relay to the parent of that line."""
     program = (sys.executable, "-m", "bench.hostile_node", attack) if attack else (*SPAR, "node")
     about = ("--listen", "127.0.0.1:0", "--workers", str(workers), "--data", str(folder / f"node{number}"))
+    about += ("--relay", relay) if relay else ()
     log = folder / f"node{number}.log"
     root = Path(__file__).parents[1]
     with log.open("w") as file:

@@ -6,8 +6,8 @@ Learning: LunarLander-v3 with two node processes of two workers each, at most 4 
 mean of 500 greedy episodes; beside it the setting of "A4C" (A3C, elastic(0.9, 0)), which reported 257.2 ± 39.9, and A3C
 on one machine, which it reported as 255.9 ± 36.9. Hostile: five nodes learn CartPole by A3C, one of them sends what it
 learned with the other sign, merged by median and by average. Swarm: nodes without torch that contribute as fast as the
-parent answers; merges and bytes for each second of the parent's CPU, and what 1,000 nodes would need of it. Quick: one
-seed, CartPole in place of LunarLander, 8 nodes in the swarm.
+parent answers; merges and bytes for each second of the parent's CPU, and what 1,000 nodes would need of it; and bytes
+at the parent with and without a relay. Quick: one seed, CartPole in place of LunarLander, 8 nodes in the swarm.
 """
 
 import argparse
@@ -16,13 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from bench import ledger
-from bench.node_runs import SPAR, NodeRun
+from bench.node_runs import SPAR, NodeRun, listening
 
 from sparring.config import Config, NodesConfig
 from sparring.gateway.connections import bound
@@ -30,7 +32,7 @@ from sparring.learn.plan import TrainRequest, plan
 from sparring.nodes.board import Board
 from sparring.nodes.link import Address, Door, Tokens, server_tls
 from sparring.nodes.merge_rules import Merger, read_rule
-from sparring.nodes.messages import Job, terms_of
+from sparring.nodes.messages import Job, Terms, terms_of
 from sparring.nodes.sessions import NodeSessions
 
 REPORTED, REPORTED_ALONE, MOST_SD, MOST_MERGES = 257.2, 255.9, 40.0, 2_000
@@ -52,6 +54,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         _alone(ours, seeds, {} if args.quick else {"A4C reported, one machine": REPORTED_ALONE}),
         *_hostile(seeds, args.quick),
         _swarm(8 if args.quick else 50),
+        _relayed(8 if args.quick else 50),
     ]
     return ledger.result("nodes", cases, seeds=list(seeds))
 
@@ -104,39 +107,60 @@ def _hostile(seeds: tuple[int, ...], quick: bool) -> list[dict[str, Any]]:
     return cases
 
 
-def _swarm(count: int) -> dict[str, Any]:
-    """Merges for each second of the parent's CPU, with nodes that contribute as fast as it answers."""
+@contextmanager
+def _swarming(count: int, merge: str, *, relayed: bool = False) -> Iterator[tuple[NodeSessions, Terms]]:
+    """A parent, and nodes that contribute as fast as it answers, once all of them did; behind a relay or not."""
     made = plan(TrainRequest("cartpole", "a3c"), Config())
     network = made.algorithm.begin(made.spec, made.settings, 0).network
-    terms = terms_of(made.spec, network, "int8-delta", "gradient")
-    config = NodesConfig(merge="gradient", codec="int8-delta", max_staleness=1_000)
-    size = terms.byte_length // 4
-    merger = Merger(read_rule("gradient"), np.zeros(size, np.float32))
-    with tempfile.TemporaryDirectory() as name, bound("127.0.0.1", 0) as listening:
+    terms = terms_of(made.spec, network, "int8-delta", merge)
+    config = NodesConfig(merge=merge, codec="int8-delta", max_staleness=1_000)
+    merger = Merger(read_rule(merge), np.zeros(terms.byte_length // 4, np.float32))
+    with tempfile.TemporaryDirectory() as name, bound("127.0.0.1", 0) as listen, ExitStack() as stack:
         folder = Path(name)
         tokens, (tls, mark) = Tokens(folder / "nodes"), server_tls(folder / "nodes", "127.0.0.1", "", "")
-        url = str(Address("127.0.0.1", listening.getsockname()[1], tokens.read(), True, mark))
+        url = str(Address("127.0.0.1", listen.getsockname()[1], tokens.read(), True, mark))
         job = Job("swarm", "cartpole", terms, {"algo": "a3c"}, 0, 0.01, 1_000)
         sessions = NodeSessions(lambda number: job, merger, config, Board(folder))
-        sessions.start([], Door(listening, tls, tokens.holder))
-        command = [sys.executable, "-m", "bench.node_swarm", url]
-        root = Path(__file__).parents[1]
-        swarm = [subprocess.Popen([*command, f"node{number}"], cwd=root) for number in range(count)]
-        try:
-            return _measured_swarm(sessions, merger, count, terms.byte_length)
-        finally:
-            sessions.stop()
-            for process in swarm:
-                process.terminate()
-                process.wait()
+        sessions.start([], Door(listen, tls, tokens.holder))
+        stack.callback(sessions.stop)
+        if relayed:
+            url = stack.enter_context(listening(folder, 0, 1, relay=url))
+        command, root = [sys.executable, "-m", "bench.node_swarm", url], Path(__file__).parents[1]
+        for number in range(count):
+            process = subprocess.Popen([*command, f"swarm{number}"], cwd=root)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        until = time.monotonic() + 300
+        while sum(one.merges > 0 for one in tuple(sessions.states.values())) < count:
+            if time.monotonic() > until:
+                raise SystemExit(f"{count} nodes did not join")
+            time.sleep(0.1)
+        yield sessions, terms
 
 
-def _measured_swarm(sessions: NodeSessions, merger: Merger, count: int, whole_bytes: int) -> dict[str, Any]:
-    until = time.monotonic() + 300
-    while sum(one.merges > 0 for one in sessions.states.values()) < count:
-        if time.monotonic() > until:
-            raise SystemExit(f"{count} nodes did not join")
-        time.sleep(0.1)
+def _relayed(count: int) -> dict[str, Any]:
+    """Bytes at the parent for each contribution, merged in rounds, with and without a relay in front of all nodes."""
+    found = {}
+    for relayed in (False, True):
+        with _swarming(count, "average", relayed=relayed) as (sessions, _):
+            before = (sessions.merger.merged, _moved(sessions))
+            time.sleep(SWARM_S)
+            merged, moved = (
+                after - b for after, b in zip((sessions.merger.merged, _moved(sessions)), before, strict=True)
+            )
+            found[relayed] = moved / merged
+    name = f"{count} nodes behind a relay: bytes at the parent for each contribution"
+    return ledger.case(name, found[True], "bytes", less_is_better=True, without_a_relay=found[False])
+
+
+def _swarm(count: int) -> dict[str, Any]:
+    """Merges for each second of the parent's CPU, with nodes that contribute as fast as it answers."""
+    with _swarming(count, "gradient") as (sessions, terms):
+        return _measured_swarm(sessions, count, terms.byte_length)
+
+
+def _measured_swarm(sessions: NodeSessions, count: int, whole_bytes: int) -> dict[str, Any]:
+    merger = sessions.merger
     started = (time.monotonic(), time.process_time(), merger.merged, _moved(sessions))
     time.sleep(SWARM_S)
     seconds, cpu_s, merged, moved = (
@@ -156,4 +180,5 @@ def _measured_swarm(sessions: NodeSessions, merger: Merger, count: int, whole_by
 
 
 def _moved(sessions: NodeSessions) -> int:
+    sessions.described()  # counts what went beside nodes' own messages
     return sum(one.received_bytes + one.sent_bytes for one in sessions.states.values())

@@ -14,7 +14,7 @@ from sparring.gateway.credentials import ApiKeys
 from sparring.registry.file import Folder
 
 pytestmark = pytest.mark.chromium
-PATHS = ("/", "/models", "/learning", "/league", "/play/connect-four", "/play/duel", "/play/cartpole")
+PATHS = ("/", "/models", "/learning", "/league", "/nodes", "/play/connect-four", "/play/duel", "/play/cartpole")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,8 @@ def test_with_nothing_there_the_pages_say_what_to_do(tmp_path, page):
         page.get_by_text("no champion yet: pushed at random").wait_for()
         page.goto(f"{empty.url}/league")
         page.get_by_text("No match yet").wait_for()
+        page.goto(f"{empty.url}/nodes")
+        page.get_by_text("No run with nodes").wait_for()
         page.goto(f"{empty.url}/play/chess")
         page.get_by_text("There is no such page").wait_for()
     assert len(page.problems) == 1  # the 404 that was asked for

@@ -93,7 +93,17 @@ def test_a_long_run_is_thinned_and_keeps_its_ends(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/models", "/learning", "/league", "/league/duel/any", "/play/duel", "/web/client.js", "/web/style.css"],
+    [
+        "/",
+        "/models",
+        "/learning",
+        "/league",
+        "/nodes",
+        "/league/duel/any",
+        "/play/duel",
+        "/web/client.js",
+        "/web/style.css",
+    ],
 )
 def test_pages_need_no_other_host_and_are_sent_once(server, path):
     answer = httpx.get(server.url + path)

@@ -18,10 +18,12 @@ from sparring.nodes.link import Address, Door, Link, Tokens, server_tls
 from sparring.nodes.merge_rules import Limits, Merger, read_rule
 from sparring.nodes.messages import Agreed, Contribution, Hello, Job, Terms, Weights
 from sparring.nodes.sessions import NodeSessions
+from sparring.wire.network import Head, Input, NetworkSpec
 
 LAYOUT = Layout((("w", (4, 8)), ("b", (4,))))
 PATIENCE_S = 120.0
-TERMS = Terms("cartpole", "1", "a" * 64, "b" * 64, LAYOUT.shapes, LAYOUT.byte_length, "f32", "average")
+NETWORK = NetworkSpec((Input("x", (7,)),), (Head("logits", 4),))
+TERMS = Terms("cartpole", "1", "a" * 64, NETWORK, LAYOUT.shapes, LAYOUT.byte_length, "f32", "average")
 
 
 @dataclass
@@ -46,13 +48,13 @@ class Parent:
 
 
 @contextmanager
-def parent(tmp_path: Path, merge: str = "average", codec: str = "f32", **settings):
-    config = NodesConfig(
-        merge=merge, codec=codec, **{"exchange_s": 0.01, "handshake_s": 60.0, "round_s": PATIENCE_S, **settings}
-    )
-    terms = msgspec.structs.replace(TERMS, codec=Codec(codec, LAYOUT).name, merge=str(read_rule(merge)))
+def parent(tmp_path: Path, merge: str = "average", codec: str = "f32", layout: Layout = LAYOUT, **settings):
+    patient = {"exchange_s": 0.01, "handshake_s": 60.0, "round_s": PATIENCE_S, **settings}
+    config = NodesConfig(merge=merge, codec=codec, **patient)
+    terms = msgspec.structs.replace(TERMS, codec=Codec(codec, layout).name, merge=str(read_rule(merge)))
+    terms = msgspec.structs.replace(terms, layout=layout.shapes, byte_length=layout.byte_length)
     limits = Limits(config.max_staleness, config.max_norm, config.norm_factor)
-    merger = Merger(read_rule(merge), np.zeros(LAYOUT.size, np.float32), limits)
+    merger = Merger(read_rule(merge), np.zeros(layout.size, np.float32), limits)
     folder, board = tmp_path / "nodes", Board(tmp_path)
     plan = {"algo": "a3c"}
 
@@ -84,7 +86,8 @@ class Peer:
 
     def __init__(self, here: Parent, name: str) -> None:
         self.here, self.name, self.version = here, name, -1
-        self.codec, self.base = Codec(here.terms.codec, LAYOUT), np.zeros(LAYOUT.size, np.float32)
+        layout = Layout(here.terms.layout)
+        self.codec, self.base = Codec(here.terms.codec, layout), np.zeros(layout.size, np.float32)
         self.link: Link
 
     async def join(self, terms: Terms | None = None, secret: str = "mine", run: str = "") -> Weights:

@@ -11,14 +11,15 @@ import pytest
 
 from sparring.acting.evaluate import evaluate
 from sparring.config import Config, load
-from sparring.errors import ConfigError, Refused, SparringError, WireError
+from sparring.errors import Refused, SparringError, WireError
 from sparring.learn.plan import NodesPlan, TrainRequest, plan
+from sparring.learn.replay.local import LocalReplay
 from sparring.learn.topologies import build
 from sparring.nets.numpy_forward import NumpyForward
 from sparring.nodes.child import Node
 from sparring.nodes.learner_weights import LearnerWeights
 from sparring.nodes.leases import LEAST_SHARE, LeaseBook, LeasePlayer, packed, unpacked
-from sparring.nodes.messages import Job, encode
+from sparring.nodes.messages import Job, encode, terms_of
 from sparring.nodes.work import Play
 
 SMALL = ("hidden_units=[16]", "normalise_observations=false")
@@ -159,16 +160,77 @@ def test_a_run_learns_from_experience_and_a_cheat_is_banned(tmp_path):
     assert said["good"] == "the run is done"
 
 
-def test_what_cannot_be_learned_from_leases_is_refused(tmp_path):
-    nodes = replace(Config().nodes, contribute="experience")
-    request = wish(nodes, algo="dqn")
-    with pytest.raises(ConfigError, match="does not learn from leased rollouts"):
-        build(plan(replace(request, settings=(), nodes=replace(request.nodes, data=str(tmp_path))), Config()), None)
+@pytest.fixture(scope="module")
+def block_player():
+    """A player of short leases of DQN, its weights, and an empty table for what it plays."""
+    made = plan(TrainRequest("cartpole", "dqn", envs=4, settings=("hidden_units=[16]",)), Config())
+    learner = made.algorithm.begin(made.spec, made.settings, 0)
+    weights, player = LearnerWeights(learner), LeasePlayer(made, learner.network, 40)
+    yield player, weights.layout, weights.read(), lambda: LocalReplay(made, learner.network, 4, None, actors=1)
+    player.close()
+
+
+def test_seed_epsilon_and_weights_determine_every_step_of_a_block(block_player):
+    plays, layout, weights, _ = block_player
+    first = plays.play(layout, weights, 5, 3, 0.5)
+    assert len(first) == plays.raw_bytes
+    assert plays.play(layout, weights, 5, 3, 0.4) != first
+    assert plays.play(layout, weights, 6, 3, 0.5) != first
+    assert plays.play(layout, weights, 5, 3, 0.5) == first
+    block = plays.read(first)
+    assert (block.env_steps, block.version) == (160, 3)
+    assert 150 < len(block.steps) <= 160
+    assert len(block.episodes.returns) == block.games > 0
+
+
+def test_no_block_of_a_cheat_breaks_the_table(block_player):
+    plays, layout, weights, table = block_player
+    raw = np.frombuffer(plays.play(layout, weights, 5, 3, 0.5), np.uint8)
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(300):
+        mutated, replay = raw.copy(), table()
+        mutated[rng.integers(len(raw), size=20)] = rng.integers(256, size=20)
+        try:
+            block = plays.read(mutated.tobytes())
+        except WireError:
+            refused += 1
+            continue
+        replay.insert_steps(block.steps)
+        replay.break_off(0)
+    assert 0 < refused < 300
+
+
+def test_a_run_of_dqn_learns_from_replay_of_what_nodes_played(tmp_path):
+    nodes = replace(Config().nodes, contribute="experience", lease_ticks=64)
+    request = replace(wish(nodes, algo="dqn"), settings=("hidden_units=[16]",))
+    made = plan(replace(request, nodes=replace(request.nodes, data=str(tmp_path))), Config())
+    topology = build(made, None)
+    node = Node(load(None, (f"data={tmp_path / 'node'}",)), "good", 1)
+    thread = threading.Thread(target=node.join, args=(topology.sessions.address,))
+    try:
+        until = time.monotonic() + 240
+        topology.iterate()
+        thread.start()
+        while topology.learner.updates < 50 or topology.sessions.states["good"].merges < 8:
+            assert time.monotonic() < until
+            topology.iterate()
+        state = topology.sessions.states["good"]
+        assert not state.refused
+        assert topology.env_steps == 4 * 64 * state.merges
+        assert topology.flow()["reruns"] > 0
+        assert topology.sources().steps["node"] > 1_000
+        saved = topology.save()
+        topology.load(saved)
+        assert topology.sessions.epsilon < 1.0
+    finally:
+        topology.close()
+        thread.join(60)
 
 
 def test_a_node_plays_no_lease_that_is_too_long():
     made = plan(wish(Config().nodes), Config())
     record = msgspec.msgpack.decode(encode(made.record()))  # as it arrives
-    job = Job("run", "cartpole", None, record, 0, 1.0, 4, 0.0, 1 << 30)
+    network = made.algorithm.begin(made.spec, made.settings, 0).network
+    job = Job("run", "cartpole", terms_of(made.spec, network, "f32", "average"), record, 0, 1.0, 4, 0.0, 1 << 30)
     with pytest.raises(Refused, match="plays no leases of"):
         Play(job, Config())

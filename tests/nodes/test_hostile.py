@@ -20,6 +20,7 @@ from sparring.gateway.certificates import _make_certificate
 from sparring.gateway.connections import bound
 from sparring.nodes.link import Address, Door, Server, read_address, server_tls
 from sparring.nodes.messages import Contribution, Hello
+from sparring.wire.network import NetworkSpec
 
 DEADLINE_S = 3.0  # of the test that waits for one: a good node must not miss it on a busy machine
 
@@ -100,7 +101,7 @@ def test_an_expired_certificate_is_refused(tmp_path):
         ({"layout": (("w", (4, 9)),)}, "the layout of the weights differs"),
         ({"byte_length": 1}, "length in bytes differs"),
         ({"codec": "int8"}, "the codec differs"),
-        ({"network_hash": "c" * 64}, "the network differs"),
+        ({"network": NetworkSpec((), ())}, "the network differs"),
     ],
 )
 def test_a_node_with_other_terms_is_refused_by_the_parent(tmp_path, change, wrong):

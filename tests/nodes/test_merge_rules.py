@@ -29,6 +29,15 @@ def test_elastic_moves_the_parent_by_alpha_and_says_how_far_the_node_moves_back(
     assert read_rule("elastic(0.9, 0)").pull == 0  # the node keeps its own
 
 
+def test_gradient_gives_one_node_that_nobody_overtakes_its_own_weights():
+    parent, mine, rng = merger("gradient"), vector(0, 0), np.random.default_rng(0)
+    for _ in range(20):
+        base, version = parent.weights, parent.version
+        mine = (base + rng.integers(-8, 8, 2) / 4).astype(np.float32)  # what its optimiser made of it
+        assert parent.offer(Contribution("a", version, base, mine), nodes=1) == ""
+        assert parent.weights.tolist() == mine.tolist()
+
+
 def test_gradient_adds_what_was_learned_and_counts_less_what_is_stale():
     parent = merger("gradient")
     parent.offer(given("a", (2, 4)), nodes=2)

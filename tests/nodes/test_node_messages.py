@@ -10,7 +10,7 @@ from sparring.learn.plan import NodesPlan, TrainRequest, plan
 from sparring.nodes import messages
 from sparring.nodes.messages import Hello, decode, disagreement, encode, hello_disagreement, terms_of
 from sparring.nodes.work import check_job, plan_of
-from sparring.wire.network import Dense, Head, Input, NetworkSpec
+from sparring.wire.network import Conv, Dense, Head, Input, ModuleGraph, NetworkSpec
 
 NETWORK = NetworkSpec((Input("pole", (4,)),), (Head("logits", 2), Head("value", 1)), (Dense(8),))
 TERMS = terms_of(spec_of("cartpole"), NETWORK, "f32", "average")
@@ -35,7 +35,7 @@ def test_equal_terms_agree_and_travel_whole():
         ({"game": "duel"}, "the game differs: the parent has cartpole, the node duel"),
         ({"game_version": "9"}, "the game's version differs"),
         ({"spec_hash": "0" * 64}, "the game's spec differs: the parent has"),
-        ({"network_hash": "0" * 64}, "the network differs"),
+        ({"network": NetworkSpec(NETWORK.inputs, NETWORK.heads)}, "the network differs"),
         ({"layout": (("trunk/0/weight", (8, 5)),)}, "the layout of the weights differs"),
         ({"byte_length": 8}, "the weights' length in bytes differs: the parent has 268, the node 8"),
         ({"codec": "f16"}, "the codec differs: the parent has f32, the node f16"),
@@ -79,6 +79,10 @@ def settings(**changes):
     return {**record, "settings": {**record["settings"], **changes}}
 
 
+def with_network(**changes):
+    return msgspec.structs.replace(TERMS, network=msgspec.structs.replace(NETWORK, **changes))
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -94,6 +98,10 @@ def settings(**changes):
         ({"plan": {**settings(), "source": "store"}}, "simulation alone"),
         ({"plan": {}}, "does not learn"),
         ({"exchange_s": float("nan")}, "exchange every"),
+        ({"terms": with_network(trunk=(Dense(1 << 24),))}, "bytes, above this node's nodes.max_message_bytes"),
+        ({"terms": with_network(trunk=(Dense(-1),))}, "cannot build the network"),
+        ({"terms": with_network(trunk=(Conv(8, 3),))}, "cannot build the network"),
+        ({"terms": with_network(module=ModuleGraph((), b""))}, "take no code"),
     ],
 )
 def test_a_node_refuses_jobs_that_name_code_or_ask_for_too_much(change, sentence):

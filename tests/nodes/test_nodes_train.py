@@ -2,17 +2,12 @@
 
 import json
 import os
-import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
-import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from node_processes import PATIENCE_S, QUICK, fingerprint_of, free_port, line, node, parent_process, wait
 
 from sparring.config import load
 from sparring.errors import ConfigError
@@ -21,8 +16,6 @@ from sparring.learn.runs.train import TrainOptions, train
 from sparring.nodes.board import Board
 
 pytestmark = pytest.mark.timeout(1800)
-PATIENCE_S = 600.0  # of a busy machine
-QUICK = ("nodes.exchange_s=0.2", "nodes.round_s=1.0", "nodes.handshake_s=60", "registry.gate_episodes=10")
 
 
 def config(tmp_path, *more):
@@ -32,45 +25,6 @@ def config(tmp_path, *more):
 def wish(settings, dial=(), accept="", steps=40_000, game="cartpole", algo="a3c"):
     nodes = NodesPlan(settings.nodes, settings.data, tuple(dial), accept)
     return TrainRequest(game, algo, steps=steps, nodes=nodes)
-
-
-def wait(until):
-    end = time.monotonic() + PATIENCE_S
-    while not (found := until()):
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.05)
-    return found
-
-
-@contextmanager
-def node(tmp_path, name, *words):
-    """`spar node` in a process of its own, its log, and the line that it prints where it listens."""
-    log = tmp_path / f"{name}.log"
-    command = [sys.executable, "-m", "sparring", "node", *words, "--workers", "1", "--data", str(tmp_path / name)]
-    with log.open("w") as file:
-        process = subprocess.Popen([*command, "--name", name], stdout=file, stderr=file, start_new_session=True)
-    try:
-        if "--listen" in words:
-            wait(lambda: "wss://" in log.read_text() or process.poll() is not None)
-        yield process, log
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def line(log):
-    return re.search(r"wss://[^']*", log.read_text())[0]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 @pytest.mark.slow
@@ -84,7 +38,7 @@ def test_a_node_that_listens_and_one_that_joins_learn_a_game_together(tmp_path):
         )
         learning.start()
         token = wait(lambda: (tmp_path / "data/nodes/token").exists() and (tmp_path / "data/nodes/token").read_text())
-        mark = wait(lambda: _fingerprint(tmp_path / "data/nodes/tls-cert.pem"))
+        mark = wait(lambda: fingerprint_of(tmp_path / "data/nodes/tls-cert.pem"))
         with node(tmp_path, "joins", "--join", f"wss://{token}@{place}#sha256:{mark}") as (process, _):
 
             def both():
@@ -109,12 +63,6 @@ def test_a_node_that_listens_and_one_that_joins_learn_a_game_together(tmp_path):
     assert rows[-1]["merges"] >= 2
     assert rows[-1]["contributions_refused"] < rows[-1]["merges"]  # a node on a busy machine may be too late
     assert token not in (run / "run.json").read_text()
-
-
-def _fingerprint(path):
-    from sparring.gateway.certificates import fingerprint
-
-    return path.exists() and fingerprint(path).replace(":", "").lower()
 
 
 @pytest.mark.slow
@@ -156,21 +104,6 @@ def test_a_run_goes_on_when_a_node_is_killed_and_another_frozen(tmp_path):
     assert done[0].state == "stopped"
 
 
-@contextmanager
-def parent_process(tmp_path, place, *words):
-    """`spar train --accept-nodes` in a process of its own."""
-    command = [sys.executable, "-m", "sparring", "train", "cartpole", "--algo", "a3c", "--steps", str(1 << 40)]
-    sets = [word for one in (*QUICK, "train.checkpoint_every_s=1") for word in ("--set", one)]
-    with (tmp_path / "parent.log").open("a") as file:
-        whole = [*command, "--accept-nodes", place, *sets, *words, "--data", str(tmp_path / "data")]
-        process = subprocess.Popen(whole, stdout=file, stderr=file)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.slow
 def test_a_node_plays_on_when_its_parent_is_killed_and_comes_back_to_the_resumed_run(tmp_path):
     place, data = f"127.0.0.1:{free_port()}", tmp_path / "data"
@@ -180,7 +113,7 @@ def test_a_node_plays_on_when_its_parent_is_killed_and_comes_back_to_the_resumed
 
     with parent_process(tmp_path, place):
         token = wait(lambda: (data / "nodes/token").exists() and (data / "nodes/token").read_text())
-        mark = wait(lambda: _fingerprint(data / "nodes/tls-cert.pem"))
+        mark = wait(lambda: fingerprint_of(data / "nodes/tls-cert.pem"))
         address = f"wss://{token}@{place}#sha256:{mark}"
         with node(tmp_path, "one", "--join", address, "--set", "nodes.reconnect_s=1") as (process, log):
             wait(lambda: merges() > 2 and list(data.glob("runs/*/checkpoint/state")))

@@ -6,11 +6,13 @@ import pytest
 
 from sparring.config import Config
 from sparring.errors import Refused
+from sparring.games.catalogue import spec_of
 from sparring.learn.algorithms import open_algorithm
 from sparring.learn.plan import NodesPlan, TrainRequest, plan
 from sparring.nodes.learner_weights import LearnerWeights
 from sparring.nodes.messages import Job, Weights, encode, terms_of
 from sparring.nodes.work import Work
+from sparring.wire.network import Dense, Input
 
 SMALL = ("hidden_units=[4]", "rollout_ticks=4")
 
@@ -115,6 +117,26 @@ def test_terms_that_the_node_does_not_make_itself_are_refused(opened):
         return msgspec.structs.replace(job, terms=msgspec.structs.replace(job.terms, spec_hash="0" * 64))
 
     with pytest.raises(Refused, match="the game's spec differs"):
+        opened(change=other)
+
+
+def test_the_network_is_the_one_of_the_terms_whatever_the_settings_say(opened):
+    def larger(job):
+        spec = msgspec.structs.replace(job.terms.network, trunk=(Dense(5), Dense(3, "relu")), separate_value=True)
+        terms = terms_of(spec_of("cartpole"), spec, "f32", "average")
+        return msgspec.structs.replace(job, terms=terms)
+
+    one = opened(change=larger)
+    assert one.topology.learner.network.trunk == (Dense(5), Dense(3, "relu"))
+    assert one.weights.layout.shapes == one.job.terms.layout
+
+
+def test_a_network_for_another_game_is_refused_in_words(opened):
+    def other(job):
+        spec = msgspec.structs.replace(job.terms.network, inputs=(Input("board", (3,)),))
+        return msgspec.structs.replace(job, terms=terms_of(spec_of("cartpole"), spec, "f32", "average"))
+
+    with pytest.raises(Refused, match="its input 'board' is float32"):
         opened(change=other)
 
 

@@ -17,7 +17,7 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "games": set(),
     "nets": {"games"},
     "client": {"games", "nets", "stream"},  # inside the game: no torch, no server
-    "gateway": {"games", "nets", "store", "stream", "registry", "dashboard"},
+    "gateway": {"games", "nets", "store", "stream", "registry", "dashboard", "nodes.board"},
     "stream": {"store.protocol"},  # a stream answers as a store does
     "sink": {"games", "store", "stream", "registry.s3.bucket"},
     "store": {"games"},
@@ -27,13 +27,22 @@ MAY_KNOW = {  # the architecture: what each stage may import beside itself and E
     "learn": {
         *("games", "nets", "acting", "league", "pool", "replay", "store", "registry", "services", "hosts", "processes")
     },
-    "nodes": {"games", "nets", "acting", "learn", "gateway", "registry", "store.protocol"},  # the gateway's sockets
+    "nodes": {
+        "games",
+        "nets",
+        "acting",
+        "learn",
+        "replay",
+        "gateway",
+        "registry",
+        "store.protocol",
+    },  # the gateway's sockets
     "services": set(),
     "hosts": {"services", "processes"},
     "processes": set(),
     "registry": set(),
     "pool": {"registry", "services", "hosts.protocol"},  # models that are read often, over the registry
-    "dashboard": {"games", "league", "store", "registry", "learn.runs.summary"},
+    "dashboard": {"games", "league", "store", "registry", "learn.runs.summary", "nodes.board"},
     "api": {"games", "nets", "acting", "learn", "registry"},
 }
 NOUNS: set[str] = {"matchmaking"}  # names that end in -ing and that engineers search for

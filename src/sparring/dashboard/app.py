@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
@@ -27,6 +28,7 @@ from sparring.errors import Missing, ModelDamaged
 from sparring.games.catalogue import Catalogue
 from sparring.games.spec import GameSpec
 from sparring.learn.runs.summary import MetricsPage, RunSummary, list_runs, metrics_after
+from sparring.nodes.board import Board, Orders, ParentState
 from sparring.registry.protocol import Evidence, ListedModel
 from sparring.registry.registry import Registry
 from sparring.store.protocol import GameStats, Minute, Store
@@ -37,7 +39,7 @@ FRESH_S = 1.0  # pages poll every second or two; many of them cost as much as on
 MINUTES_FRESH_S = 5.0  # an hour of them is some thousand rows
 WEB = Path(str(resources.files("sparring.dashboard"))) / "web"
 PLAYABLE = ("connect-four", "duel", "cartpole")  # those that have a page of their own
-PAGES = {"/": "index.html", "/models": "models.html", "/learning": "learning.html", "/league": "league.html"}
+PAGES = {"/": "index.html"} | {f"/{name}": f"{name}.html" for name in ("models", "learning", "league", "nodes")}
 FILES = StaticFiles(directory=WEB)
 MAX_PROMOTIONS = 50
 MINUTES_BACK = 60
@@ -163,6 +165,15 @@ class Minutes(msgspec.Struct, frozen=True):
     now_ms: int
 
 
+class NodeRows(msgspec.Struct, frozen=True):
+    """The runs here that have nodes, and what an operator decided; addresses and keys to those who may order."""
+
+    parents: list[ParentState]
+    orders: Orders
+    may_order: bool
+    now_ms: int
+
+
 class GameQuery(msgspec.Struct, frozen=True):
     """Which game."""
 
@@ -185,6 +196,8 @@ class Dashboard:
         self._runs = Fresh(lambda: list_runs(self._folder), FRESH_S)
         self._games = Fresh(self._all_games, FRESH_S)
         self._promotions = Fresh(self._all_promotions, FRESH_S)
+        self._board = Board(config.data)
+        self._nodes = Fresh(lambda: (self._board.parents(), self._board.orders()), FRESH_S)
         self._minutes = Fresh(self._last_hour, MINUTES_FRESH_S)
 
     def get_game_rows(self, request: Request) -> GameRows:
@@ -215,6 +228,13 @@ class Dashboard:
     def get_match_game(self, request: Request) -> MatchGame:
         spec, number = self._known(request.path_params["game"]), request.scope["query"].number
         return self._leagues.match_game(spec.id, request.path_params["match"], number)
+
+    def get_node_rows(self, request: Request) -> NodeRows:
+        parents, orders = self._nodes()
+        if not (admin := request.scope["caller"].may("admin")):
+            parents = [replace(one, nodes=[replace(node, peer="", holder="") for node in one.nodes]) for one in parents]
+            orders = Orders(drained=orders.drained, banned=dict.fromkeys(orders.banned, ""))
+        return NodeRows(parents, orders, admin, int(time.time() * 1000))
 
     def get_stats(self, request: Request) -> GameStats:
         return self._store.stats(self._known(request.scope["query"].game).id)

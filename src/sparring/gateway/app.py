@@ -135,6 +135,9 @@ ENDPOINTS = (
     Endpoint("GET", "/api/league/{game}", "read", _of_dashboard(Dashboard.get_league),
              "A game's league: ladder, payoff matrix, rating curves, newest matches", errors={404: "No such game"}),
     Endpoint("GET", "/api/minutes", "read", _of_dashboard(Dashboard.get_minutes), "The last hour of the sink"),
+    Endpoint("GET", "/api/nodes", "read", _of_dashboard(Dashboard.get_node_rows), "Machines that joined a run"),
+    Endpoint("POST", "/api/nodes", "admin", handlers.post_node_order, "Drain, ban or allow a node",
+             body=handlers.NodeOrder, errors={404: "It is neither drained nor banned"}),
 )  # fmt: skip
 
 

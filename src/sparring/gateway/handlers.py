@@ -36,6 +36,7 @@ from sparring.gateway.request_body import (
 from sparring.gateway.state import FileContent, GatewayState
 from sparring.gateway.uploads import BINARY
 from sparring.nets.chooser import ActRequest
+from sparring.nodes.board import Board, Orders
 from sparring.store.protocol import Query
 from sparring.wire.champion import Signed
 from sparring.wire.chunk import encode, pack
@@ -291,6 +292,24 @@ async def post_token(request: Request, state: GatewayState) -> Token:
     about = {"game": game, "expires_at_ms": expires_at_ms}  # and not whose: that would have to be erased later
     await asyncio.to_thread(state.audit.write, "token", key, state.now_ms(), **about)
     return Token(state.identity.token(game, player, expires_at_ms, key), player, expires_at_ms)
+
+
+class NodeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Drain, ban or allow a node by its name, or as key:ID every node with that API key. `why` is told to the node."""
+
+    node: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    action: Literal["drain", "ban", "allow"]
+    why: Annotated[str, msgspec.Meta(max_length=500)] = ""
+
+
+async def post_node_order(request: Request, state: GatewayState) -> Orders:
+    """What holds from now on; parents obey within seconds."""
+    asked = await read_call(request, NodeOrder, state.config.gateway.body_deadline_s, state.bodies)
+    board = Board(state.config.data)
+    await asyncio.to_thread(board.order, asked.action, asked.node, asked.why)
+    by = request.scope["caller"].id
+    await asyncio.to_thread(state.audit.write, f"{asked.action} node", by, state.now_ms(), node=asked.node)
+    return board.orders()
 
 
 class PlayerSeat(msgspec.Struct, frozen=True, kw_only=True):

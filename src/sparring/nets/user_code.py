@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from sparring.errors import ConfigError, Missing
@@ -30,16 +31,16 @@ def own_network(
         a class of torch modules, or a function, of (inputs, outputs)     a torch module (nets/module_network.py)
         a module                                                          of which copies learn
         a function of the seat, or a class without arguments of such      a NetworkSpec, which is data
+        no code but "{…}"                                                 a NetworkSpec as JSON
 
     `inputs` is the shape of what the module sees, or a mapping of such where the seat sees several leaves; `outputs` a
     mapping of heads to units. A function sees the seat's leaves stacked, as a network does. The network must take the
     seat's leaves and have the `heads` that the algorithm needs (by name and units), and no memory unless the algorithm
     carries a state (`memory`). Missing or ConfigError otherwise.
     """
-    found = load_code(name, "network")
     leaves = tuple(replace(leaf, shape=leaf.stacked(frame_stack)) for leaf in seat.observation)
     stacked = replace(seat, observation=leaves)
-    maker, made = _network_maker(name, found, stacked, heads)
+    maker, made = _network_maker(name, stacked, heads)
     if isinstance(made, NetworkSpec):
         _check_spec(name, made, stacked, heads)
     else:
@@ -57,8 +58,14 @@ def _inputs(seat: SeatSpec) -> tuple[Input, ...]:
     return default_network(seat).inputs
 
 
-def _network_maker(name: str, found: Any, seat: SeatSpec, heads: tuple[Head, ...]) -> tuple[Callable[[], Any], Any]:
+def _network_maker(name: str, seat: SeatSpec, heads: tuple[Head, ...]) -> tuple[Callable[[], Any], Any]:
     """What makes the user's network for a seat, and the first that it made: a NetworkSpec or a torch module."""
+    if name.startswith("{"):
+        try:
+            return dict, msgspec.json.decode(name, type=NetworkSpec)
+        except msgspec.DecodeError as error:
+            raise network_error(name[:80], f"it is no network: {error}", "Give a NetworkSpec as JSON") from None
+    found = load_code(name, "network")
     from torch import nn, random
 
     given: tuple[Any, ...] = (seat,)

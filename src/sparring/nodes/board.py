@@ -21,7 +21,8 @@ class NodeState(msgspec.Struct, kw_only=True):
     node: str
     peer: str  # its address
     holder: str = ""  # whose token it showed: "token", or an API key; "": the parent dialled it
-    state: str = "connecting"  # connecting, building, working, draining, lost, refused, banned
+    relay: str = ""  # behind which it is
+    state: str = "connecting"  # connecting, relaying, building, working, draining, lost, refused, banned
     why: str = ""  # the last refusal, or how it was lost
     workers: int = 0
     version: int = -1  # that it had

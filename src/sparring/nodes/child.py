@@ -7,7 +7,6 @@ it, such as to make a contribution. A node that lost its parent plays on for `no
 import asyncio
 import logging
 import queue
-import random
 import secrets
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 from sparring.config import Config
 from sparring.errors import Refused, SparringError, Unreachable
-from sparring.nodes.link import Address, Door, Link, Server, dial
+from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.messages import (
     PROTOCOL,
     Agreed,
@@ -36,7 +35,6 @@ from sparring.nodes.work import Play, Work
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.1  # between two looks while there is nothing to do
-FIRST_WAIT_S = 0.5  # before it connects again; doubled each time
 Found = TypeVar("Found")
 
 
@@ -53,6 +51,7 @@ class Node:
         self._stopping = threading.Event()
         self._talks = False  # with a parent
         self._lost_s = 0.0  # since when it does not
+        self._tries = 0  # in vain since it had a job
         self._over: SparringError | None = None
 
     def join(self, address: Address) -> str:
@@ -149,19 +148,17 @@ class Node:
     # --- the thread that speaks
 
     async def _dial(self, address: Address) -> str:
-        tries, nodes = 0, self.config.nodes
+        nodes = self.config.nodes
         while not self._stopping.is_set():
             try:
                 link = await dial(address, nodes.max_message_bytes, nodes.handshake_s)
-                tries = 0
                 if why := await self._session(link):
                     return why
             except Unreachable as error:
-                if not tries:
+                if not self._tries:
                     log.warning("%s", error)
-            wait_s = min(nodes.reconnect_s, FIRST_WAIT_S * 2.0 ** min(tries, 20))
-            tries += 1
-            await self._sleep(wait_s * random.uniform(0.5, 1.0))
+            self._tries += 1
+            await self._sleep(redial_wait_s(self._tries - 1, nodes.reconnect_s))
         return self._end()
 
     async def _serve(self, door: Door) -> str:
@@ -195,7 +192,8 @@ class Node:
         try:
             return await self._speak(link)
         except Unreachable as error:
-            log.warning("%s", error)
+            if not self._tries:
+                log.warning("%s", error)
             return ""
         except SparringError as error:  # refused by either side
             await link.refuse(error.wrong)
@@ -208,14 +206,15 @@ class Node:
         nodes = self.config.nodes
         hello = Hello(PROTOCOL, "node", self.name, self._secret, self.workers, self._run, self._version)
         await link.send(hello, nodes.handshake_s)
-        theirs = await _expected(link, Hello, nodes.handshake_s)
+        theirs = await link.expect(Hello, nodes.handshake_s)
         if sentence := hello_disagreement(theirs, "node"):
             raise Refused(sentence, where=link.peer, do="Correct it")
-        job = await _expected(link, Job, nodes.handshake_s)
+        job = await link.expect(Job, nodes.handshake_s)
+        self._tries = 0
         log.info(f"{link.peer}: learning {job.game} by {job.plan.get('algo')}, merged by {job.terms.merge}")
         terms = await self._on_main(lambda: self._build(job))
         await link.send(Agreed(terms), nodes.silent_s)
-        first = await _expected(link, Weights, nodes.silent_s)
+        first = await link.expect(Weights, nodes.silent_s)
         await self._on_main(lambda: self._take(first))
         if first.missed:
             log.info(f"{link.peer}: back at version {first.version}, {first.missed} versions later")
@@ -225,7 +224,7 @@ class Node:
         """Play what the parent asks for, until it says why no more."""
         while not self._stopping.is_set():
             began, moved = time.monotonic(), link.sent_bytes + link.received_bytes
-            lease = await _expected(link, Lease, None)
+            lease = await link.expect(Lease, None)
             if lease.weights.leave:
                 return lease.weights.leave
             mine = await self._on_main(lambda one=lease: self._play(one))  # type: ignore[misc]
@@ -248,7 +247,7 @@ class Node:
             await self._sleep(job.exchange_s)
             mine = await self._on_main(self._contribution)
             await link.send(Idle() if mine is None else mine, nodes.silent_s)
-            given = await _expected(link, Weights, None)  # a round may take as long as it likes; pings go on
+            given = await link.expect(Weights, None)  # a round may take as long as it likes; pings go on
             await self._on_main(lambda one=given: self._take(one))  # type: ignore[misc]
             self.exchanges += 1
             if given.leave:
@@ -267,10 +266,3 @@ class Node:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stopping.is_set():
             await asyncio.sleep(min(left, IDLE_S))
-
-
-async def _expected(link: Link, kind: type[Found], within_s: float | None) -> Found:
-    message = await link.receive(within_s)
-    if not isinstance(message, kind):
-        raise Refused(f"it sent {type(message).__name__}, not {kind.__name__}", where=link.peer, do="Update Sparring")
-    return message

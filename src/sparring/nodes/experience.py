@@ -1,25 +1,31 @@
-"""A run whose nodes send experience: the parent learns, by the loop of every algorithm that learns from trajectories.
+"""A run whose nodes send experience: the parent learns, by the loops of algorithms on one machine.
 
-    lease: seed, weights ──► node plays a rollout ──► experience ─► a share is played again ─► learner ─► weights
+    lease: seed, ε, weights ──► node plays ──► experience ─► a share is played again ─┬─► learner ─► weights
+                                                                                      └─► table ─► learner ─► weights
 
-`ExperienceSessions` are the connections, `ExperienceTopology` the run's thread (see leases.py for what is trusted).
+`ExperienceSessions` are the connections. The run's thread is `ExperienceLoop` where the algorithm learns from rollouts,
+`ReplayExperienceLoop` where it learns from replay (see leases.py for what is trusted).
 """
 
 import asyncio
 import queue
 from collections.abc import Callable
 
+from sparring.acting.actor import NO_EPISODES
 from sparring.errors import WireError
-from sparring.learn.actors.experience import PlayedRollout
+from sparring.learn.actors.experience import PlayedRollout, StepBlock
 from sparring.learn.actors.protocol import Actors
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources
+from sparring.learn.replay.local import InsertedBlock, LocalReplay
+from sparring.learn.topologies.apex import ReplayLoop
 from sparring.learn.topologies.sync import OnPolicyLoop
 from sparring.nodes.board import NodeState
 from sparring.nodes.learner_weights import LearnerWeights
 from sparring.nodes.leases import IssuedLease, LeaseBook, LeasePlayer, unpacked
 from sparring.nodes.messages import Experience, Lease, Weights
 from sparring.nodes.sessions import NodeSessions, Session
+from sparring.replay.table import check_sources
 from sparring.wire.tree import Tree
 
 WAITING = 64  # results that the learner has not taken yet; above it nodes wait
@@ -30,7 +36,8 @@ Result = tuple[NodeState, IssuedLease, bytes]
 class ExperienceSessions(NodeSessions):
     """Connections over which leases go out and experience comes back."""
 
-    raw_bytes = 0  # of a rollout: what a payload inflates to
+    raw_bytes = 0  # of a lease's result: what a payload inflates to
+    epsilon = 0.0  # of the leases that are issued now
 
     def prepare(self, raw_bytes: int) -> None:
         self.raw_bytes = raw_bytes
@@ -48,11 +55,11 @@ class ExperienceSessions(NodeSessions):
                 await asyncio.sleep(0.01)
             leave = self.reason_to_leave(state)
             version, weights = self.merger.version, self.merger.weights
-            payload = self.codec.encode(weights, session.base)
-            session.base, state.version = self.codec.decode(payload, session.base), version
-            lease = self.book.issue(state.node, version, session.base)
+            payload, state.version = session.give(version, weights, self.codec), version
+            lease = self.book.issue(state.node, version, session.base, self.epsilon)
             answer = Weights(version, payload, refused=reason, leave=leave)
-            await session.link.send(Lease(lease.number, lease.seed, lease.model, answer), self.config.silent_s)
+            message = Lease(lease.number, lease.seed, lease.model, answer, lease.epsilon)
+            await session.link.send(message, self.config.silent_s)
             self.count_bytes(session)
             if leave:
                 return
@@ -71,10 +78,12 @@ class ExperienceSessions(NodeSessions):
 
 
 class _LeasedActors(Actors):
-    """The nodes, as far as the loop knows actors: it publishes weights to them."""
+    """The nodes, as far as loops know actors: weights are published to them, and what they played is taken."""
 
-    def __init__(self, sessions: ExperienceSessions, weights: LearnerWeights) -> None:
-        self._sessions, self._weights = sessions, weights
+    def __init__(self, sessions: ExperienceSessions, player: LeasePlayer, learner: Learner, *, bounded: bool) -> None:
+        """`bounded`: results of weights that are too old are refused."""
+        self._sessions, self._player, self._bounded = sessions, player, bounded
+        self._weights = LearnerWeights(learner)
 
     @property
     def actors(self) -> int:
@@ -83,6 +92,44 @@ class _LeasedActors(Actors):
     def publish(self, learner: Learner, env_steps: int) -> None:
         with self._sessions.lock:
             self._sessions.merger.become(self._weights.read())
+
+    def next_result(self) -> PlayedRollout | StepBlock | None:
+        """What was played with a lease and may be learned; None: nothing came for a while, or it may not."""
+        self._sessions.check()
+        try:
+            state, lease, raw = self._sessions.results.get(timeout=ITERATION_S)
+        except queue.Empty:
+            return None
+        return self._accepted(state, lease, raw)
+
+    def _accepted(self, state: NodeState, lease: IssuedLease, raw: bytes) -> PlayedRollout | StepBlock | None:
+        """The result, if it may be learned; else the reason is counted, also for its node."""
+        sessions, book = self._sessions, self._sessions.book
+        reason, result = "", None
+        lag = sessions.merger.version - lease.version
+        if self._bounded and lag > sessions.config.max_staleness * max(1, self.actors):
+            reason = "stale"
+        elif book.is_chosen(lease.node):
+            again = self._player.play(self._weights.layout, lease.weights, lease.seed, lease.version, lease.epsilon)
+            if raw != again:
+                reason = "rerun"
+        try:
+            result = None if reason else self._player.read(raw)
+        except WireError:
+            reason = "rerun"  # no game gives this
+        if reason == "stale":
+            book.refused[reason] += 1
+        elif book.judged(lease.node, valid=not reason):
+            who = state.holder if state.holder.startswith("key:") and not state.relay else lease.node
+            sessions.board.order("ban", who, "its experience did not match when it was played again")
+        if reason:
+            state.refuse(reason)
+            return None
+        state.merges += 1
+        sessions.merger.merged += 1
+        assert result is not None
+        state.steps += result.env_steps
+        return result
 
     def flow(self) -> dict[str, float]:
         merger, states = self._sessions.merger, tuple(self._sessions.states.values())
@@ -97,70 +144,91 @@ class _LeasedActors(Actors):
     def load(self, state: Tree) -> None:
         """Nodes keep nothing."""
 
+    def close(self) -> None:
+        self._player.close()
+
+
+Doors = tuple[Callable[[], None], Callable[[], None]]  # lets nodes in, and sends them away
+
 
 class ExperienceLoop(OnPolicyLoop):
-    """One iteration: one lease's result, checked and learned."""
+    """One iteration: one lease's rollout, checked and learned."""
 
     def __init__(
-        self,
-        plan: Plan,
-        learner: Learner,
-        sessions: ExperienceSessions,
-        player: LeasePlayer,
-        doors: tuple[Callable[[], None], Callable[[], None]],
+        self, plan: Plan, learner: Learner, sessions: ExperienceSessions, player: LeasePlayer, doors: Doors
     ) -> None:
-        """`doors` lets nodes in, and sends them away."""
-        self._weights = LearnerWeights(learner)
-        super().__init__(plan, learner, _LeasedActors(sessions, self._weights), None)
-        self.sessions, self._player, (self._start, self._stop) = sessions, player, doors
+        self._nodes = _LeasedActors(sessions, player, learner, bounded=True)
+        super().__init__(plan, learner, self._nodes, None)
+        self.sessions, (self._start, self._stop) = sessions, doors
 
     def iterate(self) -> Iteration:
         if not self.begun:
             self.begin()
             self._start()
-        self.sessions.check()
-        try:
-            state, lease, raw = self.sessions.results.get(timeout=ITERATION_S)
-        except queue.Empty:
-            return Iteration(None, None, None, self.flow())
-        result = self._accepted(state, lease, raw)
+        result = self._nodes.next_result()
         if result is None:
             return Iteration(None, None, None, self.flow())
+        assert isinstance(result, PlayedRollout)
         self.count(result)
         return self.learn(result)
 
     def sources(self) -> Sources:
         return Sources({"node": self.selfplay}, None)
 
-    def _accepted(self, state: NodeState, lease: IssuedLease, raw: bytes) -> PlayedRollout | None:
-        """The rollout, if it may be learned; else the reason is counted, also for its node."""
-        sessions, book = self.sessions, self.sessions.book
-        reason, result = "", None
-        if sessions.merger.version - lease.version > sessions.config.max_staleness * max(1, self.actors.actors):
-            reason = "stale"
-        elif book.is_chosen(lease.node):
-            again = self._player.play(self._weights.layout, lease.weights, lease.seed, lease.version)
-            if raw != again:
-                reason = "rerun"
-        try:
-            result = None if reason else self._player.read(raw)
-        except WireError:
-            reason = "rerun"  # no game gives this
-        if reason == "stale":
-            book.refused[reason] += 1
-        elif book.judged(lease.node, valid=not reason):
-            who = state.holder if state.holder.startswith("key:") else lease.node
-            sessions.board.order("ban", who, "its experience did not match when it was played again")
-        if reason:
-            state.refuse(reason)
-            return None
-        state.merges += 1
-        sessions.merger.merged += 1
-        assert result is not None
-        state.steps += result.env_steps
-        return result
+    def close(self) -> None:
+        self._stop()
+        super().close()
+
+
+class ReplayExperienceLoop(ReplayLoop):
+    """One iteration: a batch where the rate limiter permits one, else one lease's steps, checked and inserted."""
+
+    def __init__(
+        self, plan: Plan, learner: Learner, sessions: ExperienceSessions, player: LeasePlayer, doors: Doors
+    ) -> None:
+        check_sources(plan.replay, records=False)
+        replay = LocalReplay(plan, learner.network, player.streams, None, actors=1)
+        super().__init__(plan, learner, replay, 1)
+        limiter, self._insert_steps = self.rate_limiter, player.most_steps
+        least = (limiter.samples_per_insert * self._insert_steps + self._batch_steps) / 2
+        limiter.slack_samples = max(limiter.slack_samples, least)  # a lease is a large insert
+        self._nodes, self._table, self._begun = _LeasedActors(sessions, player, learner, bounded=False), replay, False
+        self.sessions, (self._start, self._stop) = sessions, doors
+
+    def iterate(self) -> Iteration:
+        if not self._begun:
+            self._begun = True
+            self._nodes.publish(self.learner, self.env_steps)
+            self._explore()
+            self._start()
+        if self.may_sample() and (iteration := self.learn(NO_EPISODES)) is not None:
+            if not self.may_sample():
+                self._nodes.publish(self.learner, self.env_steps)
+            return iteration
+        block = self._nodes.next_result() if self.rate_limiter.may_insert(self._insert_steps) else None
+        if block is None:
+            return Iteration(None, None, None, self.flow())
+        assert isinstance(block, StepBlock)
+        fed = self._table.insert_steps(block.steps)
+        self._table.break_off(0)  # each lease has fresh games: nothing follows what came last
+        self.count(InsertedBlock(block.episodes, block.env_steps, block.games, len(block.steps), fed))
+        self._explore()
+        return Iteration(None, None, block.episodes, self.flow())
+
+    def _explore(self) -> None:
+        self.sessions.epsilon = self.plan.algorithm.exploration(self.learner, self.env_steps)
+
+    def flow(self) -> dict[str, float]:
+        return super().flow() | self._nodes.flow()
+
+    def sources(self) -> Sources:
+        return Sources({"node": self.played["selfplay"]}, None)
+
+    def load(self, state: Tree) -> None:
+        super().load(state)
+        self._table.break_off(0)
 
     def close(self) -> None:
         self._stop()
-        self._player.close()
         super().close()
+        self._nodes.close()

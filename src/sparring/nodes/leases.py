@@ -1,15 +1,16 @@
 """Experience in place of weights, for nodes that one does not control: `[nodes] contribute = "experience"`.
 
-A lease binds a seed, the weights (by their hash) and a node. Seed and weights determine what is played with it: a
-rollout of fresh games. The parent plays a share of the leases again, and each must match bit for bit. The share falls
-with a node's streak of valid results; which are played again a node cannot know. It is 1 for a new node, and again
-after a result that did not match.
+A lease binds a seed, ε, the weights (by their hash) and a node. They determine what is played with it: fresh games, as
+a rollout, or as a block of steps where the algorithm learns from replay. The parent plays a share of the leases again,
+and each must match bit for bit. The share falls with a node's streak of valid results; which are played again a node
+cannot know. It is 1 for a new node, and again after a result that did not match.
 """
 
 import hashlib
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 
@@ -20,7 +21,7 @@ import zstandard
 from sparring.errors import WireError
 from sparring.games.protocol import TRUNCATED
 from sparring.learn.actors.actor_spec import actor_spec
-from sparring.learn.actors.experience import PlayedRollout, RolloutRing, played
+from sparring.learn.actors.experience import PlayedRollout, RolloutRing, StepBlock, StepBlockRing, joined, played
 from sparring.learn.plan import Plan
 from sparring.nodes.codecs import MAX_WINDOW_BYTES, Layout
 from sparring.wire.chunk import Array
@@ -40,26 +41,44 @@ class LeasePlayer:
 
     def __init__(self, plan: Plan, network: NetworkSpec, ticks: int) -> None:
         alone = with_changes(plan, opponents=0, opponent_share=0.0, script_share=0.0, league="")
-        self._spec = actor_spec(alone, network, feeds="rollouts", ticks=ticks, slots=1)
-        ring = self._spec.open_ring()
-        assert isinstance(ring, RolloutRing)
-        self._ring = ring
-        self._columns = {name: (column.dtype, column.shape) for name, column in ring.to_write().items()}
+        feeds = "rollouts" if plan.algorithm.feeds == "trajectories" else "steps"
+        self._spec = actor_spec(alone, network, feeds=feeds, ticks=ticks, slots=1)
+        self._ring = self._spec.open_ring()
+        self._columns = {name: (column.dtype, column.shape) for name, column in self._ring.to_write().items()}
         self.raw_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self._columns.values())
+        self._optional: tuple[int, ...] | None = None  # which columns blocks of this game have
 
-    def play(self, layout: Layout, weights: Array, seed: int, version: int) -> bytes:
-        """The rollout of that lease; equal arguments give equal bytes."""
+    @property
+    def most_steps(self) -> int:
+        """Of one lease."""
+        return self._spec.ticks * self._spec.streams
+
+    @property
+    def streams(self) -> int:
+        return self._spec.streams
+
+    def play(self, layout: Layout, weights: Array, seed: int, version: int, epsilon: float = 0.0) -> bytes:
+        """What is played with that lease; equal arguments give equal bytes."""
         for column in self._ring.to_write().values():
             column.fill(0)
         actor, opponents = msgspec.structs.replace(self._spec, seed=seed).open_actor(layout.by_name(weights))
         try:
-            self._ring.play(actor, version)
+            if isinstance(self._ring, RolloutRing):
+                self._ring.play(actor, version)
+            else:
+                ticks = [actor.step(epsilon) for _ in range(self._spec.ticks)]
+                counted = {"env_steps": actor.env_steps, "games": actor.episodes}
+                self._ring.write(ticks, actor.ended(), version=version, **counted)
         finally:
             opponents.close()
-        columns = self._ring.take_columns()
-        return b"".join(np.ascontiguousarray(columns[name]).tobytes() for name in self._columns)
+        columns = self._ring.to_read()
+        if isinstance(self._ring, StepBlockRing):
+            self._optional = _optional(columns)
+        raw = b"".join(np.ascontiguousarray(columns[name]).tobytes() for name in self._columns)
+        self._ring.release()
+        return raw
 
-    def read(self, raw: bytes) -> PlayedRollout:
+    def read(self, raw: bytes) -> PlayedRollout | StepBlock:
         """What was played, or a WireError where it cannot have been."""
         columns, offset = {}, 0
         for name, (dtype, shape) in self._columns.items():
@@ -68,8 +87,11 @@ class LeasePlayer:
             column = np.frombuffer(raw, kind, count, offset).reshape(shape)
             columns[name] = column != 0 if dtype == np.bool_ else column.copy()
             offset += column.nbytes
-        self._check(columns)
-        return played(columns)
+        if isinstance(self._ring, RolloutRing):
+            self._check(columns)
+            return played(columns)
+        self._check_block(columns)
+        return joined(columns, self._spec.played.seats[0])
 
     def close(self) -> None:
         self._ring.close()
@@ -86,8 +108,43 @@ class LeasePlayer:
             wrong = f"an action that is not one of {action.choices}"
         elif (head < 0).any() or head[1] > self._spec.ticks * self._spec.envs or head[3] > columns["returns"].size:
             wrong = "counts that cannot be"
-        if wrong:
-            raise WireError(wrong, where="experience of a node", do="Play the lease")
+        _refuse(wrong)
+
+    def _check_block(self, columns: dict[str, Array]) -> None:
+        """As `_check`, of a block of steps: no number that would break a table."""
+        head, (counts, finals) = columns["head"], columns["counts"]
+        ticks, streams, action = self._spec.ticks, self._spec.streams, self._spec.spec.seats[0].action
+        wrong, first = "", np.cumsum(counts) - counts
+        if (head < 0).any() or max(head[1:4]) > ticks * streams or head[4] != ticks:
+            _refuse("counts that cannot be")
+        if _optional(columns) != (self._optional or _optional(columns)):
+            _refuse("columns that this game does not give")
+        if (counts < 0).any() or (counts > streams).any() or (finals < 0).any() or (finals > counts).any():
+            _refuse("counts of a tick that cannot be")
+        rows, ended = int(counts.sum()), int(finals.sum())
+        stream, final = columns["stream"][:rows], columns["final"][:ended] + np.repeat(first, finals)
+        inside = columns["final"][:ended] < np.repeat(counts, finals)
+        if not all(np.isfinite(column).all() for column in columns.values() if column.dtype.kind == "f"):
+            wrong = "a number that is not finite"
+        elif (stream < 0).any() or (stream >= streams).any() or columns["ending"].max() > TRUNCATED:
+            wrong = "a stream or an ending that cannot be"
+        elif (columns["final"][:ended] < 0).any() or not inside.all() or (np.diff(final) <= 0).any():
+            wrong = "final steps that cannot be"
+        elif not np.isin(np.flatnonzero(columns["ending"][:rows]), final).all():
+            wrong = "an ended step without what was seen then"
+        elif action.choices and not ((columns["action"] >= 0) & (columns["action"] < action.choices)).all():
+            wrong = f"an action that is not one of {action.choices}"
+        _refuse(wrong)
+
+
+def _optional(columns: Mapping[str, Array]) -> tuple[int, ...]:
+    """Which of a block's columns are there."""
+    return tuple(columns["head"][5:].tolist())
+
+
+def _refuse(wrong: str) -> None:
+    if wrong:
+        raise WireError(wrong, where="experience of a node", do="Play the lease")
 
 
 def packed(raw: bytes) -> bytes:
@@ -115,6 +172,7 @@ class IssuedLease:
     version: int  # of the weights
     model: str  # their hash
     weights: Array
+    epsilon: float = 0.0
 
 
 @dataclass(slots=True)
@@ -129,11 +187,12 @@ class LeaseBook:
     _mismatches: Counter[str] = field(default_factory=Counter)
     _issued: int = 0
 
-    def issue(self, node: str, version: int, weights: Array) -> IssuedLease:
+    def issue(self, node: str, version: int, weights: Array, epsilon: float = 0.0) -> IssuedLease:
         """A new lease for a node, which gives up the one that it had."""
         self._open = {number: one for number, one in self._open.items() if one.node != node}
         self._issued += 1
-        lease = IssuedLease(self._issued, node, self.rng.getrandbits(40), version, model_hash(weights), weights)
+        seed, model = self.rng.getrandbits(40), model_hash(weights)
+        lease = IssuedLease(self._issued, node, seed, version, model, weights, epsilon)
         self._open[lease.number] = lease
         return lease
 

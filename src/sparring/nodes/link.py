@@ -14,6 +14,7 @@ import datetime
 import hashlib
 import hmac
 import logging
+import random
 import re
 import secrets
 import socket
@@ -24,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from cryptography import x509
@@ -41,13 +42,18 @@ from sparring.durable import replace_file
 from sparring.errors import ConfigError, Refused, SparringError, Unreachable
 from sparring.gateway.certificates import fingerprint, own_addresses, self_signed
 from sparring.gateway.connections import Connection, Connections, Listener
+from sparring.gateway.credentials import ApiKeys
 from sparring.gateway.identity import is_loopback
 from sparring.nodes.messages import Message, Refusal, decode, encode
+from sparring.registry import open_objects
 
 log = logging.getLogger(__name__)
 
 PING_S, PONG_S = 5.0, 20.0  # a peer whose machine is gone is noticed after both
 CLOSE_S = 2.0
+NODE_SCOPE = "node"  # of an API key with which a machine may join
+FIRST_WAIT_S = 0.5  # before somebody who was lost is dialled again; doubled each time
+Expected = TypeVar("Expected")
 _FINGERPRINT = re.compile(r"sha256:([0-9a-f]{64})")
 quiet = logging.getLogger("sparring.nodes.websockets")  # a library's tracebacks about peers are no log lines of ours
 quiet.setLevel(logging.CRITICAL)
@@ -124,6 +130,21 @@ class Tokens:
         return "token" if hmac.compare_digest(self.read().encode(), shown.encode("utf-8", "replace")) else ""
 
 
+def admission(tokens: Tokens, data: str) -> Callable[[str], str]:
+    """The token of this machine, or an API key with the scope "node" (`spar keys create NAME --scopes node`), which can
+    be revoked for one node alone."""
+    keys = ApiKeys(open_objects(f"file:///{data}", "the data folder", mode=0o600))
+
+    def admit(shown: str) -> str:
+        if holder := tokens.holder(shown):
+            return holder
+        keys.look()
+        key = keys.find(shown)
+        return f"key:{key.id}" if key is not None and NODE_SCOPE in key.scopes else ""
+
+    return admit
+
+
 def server_tls(folder: Path, host: str, cert: str, key: str) -> tuple[ssl.SSLContext, str]:
     """How this side shows who it is, and the fingerprint to pin: "" where a certificate was given."""
     if bool(cert) != bool(key):
@@ -157,7 +178,10 @@ class Link:
         self.sent_bytes = self.received_bytes = 0
 
     async def send(self, message: Message, within_s: float | None = None) -> None:
-        frame = encode(message)
+        await self.send_frame(encode(message), within_s)
+
+    async def send_frame(self, frame: bytes, within_s: float | None = None) -> None:
+        """A message that is encoded already."""
         self.sent_bytes += len(frame)
         with self._lost():
             async with asyncio.timeout(within_s):
@@ -165,13 +189,25 @@ class Link:
 
     async def receive(self, within_s: float | None = None) -> Message:
         """The next message. Refused where it is a refusal, Unreachable where none came, WireError where it is none."""
+        message = decode(await self.receive_frame(within_s))
+        if isinstance(message, Refusal):
+            raise Refused(message.sentence, where=self.peer, do="It is not asked again as things are")
+        return message
+
+    async def receive_frame(self, within_s: float | None = None) -> bytes | str:
+        """The next message as it came."""
         with self._lost():
             async with asyncio.timeout(within_s):
                 frame = await self._websocket.recv()
         self.received_bytes += len(frame)
-        message = decode(frame)
-        if isinstance(message, Refusal):
-            raise Refused(message.sentence, where=self.peer, do="It is not asked again as things are")
+        return frame
+
+    async def expect(self, kind: type[Expected], within_s: float | None) -> Expected:
+        """The next message; Refused where it is not of that kind."""
+        message = await self.receive(within_s)
+        if not isinstance(message, kind):
+            wrong = f"it sent {type(message).__name__}, not {kind.__name__}"
+            raise Refused(wrong, where=self.peer, do="Use the same version of Sparring on both sides")
         return message
 
     async def refuse(self, sentence: str) -> None:
@@ -180,10 +216,10 @@ class Link:
             await self.send(Refusal(sentence[:1_000]), CLOSE_S)
         await self.close()
 
-    async def close(self) -> None:
+    async def close(self, why: str = "") -> None:
         with suppress(WebSocketException, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await self._websocket.close()
+                await self._websocket.close(reason=why)
         self._websocket.transport.abort()
 
     @contextmanager
@@ -252,6 +288,11 @@ async def dial(address: Address, max_bytes: int, within_s: float) -> Link:
         wrong = f"no answer ({type(error).__name__})"
         raise Unreachable(wrong, where=address.place, do="Check that it runs, and that its port is open") from None
     return Link(websocket, address.place)
+
+
+def redial_wait_s(tries: int, most_s: float) -> float:
+    """Until somebody is dialled again after so many tries in vain, with jitter."""
+    return min(most_s, FIRST_WAIT_S * 2.0 ** min(tries, 20)) * random.uniform(0.5, 1.0)
 
 
 _SOCKET: dict[str, Any] = {

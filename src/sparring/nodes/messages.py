@@ -10,6 +10,8 @@
     parent    Lease          ┐     instead of both, where experience is contributed
     node      Experience     ┘
     either    Refusal              a sentence, before the connection is closed
+    relay     Batch          ┐     after Hello, Job and Agreed: the messages of all nodes behind it, over one connection
+    parent    Batch          ┘     (relay.py); the weights of one version once for all of them
 
 Nothing in a message is executed, imported or unpickled (see `child.py` for what a node accepts).
 """
@@ -28,8 +30,10 @@ from sparring.wire.network import NetworkSpec
 PROTOCOL = 1
 MAX_RETURNS = 1_000  # of a contribution: the newest
 HEAD_BYTES = 64 << 10  # of a message, beside its weights
+MAX_PARTS = 1_024  # of a batch
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=1_000)]
+Peer = Annotated[str, msgspec.Meta(max_length=100)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 
@@ -37,12 +41,13 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First on every connection, from both sides. Later protocols may add fields, never change these."""
 
     protocol: int
-    role: Literal["parent", "node"]
+    role: Literal["parent", "node", "relay"]
     node: Name  # of a node: the same after each reconnection
     secret: Text = ""  # known to that node alone: no other takes its place
     workers: Count = 0
     run: Text = ""  # the last run that it worked for, and the version that it had of it
     version: int = -1
+    max_bytes: Count = 0  # of a parent: no message to it may be larger
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +56,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     game: Text
     game_version: Text
     spec_hash: Text
-    network_hash: Text
+    network: NetworkSpec  # as data: the node builds its learner's network of it
     layout: tuple[tuple[str, tuple[int, ...]], ...]
     byte_length: Count
     codec: Text
@@ -60,7 +65,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Job(msgspec.Struct, frozen=True, tag="job", forbid_unknown_fields=True):
     """What a node is asked to learn. `plan` is the run's plan as plain data (learn/plan.py), of which the node builds
-    game, network and learner itself."""
+    game and learner itself, with the network that the terms describe."""
 
     run: Text
     game: Text  # its id, by which it is opened; the terms name its spec
@@ -96,10 +101,11 @@ class Lease(msgspec.Struct, frozen=True, tag="lease", forbid_unknown_fields=True
     seed: Count
     model: Text  # hash of the weights, as the node decodes them
     weights: Weights
+    epsilon: float = 0.0  # how often it explores, where the algorithm has such a chance
 
 
 class Experience(msgspec.Struct, frozen=True, tag="experience", forbid_unknown_fields=True):
-    """What was played with a lease: the columns of a rollout, compressed."""
+    """What was played with a lease: the columns of a rollout or of a block of steps, compressed."""
 
     lease: Count
     model: Text
@@ -127,7 +133,46 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=
     sentence: Text
 
 
-Message = Hello | Job | Agreed | Weights | Contribution | Idle | Lease | Experience | Refusal
+class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
+    """A node came to the relay: its messages are those of that channel."""
+
+    channel: Count
+    peer: Peer
+
+
+class Through(msgspec.Struct, frozen=True, tag="through", forbid_unknown_fields=True):
+    """A message to or from the node of a channel, as it was encoded."""
+
+    channel: Count
+    frame: bytes
+    weights: bool = False  # to a node: the relay puts the shared weights in
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed", forbid_unknown_fields=True):
+    """The node of a channel is gone, or the parent is done with it."""
+
+    channel: Count
+    why: Text = ""
+
+
+class Shared(msgspec.Struct, frozen=True, tag="shared", forbid_unknown_fields=True):
+    """Weights for all nodes behind a relay: whole, or by the codec against those that it had before."""
+
+    payload: bytes
+    whole: bool = False
+
+
+Part = Opened | Through | Closed | Shared
+
+
+class Batch(msgspec.Struct, frozen=True, tag="batch", forbid_unknown_fields=True):
+    """What went on behind a relay; empty ones show that both sides live."""
+
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()
+    leave: Text = ""  # why the relay is to stop
+
+
+Message = Hello | Job | Agreed | Weights | Contribution | Idle | Lease | Experience | Refusal | Batch
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 encode = msgspec.msgpack.Encoder().encode
 
@@ -136,7 +181,7 @@ _WORDS = {
     "game": "the game",
     "game_version": "the game's version",
     "spec_hash": "the game's spec",
-    "network_hash": "the network",
+    "network": "the network",
     "layout": "the layout of the weights",
     "byte_length": "the weights' length in bytes",
     "codec": "the codec",
@@ -162,7 +207,7 @@ def terms_of(spec: GameSpec, network: NetworkSpec, codec: str, merge: str) -> Te
         game=spec.id,
         game_version=spec.version,
         spec_hash=spec.hash,
-        network_hash=hashlib.sha256(msgspec.json.encode(network)).hexdigest(),
+        network=network,
         layout=layout.shapes,
         byte_length=layout.byte_length,
         codec=codec,
@@ -175,8 +220,9 @@ def hello_disagreement(theirs: Hello, role: str) -> str:
     if theirs.protocol != PROTOCOL:
         older = "it" if theirs.protocol < PROTOCOL else "this side"
         return f"it speaks protocol {theirs.protocol}, this side {PROTOCOL}: update Sparring on the side of {older}"
-    if theirs.role == role:
-        return f"both sides are a {role}: one must be `spar node`, the other `spar train`"
+    if theirs.role == role or "parent" not in (theirs.role, role):
+        sides = f"both sides are a {role}" if theirs.role == role else f"a {role} met a {theirs.role}"
+        return f"{sides}: one must be `spar node`, the other `spar train`"
     return ""
 
 
@@ -193,5 +239,6 @@ def disagreement(parent: Terms, node: Terms) -> str:
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    is_network = isinstance(value, NetworkSpec)
+    text = hashlib.sha256(msgspec.json.encode(value)).hexdigest() if is_network else str(value)
     return text[:12] if len(text) == 64 else text[:80]

@@ -11,7 +11,6 @@ come and go while it runs. An iteration ends when something was merged, or after
 import logging
 import secrets
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,44 +20,37 @@ from sparring.acting.actor import Episodes
 from sparring.config import open_data_folder
 from sparring.errors import ConfigError
 from sparring.gateway.connections import bound
-from sparring.gateway.credentials import ApiKeys
 from sparring.learn.plan import NodesPlan, Plan
 from sparring.learn.protocol import Iteration, Learner, Sources, Topology, Update
 from sparring.nodes.board import Board
 from sparring.nodes.codecs import Codec
-from sparring.nodes.experience import ExperienceLoop, ExperienceSessions
+from sparring.nodes.experience import ExperienceLoop, ExperienceSessions, ReplayExperienceLoop
 from sparring.nodes.learner_weights import LearnerWeights
 from sparring.nodes.leases import LeasePlayer
-from sparring.nodes.link import Address, Door, Tokens, read_address, read_place, server_tls, shown_host
+from sparring.nodes.link import Address, Door, Tokens, admission, read_address, read_place, server_tls, shown_host
 from sparring.nodes.merge_rules import Limits, Merger, read_rule
 from sparring.nodes.messages import Job, terms_of
 from sparring.nodes.sessions import NodeSessions, Progress
-from sparring.registry import open_objects
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
 
 log = logging.getLogger(__name__)
 
 ITERATION_S = 0.1  # at most
-NODE_SCOPE = "node"  # of an API key with which a machine may join
 
 
 def build(plan: Plan, store: Store | None) -> Topology:
     """A learner that merges, and the door through which nodes come; they are let in with the first iteration."""
     if plan.nodes is None:
         raise ConfigError("it needs nodes", where="--topology nodes", do="Give --nodes URL or --accept-nodes HOST:PORT")
-    if getattr(plan.settings, "network", ""):
-        wrong, do = "nodes never receive code, and this network is code", "Leave out network, or learn on one machine"
-        raise ConfigError(wrong, where=f"network {plan.settings.network!r}", do=do)
     addresses = [read_address(text, "--nodes") for text in plan.nodes.dial]
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
+    if learner.network.module is not None:
+        wrong = "nodes never receive code, and this network is code"
+        do = "Return a NetworkSpec, which is data, or learn on one machine"
+        raise ConfigError(wrong, where=f"network {plan.settings.network!r}", do=do)
     opened = _Opened(plan, learner, addresses, plan.nodes)
-    if plan.nodes.config.contribute == "weights":
-        return _Nodes(plan, learner, opened)
-    if plan.algorithm.feeds != "trajectories":
-        wrong, do = f"{plan.algo} does not learn from leased rollouts", "Use ppo or a3c, or --contribute weights"
-        raise ConfigError(wrong, where="--contribute experience", do=do)
-    return opened.experience_loop()
+    return _Nodes(plan, learner, opened) if plan.nodes.config.contribute == "weights" else opened.experience_loop()
 
 
 class _Opened:
@@ -91,16 +83,18 @@ class _Opened:
         assert isinstance(self.sessions, ExperienceSessions)
         player = LeasePlayer(self.plan, self.learner.network, self._about.config.lease_ticks)
         self.sessions.prepare(player.raw_bytes)
-        return ExperienceLoop(self.plan, self.learner, self.sessions, player, (self.start, self.close))
+        loop = ExperienceLoop if self.plan.algorithm.feeds == "trajectories" else ReplayExperienceLoop
+        return loop(self.plan, self.learner, self.sessions, player, (self.start, self.close))
 
     def _job(self, number: int) -> Job:
         seed = int(np.random.SeedSequence([self.plan.seed, 0x40DE, number]).generate_state(1)[0])
-        config = self._about.config
+        config, record = self._about.config, self.plan.record()
+        record["settings"]["network"] = ""  # the terms have it as data
         return Job(
             run=self._run,
             game=self.plan.game,
             terms=self._terms,
-            plan=self.plan.record(),
+            plan=record,
             seed=seed,
             exchange_s=config.exchange_s,
             max_staleness=config.max_staleness,
@@ -117,7 +111,7 @@ class _Opened:
         address = Address(shown_host(host), listening.getsockname()[1], tokens.read(), True, mark)
         log.info(f"machines join with: spar node --join '{address}'")
         self.sessions.address = address
-        return Door(listening, tls, _admission(tokens, about.data))
+        return Door(listening, tls, admission(tokens, about.data))
 
 
 class _Nodes:
@@ -183,18 +177,3 @@ class _Nodes:
 
     def close(self) -> None:
         self._opened.close()
-
-
-def _admission(tokens: Tokens, data: str) -> Callable[[str], str]:
-    """The token of this machine, or an API key with the scope "node" (`spar keys create NAME --scopes node`), which can
-    be revoked for one node alone."""
-    keys = ApiKeys(open_objects(f"file:///{data}", "the data folder", mode=0o600))
-
-    def admit(shown: str) -> str:
-        if holder := tokens.holder(shown):
-            return holder
-        keys.look()
-        key = keys.find(shown)
-        return f"key:{key.id}" if key is not None and NODE_SCOPE in key.scopes else ""
-
-    return admit

@@ -7,7 +7,6 @@ carries the newest weights. Merging goes on while the run's own thread writes a 
 import asyncio
 import logging
 import os
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,16 +21,16 @@ from sparring.errors import Refused, SparringError, Unreachable, WireError
 from sparring.nodes import messages
 from sparring.nodes.board import Board, NodeState, ParentState
 from sparring.nodes.codecs import Codec, Layout
-from sparring.nodes.link import Address, Door, Link, Server, dial
+from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.merge_rules import Contribution, Merger
 from sparring.nodes.messages import HEAD_BYTES, PROTOCOL, Agreed, Hello, Idle, Job, Weights
+from sparring.nodes.multiplex import Channel, RelayPeer
 from sparring.wire.chunk import Array
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0  # between two looks at the orders
 STOP_S = 5.0  # for the farewell to all nodes
-FIRST_WAIT_S = 0.5  # before a lost node is dialled again; doubled each time
 MOST_REASONS = 64  # why connections became no node, that are told apart
 ABORT_S = 0.05  # in which aborted transports close their sockets
 DONE = "the run is done"
@@ -58,6 +57,15 @@ class Session:
     secret: str
     awaited: bool = False  # rounds wait for it: since its first contribution, until it is late for one
 
+    def give(self, version: int, weights: Array, codec: Codec) -> bytes:
+        """The payload of the next message: those weights for this node, or nothing where its relay puts them in."""
+        if isinstance(self.link, Channel):
+            self.base = self.link.share(version, weights, codec)
+            return b""
+        payload = codec.encode(weights, self.base)
+        self.base = codec.decode(payload, self.base)
+        return payload
+
 
 class NodeSessions:
     """All nodes of one parent. `lock` guards `merger` and `progress`, which other threads read."""
@@ -73,6 +81,7 @@ class NodeSessions:
         self.server: Server | None = None  # where nodes join
         self.address: Address | None = None  # by which they do
         self.live: dict[str, Session] = {}
+        self.relays: dict[str, RelayPeer] = {}
         self._numbers: dict[str, int] = {}  # of nodes: each has a seed of its own
         self._next_number = 0
         self.leaving = ""  # why all nodes are to stop
@@ -131,6 +140,9 @@ class NodeSessions:
         while self.live and self._loop.time() < until:  # each hears it with its next answer
             self._close_round(late=True, forced=True)
             await asyncio.sleep(0.02)
+        for relay in tuple(self.relays.values()):
+            with suppress(SparringError):
+                await relay.out.end(DONE)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,6 +159,10 @@ class NodeSessions:
                 for name, session in tuple(self.live.items()):
                     if why := orders.banned.get(name) or orders.banned.get(session.state.holder):
                         await self._ban(session, why)
+                for name, relay in tuple(self.relays.items()):
+                    if why := orders.banned.get(name) or orders.banned.get(relay.state.holder):
+                        relay.state.state = "banned"
+                        await relay.link.refuse(f"this relay is banned: {why}")
                 self.board.publish(self.described())
             except (SparringError, OSError) as error:
                 log.error("%s", error)
@@ -154,6 +170,8 @@ class NodeSessions:
 
     def described(self) -> ParentState:
         """What `spar nodes` shows."""
+        for relay in self.relays.values():
+            relay.count_bytes()
         for state in self.states.values():
             state.lag = self.merger.version - state.version if state.version >= 0 else 0
         return ParentState(
@@ -181,9 +199,8 @@ class NodeSessions:
                 if str(error) != said:  # once, not at every try
                     said = str(error)
                     log.warning("node %s", said)
-            wait_s = min(self.config.reconnect_s, FIRST_WAIT_S * 2.0 ** min(tries, 20))
             tries += 1
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(redial_wait_s(tries - 1, self.config.reconnect_s))
 
     @property
     def max_bytes(self) -> int:
@@ -191,12 +208,16 @@ class NodeSessions:
 
     async def accepted(self, link: Link, holder: str) -> None:
         """One connection from its hello to its end."""
-        session: Session | None = None
+        session: Session | RelayPeer | None = None
         why = "it left"
         try:
             session = await self._greet(link, holder)
-            log.info(f"node {session.state.node} ({link.peer}) joined with {session.state.workers} workers")
-            await self.exchange(session)
+            if isinstance(session, RelayPeer):
+                log.info(f"relay {session.state.node} ({link.peer}) joined")
+                await session.serve(self.accepted)
+            else:
+                log.info(f"node {session.state.node} ({link.peer}) joined with {session.state.workers} workers")
+                await self.exchange(session)
         except Refused as error:
             why = error.wrong
             log.warning("node %s", error)
@@ -209,12 +230,19 @@ class NodeSessions:
             self._left(session, link, why)
             await link.close()
 
-    def _left(self, session: Session | None, link: Link, why: str) -> None:
+    def _left(self, session: Session | RelayPeer | None, link: Link, why: str) -> None:
         if session is None:
             known = why[:80] in self.turned_away or len(self.turned_away) < MOST_REASONS
             self.turned_away[why[:80] if known else "another reason"] += 1
             return
         state = session.state
+        if isinstance(session, RelayPeer):
+            session.count_bytes()
+            if self.relays.get(state.node) is session:
+                del self.relays[state.node]
+                state.state, state.why = "banned" if state.state == "banned" else "lost", why
+                log.info(f"relay {state.node} ({link.peer}) is gone: {why}")
+            return
         self.count_bytes(session)
         if self.live.get(state.node) is session:
             del self.live[state.node]
@@ -224,10 +252,10 @@ class NodeSessions:
                 log.info(f"node {state.node} ({link.peer}) is gone: {why}")
             self._close_round(late=False)
 
-    async def _greet(self, link: Link, holder: str) -> Session:
+    async def _greet(self, link: Link, holder: str) -> Session | RelayPeer:
         """The handshake, by its deadline; Refused where the two do not suit each other."""
         within_s = self.config.handshake_s
-        await link.send(Hello(PROTOCOL, "parent", "parent"), within_s)
+        await link.send(Hello(PROTOCOL, "parent", "parent", max_bytes=self.max_bytes), within_s)
         hello = await link.receive(within_s)
         if not isinstance(hello, Hello):
             await self.refuse(link, f"it began with {type(hello).__name__}, not with a hello")
@@ -237,8 +265,13 @@ class NodeSessions:
             sentence = f"this node is banned: {why}"
         elif hello.node in orders.drained:
             sentence = "this node was drained; `spar nodes allow` lets it work again"
-        if (older := self.live.get(hello.node)) is not None and older.secret != hello.secret:
+        older = self.live.get(hello.node) or self.relays.get(hello.node)
+        if older is not None and (
+            older.secret != hello.secret or isinstance(older, RelayPeer) != (hello.role == "relay")
+        ):
             sentence = f"another node is called {hello.node!r}; give this one another --name"
+        if hello.role == "relay" and isinstance(link, Channel):
+            sentence = "it is a relay behind a relay; let it join the parent"
         if sentence:
             await self.refuse(link, sentence)
         if hello.node not in self.states:
@@ -246,6 +279,7 @@ class NodeSessions:
         state = self.states.setdefault(hello.node, NodeState(node=hello.node, peer=link.peer))
         state.peer, state.holder, state.workers, state.state = link.peer, holder, hello.workers, "building"
         state.connections += 1
+        state.relay = link.relay.state.node if isinstance(link, Channel) else ""
         job = self._job(self._number(hello.node))
         await link.send(job, within_s)
         agreed = await link.receive(self.config.silent_s)  # it starts its workers meanwhile
@@ -253,6 +287,8 @@ class NodeSessions:
             await self.refuse(link, f"it answered the job with {type(agreed).__name__}")
         if sentence := messages.disagreement(self._terms, agreed.terms):
             await self.refuse(link, sentence)
+        if hello.role == "relay":
+            return await self._admit_relay(link, state, hello.secret)
         missed = self.merger.version - hello.version if hello.run == job.run and hello.version >= 0 else 0
         return await self._admit(link, state, hello.secret, max(0, missed))
 
@@ -263,7 +299,7 @@ class NodeSessions:
 
     def _make_room(self) -> None:
         """Forget the nodes that were lost longest ago: strangers may come under any number of names."""
-        gone = [name for name in self.states if name not in self.live]
+        gone = [name for name in self.states if name not in self.live and name not in self.relays]
         for name in gone[: max(0, len(self.states) - self.config.connections)]:
             del self.states[name]
             self._numbers.pop(name, None)
@@ -275,9 +311,19 @@ class NodeSessions:
         session = Session(link, state, weights, secret)
         self.live[state.node] = session
         state.state, state.version, state.why = "working", version, ""
-        whole = weights.astype("<f4").tobytes()
+        whole = (
+            session.give(version, weights, self.codec) if isinstance(link, Channel) else weights.astype("<f4").tobytes()
+        )
         await link.send(Weights(version, whole, whole=True, missed=missed), self.config.silent_s)
         return session
+
+    async def _admit_relay(self, link: Link, state: NodeState, secret: str) -> RelayPeer:
+        if (older := self.relays.get(state.node)) is not None:
+            await older.link.close()
+        relay = RelayPeer(link, state, secret, self.config.silent_s, self.config.connections)
+        self.relays[state.node] = relay
+        state.state, state.why = "relaying", ""
+        return relay
 
     async def exchange(self, session: Session) -> None:
         """Contribution and answer, again and again, until the node or the run leaves."""
@@ -297,7 +343,8 @@ class NodeSessions:
 
     def reason_to_leave(self, state: NodeState) -> str:
         """Why a node is to stop; "": it is not."""
-        if state.node in self.board.orders().drained:
+        drained = self.board.orders().drained
+        if state.node in drained or state.relay in drained:
             state.state = "draining"
             return "it was drained"
         return self.leaving
@@ -354,8 +401,7 @@ class NodeSessions:
         """The newest weights; none to a node that contributed nothing and has them already."""
         version, weights, payload = self.merger.version, self.merger.weights, b""
         if not idle or version != session.state.version:
-            payload = self.codec.encode(weights, session.base)
-            session.base = self.codec.decode(payload, session.base)
+            payload = session.give(version, weights, self.codec)
         session.state.version = version
         await session.link.send(Weights(version, payload, refused=reason, leave=leave), self.config.silent_s)
         self.count_bytes(session)
@@ -379,7 +425,7 @@ class NodeSessions:
         mine.returns.extend(one for one in given.returns if np.isfinite(one))
         mine.messages += 1
 
-    def _count_refused(self, session: Session | None, reason: str) -> None:
+    def _count_refused(self, session: Session | RelayPeer | None, reason: str) -> None:
         with self.lock:
             self.merger.refused[reason] += 1
         if session is not None:

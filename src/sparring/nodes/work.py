@@ -1,6 +1,7 @@
 """What a node does for a parent: it checks the job, learns by the topology of one machine, and exchanges weights.
 
-A job is data. The node builds the network itself and refuses a job that names code: a module, a network, policy,
+A job is data. The node builds the network of the terms, which are data too, compares its parameters with their layout
+before it reserves memory for them, and refuses a job that names code: a module, a network, policy,
 optimiser or algorithm of the parent's own. It plays built-in games, `gym:`, `atari:` and `spiel:` games by their plain
 names, and what `games` in its own spar.toml lists.
 """
@@ -8,8 +9,11 @@ names, and what `games` in its own spar.toml lists.
 import re
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sparring.config import Config
@@ -42,7 +46,7 @@ def check_job(job: Job, config: Config) -> None:
         wrong = f"it plays no {job.game[:80]!r}: its own spar.toml does not list it under `games`"
     elif plan.get("algo") not in NODE_ALGORITHMS or plan.get("algo") not in ALGORITHMS:
         wrong = f"it does not learn {str(plan.get('algo'))[:80]!r}"
-    elif not isinstance(settings, dict) or settings.get("network"):
+    elif not isinstance(settings, dict) or settings.get("network") or job.terms.network.module is not None:
         wrong = "the job names a network of the parent's own, and nodes take no code"
     elif ":" in str(settings.get("optimiser", "")):
         wrong = "the job names an optimiser of the parent's own, and nodes take no code"
@@ -56,16 +60,32 @@ def check_job(job: Job, config: Config) -> None:
         wrong = f"the job asks for an exchange every {job.exchange_s:g} s"
     if wrong:
         raise Refused(wrong, where="this node", do="Change the run, or the node's spar.toml")
+    try:
+        shapes = tuple(parameters(job.terms.network).items())
+    except (SparringError, LookupError, ValueError, ArithmeticError) as error:
+        raise Refused(f"it cannot build the network: {error}", where="this node", do="Use the same version") from None
+    if Layout(shapes).byte_length > config.nodes.max_message_bytes:
+        wrong = f"its network has {Layout(shapes).byte_length} bytes, above this node's nodes.max_message_bytes"
+        raise Refused(wrong, where="this node", do="Raise it, or let the run use a smaller network")
+
+
+@contextmanager
+def told_as_refusal() -> Iterator[None]:
+    """What cannot be built of a job is refused."""
+    try:
+        yield
+    except SparringError as error:
+        raise Refused(f"it cannot learn this: {error.wrong}", where="this node", do=error.do) from None
 
 
 def plan_of(job: Job, workers: int) -> Plan:
-    """The run's plan as this machine carries it out."""
-    record: dict[str, Any] = dict(job.plan)
+    """The run's plan as this machine carries it out, with the network of the terms."""
+    network = msgspec.json.encode(job.terms.network).decode()
+    record: dict[str, Any] = job.plan | {"settings": job.plan["settings"] | {"network": network}}
     record |= {"topology": _TOPOLOGY[record["algo"]][workers > 1], "actors": workers, "on": "local://", "learners": 1}
     try:
-        return from_record(job.game, job.seed, record, Config())
-    except SparringError as error:
-        raise Refused(f"it cannot learn this: {error.wrong}", where="this node", do=error.do) from None
+        with told_as_refusal():
+            return from_record(job.game, job.seed, record, Config())
     except (LookupError, TypeError, ValueError) as error:
         wrong = f"the job's plan is of another version of Sparring: {error!r}"
         raise Refused(wrong, where="this node", do="Use the same version on both sides") from None
@@ -80,10 +100,11 @@ class Play:
         """As `Work`."""
         check_job(job, config)
         plan = plan_of(job, 1)
-        if plan.algorithm.feeds != "trajectories" or job.lease_ticks > MAX_LEASE_TICKS:
+        if plan.algorithm.feeds not in ("trajectories", "transitions") or job.lease_ticks > MAX_LEASE_TICKS:
             wrong = f"it plays no leases of {job.lease_ticks} ticks for {plan.algo}"
             raise Refused(wrong, where="this node", do="Change the run")
-        network = plan.algorithm.begin(plan.spec, plan.settings, 0).network
+        with told_as_refusal():
+            network = plan.algorithm.begin(plan.spec, plan.settings, 0).network
         self.job, self.version = job, -1
         self.layout = Layout(tuple(parameters(network).items()))
         self.codec = Codec(job.terms.codec, self.layout)
@@ -101,12 +122,16 @@ class Play:
 
     def play(self, lease: Lease) -> Experience:
         """What was played with a lease."""
-        self._base = self.codec.decode(lease.weights.payload, self._base)
-        self.version = lease.weights.version
+        given = lease.weights
+        if given.whole:
+            self._base = whole_weights(given, self.job)
+        elif given.payload:
+            self._base = self.codec.decode(given.payload, self._base)
+        self.version = given.version
         if model_hash(self._base) != lease.model:
             raise Refused("the weights of a lease have another hash", where="the parent", do="Connect again")
         began = time.monotonic()
-        raw = self._player.play(self.layout, self._base, lease.seed, self.version)
+        raw = self._player.play(self.layout, self._base, lease.seed, self.version, lease.epsilon)
         steps = self.job.plan["envs"] * self.job.lease_ticks
         return Experience(lease.lease, lease.model, packed(raw), steps / max(1e-3, time.monotonic() - began))
 
@@ -132,7 +157,8 @@ class Work:
         check_job(job, config)
         plan = plan_of(job, workers)
         self.job = job
-        self.topology = build(plan, None)
+        with told_as_refusal():
+            self.topology = build(plan, None)
         try:
             self.weights = LearnerWeights(self.topology.learner)
             self.rule, self.codec = read_rule(job.terms.merge), Codec(job.terms.codec, self.weights.layout)
