@@ -94,6 +94,17 @@ def test_a_name_that_fresh_games_do_not_confirm_is_not_given():
     assert find_styles([LONG], seen, seen[::-1], ELOS)[0] == []
 
 
+def test_a_member_that_does_not_do_what_the_name_says_is_left_out():
+    alike = Feature("", "", "", 0.05, weight=3.0)  # decides the clusters, and has no name
+    seen = points(*([20, 0] for _ in range(4)), [34, 0], *([32, 1] for _ in range(5)))
+    found, _ = find_styles([LONG, alike], seen, seen + [1, 0], [100.0, 110.0] * 5)
+    assert [(one.name, one.members) for one in found] == [
+        ("quick games", (0, 1, 2, 3)),
+        ("long games", (5, 6, 7, 8, 9)),
+    ]
+    assert found[0].means == "games of 21.0 ticks, 33.0 of the others"
+
+
 def test_two_styles_never_share_a_name():
     three = [[20, 0.1], [20, 0.1], [40, 0.9], [40, 0.9], [40, 0.1], [40, 0.1]]
     seen = points(*three)

@@ -145,30 +145,33 @@ def silhouette(apart: Array, labels: Sequence[int]) -> float:
 def find_styles(
     features: Sequence[Feature], values: Array, fresh: Array, elos: Sequence[float]
 ) -> tuple[list[FoundStyle], float]:
-    """The styles by `values` [members, features], in words that hold in `fresh` ones too, and the silhouette. None at
-    all where there are fewer than two."""
+    """The styles by `values` [members, features], in words that hold in `fresh` ones too, and the silhouette. A member
+    that does not do what its style's name says is left out. None at all where there are fewer than two."""
     if len(values) < FEWEST:
         return [], 0.0
     rest = without_strength(values, elos)
     scaled = rest / np.maximum(rest.std(axis=0), [one.least for one in features])
     labels, separate = clusters(scaled * [one.weight for one in features])
-    label, claims = np.array(labels), list[tuple[bool, float, int, str, str]]()
+    label, claims = np.array(labels), list[tuple[bool, float, int, FoundStyle]]()
     sizes = {own: labels.count(own) for own in set(labels)}
     for own in (own for own, size in sizes.items() if LEAST_OF_STYLE <= size < len(labels)):
         mine = label == own
         for at, one in enumerate(features):
             differs = float(scaled[mine, at].mean() - scaled[~mine, at].mean())
             name = one.more if differs > 0 else one.less
-            here, there = float(fresh[mine, at].mean()), float(fresh[~mine, at].mean())
+            middle = (values[mine, at].mean() + values[~mine, at].mean()) / 2
+            do = mine & ((values[:, at] - middle) * differs > 0)  # one that is near in all else need not do this
+            here, there = (float(fresh[which, at].mean()) if which.any() else np.nan for which in (do, ~mine))
             if one.even is not None and (here - one.even) * differs < 0:
                 name = one.milder[differs < 0]
             true = (here - there) * np.sign(differs) >= one.least  # also of what was measured, strength included
-            if name and true and abs(differs) >= 1.0:
-                claims.append((not one.plain, -abs(differs), own, name, one.means.format(here, there)))
+            if name and true and abs(differs) >= 1.0 and do.sum() >= LEAST_OF_STYLE:
+                style = FoundStyle(name, one.means.format(here, there), tuple(np.flatnonzero(do).tolist()))
+                claims.append((not one.plain, -abs(differs), own, style))
     found: dict[int, FoundStyle] = {}
-    for _, _, own, name, means in sorted(claims):
-        if own not in found and name not in {one.name for one in found.values()}:
-            found[own] = FoundStyle(name, means, tuple(np.flatnonzero(label == own).tolist()))
+    for _, _, own, style in sorted(claims, key=lambda claim: (*claim[:3], claim[3].name)):
+        if own not in found and style.name not in {one.name for one in found.values()}:
+            found[own] = style
     return ([found[own] for own in sorted(found)] if len(found) > 1 else []), separate
 
 
