@@ -11,7 +11,7 @@ from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.model import Lineage
 from sparring.wire.network import Dense, Head, Input, NetworkSpec
-from sparring.wire.strengths import Strengths, StrengthStep
+from sparring.wire.strengths import Strengths, StrengthStep, Style
 
 
 def publish(data, game, seed=0, *, mean=0.0, promote=True, memory=None, **lineage):
@@ -31,10 +31,15 @@ def publish(data, game, seed=0, *, mean=0.0, promote=True, memory=None, **lineag
     return model.id
 
 
-def sell(data, game, model, shares=(1.0,)):
-    """A signed ladder of strengths, each step of which is that model with a share of its own moves."""
+def sell(data, game, model, shares=(1.0,), **styles):
+    """A signed ladder of strengths, each step of which is that model with a share of its own moves; of each style
+    another model."""
     spec = spec_of(game)
-    steps = tuple(StrengthStep(elo=0, low=0, high=0, model=model, share=share) for share in shares)
+
+    def steps_of(one):
+        return tuple(StrengthStep(elo=0, low=0, high=0, model=one, share=share) for share in shares)
+
+    ways = [Style(name=name, means=f"is {name}", members=(one,), steps=steps_of(one)) for name, one in styles.items()]
     about = {"game": spec.id, "version": spec.version, "spec": spec.hash, "games": 1, "issued_at_ms": 5}
     with open_registry(f"file://{data}/models") as registry:
-        registry.sell(Strengths(**about, steps=steps))
+        registry.sell(Strengths(**about, steps=steps_of(model), styles=tuple(ways)))

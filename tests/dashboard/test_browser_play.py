@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from published import publish
+from published import publish, sell
 
 from serving import serving, start, stop
 from sparring.games.catalogue import open_game
@@ -218,3 +218,19 @@ def test_a_model_whose_weights_were_changed_on_the_way_is_not_run(server, page):
     page.goto(f"{server.url}/play/connect-four")
     page.get_by_text("are not what its card says").wait_for()
     assert page.locator("#bot").inner_text() == "No champion yet"
+
+
+def test_a_style_is_chosen_beside_the_strength_and_plays_the_next_game(server, page):
+    publish(server.data, "connect-four", 5)
+    wide, inner = (publish(server.data, "connect-four", seed, promote=False) for seed in (6, 7))
+    sell(server.data, "connect-four", wide, (0.0, 1.0), wide=wide, inner=inner)
+    page.goto(f"{server.url}/play/connect-four")
+    page.locator("#style-field").wait_for()
+    assert page.locator("#style option").all_inner_texts() == ["any", "wide", "inner"]
+    page.select_option("#style", "inner")
+    assert page.locator("#style-says").inner_text() == "This style: is inner."
+    play_columns(page, lambda column: page.locator(".columns button").nth(column - 1).click())
+    page.locator("#kept[data-state=kept]").wait_for()
+    assert f"model:{inner}" in {seat.actor for seat in episodes(server, "connect-four")[-1].seats}
+    page.reload()
+    page.wait_for_function("() => document.getElementById('style').value === 'inner'")

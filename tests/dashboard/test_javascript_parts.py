@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import importlib.util
+import re
 import time
 from pathlib import Path
 
@@ -266,10 +267,24 @@ def test_a_strength_is_a_step_of_the_signed_ladder(tmp_path):
     with serving(data) as server:
         champion, weaker = publish(data, "connect-four", 1), publish(data, "connect-four", 2, promote=False)
         given = {"url": server.url, "game": "connect-four", "observation": [[[0] * 7] * 6] * 2}
-        (before,) = run_script("ladder.mjs", given | {"strengths": [0.5]})
+        before, *_ = run_script("ladder.mjs", given | {"strengths": [0.5]})
         sell(data, "connect-four", weaker, (0.0, 0.5, 1.0))
-        said = run_script("ladder.mjs", given | {"strengths": [None, 1.0, 0.5, 0.0, 0.7]})
+        *said, _, _ = run_script("ladder.mjs", given | {"strengths": [None, 1.0, 0.5, 0.0, 0.7]})
     assert before["model"] == champion  # a share of random moves
     assert [one["model"] for one in said] == [champion, champion, weaker, None, weaker]
     assert said[3]["actor"] == "script:random"
     assert said[2]["logp"] == pytest.approx(np.log(0.5 + 0.5 / 7))
+
+
+@pytest.mark.parametrize("act", ["local", "server"])
+def test_a_style_is_a_ladder_of_its_own_and_one_that_is_not_sold_is_said(tmp_path, act):
+    data = tmp_path / "data"
+    with serving(data) as server:
+        champion, weaker, wide, inner = (publish(data, "connect-four", at, promote=at == 1) for at in (1, 2, 3, 4))
+        sell(data, "connect-four", weaker, (0.0, 0.5, 1.0), wide=wide, inner=inner)
+        given = {"url": server.url, "game": "connect-four", "observation": [[[0] * 7] * 6] * 2, "act": act}
+        asked = {"strengths": [None, 0.5, 0.5, None, 0.0], "styles": ["wide", "inner", "brave", "brave", "wide"]}
+        *said, sold, last = run_script("ladder.mjs", given | asked)
+    assert [one["model"] for one in said] == [wide, inner, weaker, champion, None]
+    assert sold["styles"] == [{"name": "wide", "means": "is wide"}, {"name": "inner", "means": "is inner"}]
+    assert re.match("there is no style .brave.; the styles are wide, inner", last["notice"])

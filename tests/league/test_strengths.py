@@ -9,45 +9,43 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from columns_models import FOUR, columns_model
+from websockets.sync.client import connect
 
 import sparring
-from serving import serving
-from sparring.errors import Missing, ModelDamaged
+from serving import decode_answer, serving
+from sparring.errors import Missing, ModelDamaged, Refused
 from sparring.games.catalogue import spec_of
 from sparring.games.scripts import script
 from sparring.league import strengths
 from sparring.league.matches import MatchFile
 from sparring.league.payoff import Match
-from sparring.league.strengths import LadderMaker, Place, Rated, first_places, make_strengths, models_of, moved
+from sparring.league.strengths import (
+    LadderMaker,
+    Place,
+    Rated,
+    first_places,
+    make_strengths,
+    models_of,
+    moved,
+    rating_against,
+)
 from sparring.nets.chooser import RANDOM_ACTOR
-from sparring.nets.model_files import make_model
-from sparring.nets.shapes import parameters
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
-from sparring.wire.champion import Signed
-from sparring.wire.model import Lineage
-from sparring.wire.network import Head, Input, NetworkSpec
-from sparring.wire.strengths import Strengths, StrengthStep, verify_strengths
+from sparring.wire.champion import Signed, sign
+from sparring.wire.ids import new_episode
+from sparring.wire.messages import Hello, Observe, Problem, Start, encode
+from sparring.wire.strengths import Strengths, StrengthStep, Style, verify_strengths
 
-FOUR = spec_of("connect-four")
 BOARD = np.zeros((2, 6, 7), np.uint8)
-
-
-def columns_model(*order):
-    """Prefers the columns of `order`, whatever it sees."""
-    board = Input("observation/board", (2, 6, 7), dtype="uint8")
-    network = NetworkSpec((board,), (Head("logits", 7), Head("value", 1)), ())
-    weights = {name: np.zeros(shape, np.float32) for name, shape in parameters(network).items()}
-    weights["logits/bias"][list(order)] = np.arange(len(order), 0, -1)
-    lineage = Lineage(algorithm="test", config={}, steps={})
-    return make_model(FOUR, network, weights, "categorical", lineage, 1_790_000_000_000 + order[0])
 
 
 STACKER, EDGE = columns_model(3, 2, 4), columns_model(0)
 
 
 def put_on_sale(data, *, issued_at_ms=1_000, shares=(0.0, 0.5, 1.0)):
-    """Two models, the stacker as champion, and a ladder of three steps; its steps."""
+    """Two models, the stacker as champion, and a ladder of three steps with a style of each model; its steps."""
     with open_registry(f"file://{data}/models") as registry:
         for model in (STACKER, EDGE):
             registry.publish(model)
@@ -57,7 +55,16 @@ def put_on_sale(data, *, issued_at_ms=1_000, shares=(0.0, 0.5, 1.0)):
             StrengthStep(elo=100.0 * k, low=100.0 * k - 9, high=100.0 * k + 9, model=EDGE.id, share=share)
             for k, share in enumerate(shares)
         )
-        registry.sell(Strengths(**about, issued_at_ms=issued_at_ms, steps=steps))
+        styles = tuple(
+            Style(
+                name=name,
+                means=f"prefers the {name}",
+                members=(model.id,),
+                steps=tuple(msgspec.structs.replace(step, model=model.id) for step in steps),
+            )
+            for name, model in (("edges", EDGE), ("centre", STACKER))
+        )
+        registry.sell(Strengths(**about, issued_at_ms=issued_at_ms, steps=steps, styles=styles))
     return steps
 
 
@@ -83,6 +90,18 @@ def test_a_step_that_is_too_weak_gets_more_of_its_models_moves_or_the_next_model
     stronger = moved(Place(0, 1.0), 200.0, 400.0, elos)
     assert (stronger.model, stronger.share < 1.0) == (1, True)
     assert moved(Place(1, 1.0), 800.0, 900.0, elos) == Place(1, 1.0)
+
+
+def test_a_ladder_up_to_a_stronger_model_ends_with_the_strongest_there_is():
+    places = first_places([450.0], top=900.0)
+    assert [place.share for place in places[3:]] == [pytest.approx(2 / 3), pytest.approx(8 / 9), *[1.0] * 5]
+
+
+def test_a_rating_against_known_opponents_is_the_one_whose_points_were_expected():
+    rating = rating_against([0.0, 200.0], 1_000 * (1 / (1 + 10**0.25) + 1 / (1 + 10**-0.25)), 1_000)
+    assert rating.elo == pytest.approx(100.0, abs=0.5)
+    assert rating.high - rating.low == pytest.approx(4 * 1.96 * 400 / np.log(10) / np.sqrt(2_000), rel=0.1)
+    assert 500 < rating_against([0.0], 100, 100).elo < 2_000  # one who won all has a finite one
 
 
 class Tactical:
@@ -125,6 +144,59 @@ def test_a_league_makes_a_signed_ladder_from_random_play_to_its_champion(tmp_pat
     assert len(made.steps) == 10
     assert (made.steps[0].share, made.steps[-1].share, made.steps[-1].model) == (0.0, 1.0, STACKER.id)
     assert (made.step(0.0), made.step(0.3), made.step(1.0)) == (made.steps[0], made.steps[3], made.steps[9])
+
+
+def test_models_of_the_centre_and_the_edges_become_two_styles_with_ladders_of_their_own(tmp_path, monkeypatch):
+    for name in ("PAIR_GAMES", "LAST_PAIR_GAMES", "STYLE_GAMES", "LAST_STYLE_GAMES"):
+        monkeypatch.setattr(strengths, name, 20)
+    monkeypatch.setattr(strengths, "ROUNDS", 1)
+    orders = {"edges": ((0, 6, 1), (6, 0, 5)), "centre": ((3, 2, 4), (3, 4, 2))}
+    models = {name: [columns_model(*order) for order in both] for name, both in orders.items()}
+    said = []
+    with open_registry(f"file://{tmp_path}/models") as registry, MatchFile(tmp_path, FOUR.id) as file:
+        for at, model in enumerate((*models["edges"], *models["centre"])):
+            registry.publish(model)
+            file.add(Match(f"m{at}", model.id, "script:random", 0, 70 + 3 * at, 0, 30 - 3 * at, 100, 1_000, ""))
+        made = make_strengths(registry, tmp_path, FOUR, tell=said.append)
+        assert verify_strengths(registry.sell(made), registry.trust, FOUR) == made
+    assert {one.name for one in made.styles} == {"edges", "centre"}
+    for style in made.styles:
+        ids = {model.id for model in models[style.name]}
+        assert set(style.members) == ids
+        assert {step.model for step in style.steps} <= ids
+        assert len(style.steps) == 10
+        assert (style.steps[0].share, style.steps[-1].share) == (0.0, 1.0)
+        assert made.step(0.3, style.name) == style.steps[3]
+        assert any(style.means in sentence for sentence in said)
+
+
+def test_models_that_play_alike_have_one_style_and_that_is_said(tmp_path, monkeypatch):
+    for name in ("PAIR_GAMES", "LAST_PAIR_GAMES"):
+        monkeypatch.setattr(strengths, name, 20)
+    monkeypatch.setattr(strengths, "ROUNDS", 1)
+    said = []
+    with open_registry(f"file://{tmp_path}/models") as registry, MatchFile(tmp_path, FOUR.id) as file:
+        for at in range(4):
+            model = columns_model(3, 2, 4, *range(at))
+            registry.publish(model)
+            file.add(Match(f"m{at}", model.id, "script:random", 0, 80, 0, 20, 100, 1_000, ""))
+        made = make_strengths(registry, tmp_path, FOUR, tell=said.append)
+    assert made.styles == ()
+    assert any(sentence.startswith("one style: ") for sentence in said)
+
+
+def test_a_ladder_signed_before_there_were_styles_still_verifies(tmp_path):
+    put_on_sale(tmp_path)
+    with open_registry(f"file://{tmp_path}/models") as registry:
+        trust = registry.trust
+        now = verify_strengths(registry.strengths(FOUR.id, FOUR.version), trust, FOUR)
+        before = {name: value for name, value in msgspec.to_builtins(now).items() if name != "styles"}
+        signed = sign(before, registry._key.private())
+    found = verify_strengths(signed, trust, FOUR)
+    assert (found.steps, found.styles) == (now.steps, ())
+    assert found.step(0.5) == now.step(0.5)
+    with pytest.raises(Refused, match="there is no style 'edges'; no styles are sold"):
+        found.step(0.5, "edges")
 
 
 def test_without_a_league_there_is_nothing_to_sell(tmp_path):
@@ -170,9 +242,34 @@ def test_the_gateway_acts_by_the_ladder_and_names_who_moved(server):
     assert {acted(server, strength=0.1)["model"] for _ in range(5)} == {None}  # step 0: nobody's moves
     assert acted(server, strength=1.0)["model"] == STACKER.id
     assert {acted(server, strength=0.0, model=STACKER.id)["model"] for _ in range(3)} == {STACKER.id}
+    assert {acted(server, strength=0.5, style="centre")["model"] for _ in range(5)} == {STACKER.id}
+    assert {acted(server, style="edges")["model"] for _ in range(3)} == {EDGE.id}  # at its best, in that way
+    refused = acted(server, style="brave")["error"]
+    assert refused["message"] == "there is no style 'brave'; the styles are edges, centre"
+    assert (refused["field"], refused["limit"]) == ("style", ["edges", "centre"])
     signed = httpx.get(f"{server.url}/v1/games/connect-four/strengths").json()
     assert msgspec.convert(signed, Signed).key == server.trust
     assert httpx.get(f"{server.url}/v1/games/duel/strengths").status_code == 404
+
+
+def test_the_play_socket_acts_in_the_style_of_its_start(server):
+    seen = {"observation/board": BOARD.ravel().tolist()}
+    with connect(f"ws://127.0.0.1:{server.port}/v1/games/connect-four/play") as socket:
+
+        def say(message):
+            socket.send(encode(message, text=True))
+            return decode_answer(socket.recv(timeout=30))
+
+        say(Hello(1, FOUR.version))
+        answers = []
+        for style in ("edges", "centre", "brave"):
+            episode = new_episode()
+            socket.send(encode(Start(episode, strength=0.5, style=style, record=False), text=True))
+            answers.append(say(Observe(episode, 0, seen, 0)))
+    assert [one.model for one in answers[:2]] == [EDGE.id, STACKER.id]
+    assert isinstance(answers[2], Problem)
+    assert answers[2].field == "style"
+    assert answers[2].message.startswith("there is no style 'brave'; the styles are edges, centre")
 
 
 def test_the_client_acts_by_the_ladder_also_when_it_starts_without_the_gateway(server, tmp_path):
@@ -191,6 +288,19 @@ def test_the_client_acts_by_the_ladder_also_when_it_starts_without_the_gateway(s
         assert episode._decision.actor == RANDOM_ACTOR
 
 
+@pytest.mark.parametrize("act", ["local", "server"])
+def test_the_client_acts_in_a_style_and_without_one_that_is_not_sold(server, tmp_path, act):
+    options = {"folder": tmp_path, "trust": server.trust, "wait_for_model_s": 30.0, "act": act, "act_timeout_s": 30.0}
+    for style, strength, model in (("edges", None, EDGE), ("centre", 0.5, STACKER), ("brave", None, STACKER)):
+        with sparring.connect(server.url, "connect-four", style=style, strength=strength, **options) as connection:
+            connection.wait_for_model(30)
+            with connection.episode(0) as episode:
+                episode.act(BOARD)
+                assert episode._decision.actor == f"model:{model.id}"
+            said = connection.statistics().last_problem
+            assert ("there is no style 'brave'; the styles are edges, centre" in said) == (style == "brave")
+
+
 def test_the_command_shows_the_ladder_and_the_terminal_game_uses_it(server):
     def spar(*words, typed=""):
         command = [sys.executable, "-m", "sparring", *words, "--data", str(server.data), "--json"]
@@ -202,5 +312,11 @@ def test_the_command_shows_the_ladder_and_the_terminal_game_uses_it(server):
     assert "50% of its own moves, else random ones" in done.stderr
     assert (server.data / "ladder.svg").stat().st_size > 1_000
     assert "no ladder of strengths was made yet" in spar("models", "strengths", "duel").stdout
-    played = spar("play", "connect-four", "--strength", "0.5", typed="q\n")
-    assert json.loads(played.stdout.splitlines()[-1])["opponent"] == f"model:{EDGE.id}"
+    assert [one["name"] for one in said["styles"]] == ["edges", "centre"]
+    assert "prefers the edges" in done.stderr
+    assert "there is no style 'brave'" in spar("models", "strengths", "connect-four", "--style", "brave").stdout
+    for words, model in ((("--strength", "0.5"), EDGE), (("--style", "centre", "--strength", "0.5"), STACKER)):
+        played = spar("play", "connect-four", *words, typed="q\n")
+        assert json.loads(played.stdout.splitlines()[-1])["opponent"] == f"model:{model.id}"
+    unknown = spar("play", "connect-four", "--style", "brave", typed="q\n")
+    assert "the styles are edges, centre" in unknown.stdout

@@ -175,6 +175,26 @@ def evaluate_with_moves(
     return played, found
 
 
+def evaluate_watched(
+    game_id: str,
+    player: Player,
+    against: Player,
+    *,
+    episodes: int,
+    seed: int,
+    watch: Callable[[View, list[Array], Array], None],
+) -> Evaluation:
+    """As `evaluate`, all episodes at once. `watch` gets each view with what the seats do next, and the seats of the
+    evaluated player, bool [n, seats]."""
+    table = _table(open_game(game_id, episodes), game_id, player, against, episodes, seed, math.inf)
+    own, views = table._own_seats(), list[View]()
+
+    def note(episode: Array, seeds: Array, actions: list[Array], to_act: Array) -> None:
+        watch(views[-1], actions, own[episode % episodes % len(own)])
+
+    return table.play(lambda view: views.__setitem__(slice(None), [view]), note)
+
+
 def evaluate_beside(
     game_id: str, player: Player, partner: Player, *, episodes: int, seed: int, deadline: float = math.inf
 ) -> Evaluation:

@@ -136,7 +136,10 @@ def _sell(game: str, args: argparse.Namespace, output: Output) -> None:
         try:
             made = make_strengths(registry, Path(args.config.data), spec_of(game), tell=output.progress)
             registry.sell(made)
-            output.say(f"a ladder of {len(made.steps)} strengths is sold: `spar models strengths {game}` shows it")
+            styles = f" in the styles {', '.join(one.name for one in made.styles)}" if made.styles else ""
+            output.say(
+                f"a ladder of {len(made.steps)} strengths is sold{styles}: `spar models strengths {game}` shows it"
+            )
         except SparringError as error:
             output.say(f"no ladder of strengths was made: {error}")
 

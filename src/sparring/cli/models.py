@@ -4,8 +4,9 @@ list [GAME] · show ID · verify [ID] · pull ID --from URL · push FOLDER|ID [-
 copy --to REGISTRY · strengths GAME · share · unshare. An ID may be cut to any beginning that only one model has.
 `promote` plays the promotion gate's games first, unless --force-reason gives a reason not to; `rollback` returns to the
 champion before the present one. `copy` copies every model and champion to another registry; `share` lets everybody
-download from a bucket whose URL says public=1. `strengths` shows the ladder that `strength=` chooses from; --make makes
-it from the league's ratings, by games between its steps, and puts it on sale. Example: spar models promote 3fa8
+download from a bucket whose URL says public=1. `strengths` shows the ladder that `strength=` chooses from, and the
+styles of `style=`; --make makes both from the league's ratings, by games between the steps, and puts them on sale.
+Example: spar models promote 3fa8
 """
 
 import argparse
@@ -43,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, help="promote: at most so many games (registry.gate_episodes)")
     parser.add_argument("--seed", type=int, help="promote: repeat the games of a gate with this seed")
     parser.add_argument("--make", action="store_true", help="strengths: measure a new ladder, and sell it")
+    parser.add_argument("--style", metavar="NAME", help="strengths: show the ladder of this style")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="strengths: draw the ladder into a .png or .svg")
     parser.add_argument("--force-reason", metavar="TEXT", help="promote without the gate, and say why")
 
@@ -216,14 +218,20 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
         do = f"Play a league, `spar league {spec.id}`, or write: spar models strengths {spec.id} --make"
         raise Missing("no ladder of strengths was made yet", where=f"{spec.id} {spec.version}", do=do)
     found = verify_strengths(signed, registry.trust, spec)
-    last = len(found.steps) - 1
+    steps = found.steps if args.style is None else found.style(args.style).steps
+    last = len(steps) - 1
     rows = [
         (k, f"{k / last:.2f}", f"{one.elo:+.0f}", f"{one.low:+.0f} to {one.high:+.0f}", one.model[:SHORT], one.does)
-        for k, one in enumerate(found.steps)
+        for k, one in enumerate(steps)
     ]
     output.table(("step", "strength", "Elo", "95 %", "model", "what it does"), rows)
     gap = (found.steps[-1].elo - found.steps[0].elo) / max(last, 1)
     output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    if found.styles:
+        styles = [(one.name, len(one.members), f"{one.steps[-1].elo:+.0f}", one.means) for one in found.styles]
+        output.table(("style", "members", "Elo at 1", "what it means"), styles)
+    else:
+        output.say("no styles: its members play alike, or are too few to tell")
     if args.plot is not None:
         from sparring.league.standings_plot import plot_strengths
 

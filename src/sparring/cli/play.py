@@ -1,7 +1,7 @@
 """Play against a model: Connect Four here in the terminal, the other games in the browser.
 
 Keys 1 to 7 drop a disc, q leaves. No server is needed: the game is recorded into the data folder's store, or through
-the gateway that --to names. Example: spar play connect-four --strength 0.5
+the gateway that --to names. Example: spar play connect-four --strength 0.5 --style centre
 """
 
 import argparse
@@ -33,7 +33,7 @@ from sparring.store import open_store
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array, Chunk
 from sparring.wire.ids import new_episode
-from sparring.wire.strengths import verify_strengths
+from sparring.wire.strengths import no_style, verify_strengths
 
 BOARD = "observation/board"
 SIGNS = {"you": "●", "bot": "○"}  # distinct without colour too
@@ -49,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="0 plays at random, 1 at its best (1); between: a step of the game's ladder, see spar models strengths",
     )
+    parser.add_argument("--style", metavar="NAME", help="how it plays: a name that spar models strengths shows")
     parser.add_argument("--search-ms", type=float, default=0.0, metavar="MS", help="a model looks ahead so long (0)")
     parser.add_argument("--seat", type=int, default=0, metavar="N", help="yours; 0 begins (0)")
     parser.add_argument("--browser", action="store_true", help="play in the browser instead")
@@ -106,15 +107,22 @@ class _Opponent:
         return int(self.last.action), Behaviour(self.last.actor, self.last.logp)
 
 
-def _opponent(name: str, spec: GameSpec, config: Config, strength: float | None) -> _Opponent:
+def _opponent(name: str, spec: GameSpec, config: Config, strength: float | None, style: str | None) -> _Opponent:
+    if style is not None and name != "champion":
+        do = "Leave out --model or --style"
+        raise ConfigError("a model or script that is named plays in its own way", where="--style", do=do)
     if name.startswith("script:"):
         script = script_for(spec, name.removeprefix("script:"))
         return _Opponent(f"script:{script.name}", f"the script {script.name}", script)
     with open_registry(config.registry_url) as registry:
         sold = registry.strengths(spec.id, spec.version) if name == "champion" else None
-        if sold is not None and strength is not None and strength < 1.0:
-            step = verify_strengths(sold, registry.trust, spec).step(strength)
-            says = f"model {step.model[:8]} ({step.does}, {step.elo:+.0f} Elo above random play)"
+        if sold is None and style is not None:
+            raise no_style(spec.id, style, [])
+        strength = 1.0 if strength is None else strength
+        if sold is not None and (strength < 1.0 or style is not None):
+            step = verify_strengths(sold, registry.trust, spec).step(strength, style)
+            about = f"style {style}, " if style is not None else ""
+            says = f"model {step.model[:8]} ({about}{step.does}, {step.elo:+.0f} Elo above random play)"
             plays = LadderChooser(step, Chooser(registry.fetch(step.model)))
             return _Opponent(plays.actor, says, plays)
         if name == "champion":
@@ -133,7 +141,7 @@ def _opponent(name: str, spec: GameSpec, config: Config, strength: float | None)
 def _in_terminal(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     game = open_game("connect-four")
     you, bot = args.seat, 1 - args.seat
-    opponent = _opponent(args.model, game.spec, args.config, args.strength)
+    opponent = _opponent(args.model, game.spec, args.config, args.strength, args.style)
     if args.search_ms and not isinstance(opponent.plays, Script):
         tree = TreeSearch(lambda n: open_game("connect-four", n), game.spec)
         opponent = replace(opponent, search_ms=args.search_ms, tree=tree)

@@ -54,6 +54,7 @@ class Connection(Closable):
 
     def __init__(self, url: str, game: str, player: str | None, settings: Settings) -> None:
         self._settings, self._player, self._counters = settings, player, Counters()
+        self._style = settings.style  # None once the gateway said that there is no such style
         self._rates: OrderedDict[EpisodeId, float] = OrderedDict()
         self._groups: dict[str, VectorRecorder] = {}
         self._open: dict[int, Episode] = {}
@@ -72,7 +73,8 @@ class Connection(Closable):
             begun.pop_all()
         self._sender = Sender(self._uploads, self._spool, self._counters, self._rng.spawn(1)[0], settings.retry_most_s)
         self._recorder = Recorder(self._spool, self._counters, settings.flush_every_s, self._sender.wake)
-        self._models = Models(folder, self.spec, client, settings.trust, self._counters, settings.strength)
+        sold = (settings.strength, settings.style)
+        self._models = Models(folder, self.spec, client, settings.trust, self._counters, *sold)
         if self._gateway is not None and settings.act == "local":
             self._models.start(self._gateway, settings.poll_every_s, self._rng.spawn(1)[0])
             if settings.wait_for_model_s and self.model is None:
@@ -144,7 +146,7 @@ class Connection(Closable):
     ) -> Decision:
         """The action for one observation, for Episode.act: by the gateway, by `chooser`, or at random without either.
         `last` is the episode's last decision by a recurrent model, whose state goes on."""
-        asked = replace(asked, strength=self._settings.strength)
+        asked = replace(asked, strength=self._settings.strength, style=self._style)
         if self._gateway is not None and self._settings.act == "server":
             state, model = (None, None) if last is None else (last.state_after, last.model)
             if asked.game_state is not None:
@@ -157,6 +159,12 @@ class Connection(Closable):
                 self._counters.add(act_fallbacks=1)
                 self._warn_random(str(error))
                 return uniform(seat, asked.legal, self._rng)
+            except Refused as error:
+                if self._style is None:
+                    raise
+                self._counters.warn_once(str(error))
+                self._style = None
+                return self.decide(index, seat, chooser, asked, last)
         if chooser is None:
             none = f"there is no champion of {self.spec.id} {self.spec.version} yet"
             late = "the champion was not fetched yet: connect(wait_for_model_s=10) waits for it"

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from sparring.errors import ConfigError, Missing, Unreachable
+from sparring.errors import ConfigError, Missing, Refused, Unreachable
 from sparring.games.spec import SeatSpec
 from sparring.nets.chooser import RANDOM_ACTOR, ActRequest, Decision
 from sparring.wire.champion import Signed
@@ -52,6 +52,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
     code: str = ""
     message: str = ""
+    do: str = ""
+    field: str = ""
 
 
 class UploadBody(msgspec.Struct, frozen=True):
@@ -198,14 +200,16 @@ class Gateway:
             raise self._unreachable(error) from None
 
     def act(self, index: int, seat: SeatSpec, request: ActRequest, model: ModelId | None, timeout_s: float) -> Decision:
-        """The gateway's choice, or Unreachable. A recurrent `state` goes back to the model that gave it, even if there
-        is a new champion meanwhile."""
+        """The gateway's choice, Unreachable, or Refused where it sells no such style. A recurrent `state` goes back to
+        the model that gave it, even if there is a new champion meanwhile."""
         body = {
             "observation": {name: np.asarray(value).tolist() for name, value in request.observation.items()},
             "legal": None if request.legal is None else np.asarray(request.legal, bool).tolist(),
             "seat": index,
             "strength": request.strength,
         }
+        if request.style is not None:
+            body["style"] = request.style
         if request.search_ms is not None:
             body["search_ms"] = request.search_ms
         if request.state is not None:
@@ -215,6 +219,10 @@ class Gateway:
             reply = self._ask("POST", path, content=msgspec.json.encode(body), headers=headers, timeout=timeout_s)
             answer = _read_action(reply.content) if reply.status == 200 else None
             wrong = f"it answered {reply.status}"
+            said = _read_upload(reply.content).error if reply.status == 422 else ErrorBody()
+            if said.field == "style":
+                do = "What the game sells otherwise is taken"
+                raise Refused(said.message, where=f"{self.url}{path}", do=do, field="style", value=request.style)
         except (httpx.TransportError, msgspec.DecodeError, UnicodeDecodeError) as error:
             answer, wrong = None, f"no answer ({type(error).__name__})"
         if answer is None:

@@ -17,13 +17,13 @@ from numpy.random import Generator
 from sparring.client.file_lock import locked, write_whole
 from sparring.client.gateway import Gateway
 from sparring.client.statistics import Counters
-from sparring.errors import Missing, ModelDamaged, SparringError
+from sparring.errors import Missing, ModelDamaged, Refused, SparringError
 from sparring.games.spec import GameSpec
 from sparring.nets.chooser import Chooser, LadderChooser
 from sparring.wire.champion import Champion, Signed, for_client, verify
 from sparring.wire.ids import ModelId
 from sparring.wire.model import ONNX, Card, Model, check
-from sparring.wire.strengths import Strengths, verify_strengths
+from sparring.wire.strengths import Strengths, no_style, verify_strengths
 
 log = logging.getLogger("sparring.client")
 
@@ -132,10 +132,12 @@ class Models:
         trust: str | None,
         counters: Counters,
         strength: float | None = None,
+        style: str | None = None,
     ) -> None:
-        """With a `strength` below 1 the game's ladder of strengths is looked for, too."""
+        """With a `strength` below 1 or a `style` the game's ladder of strengths is looked for, too."""
         self._folder, self._game = folder, game
-        self._strength = None if strength is None or strength >= 1.0 else strength
+        self._strength, self._style = 1.0 if strength is None else strength, style
+        self._by_ladder = self._strength < 1.0 or style is not None
         self._step: LadderChooser | None = None
         self._ladder: Strengths | None = None
         self._client, self._trust, self._counters = client, trust, counters
@@ -158,8 +160,8 @@ class Models:
         self._thread.start()
 
     def chooser(self, seat: int) -> Chooser | LadderChooser | None:
-        """What acts for that seat: the step of the ladder for this strength where there is a ladder, else the newest
-        verified champion; None where there is none yet."""
+        """What acts for that seat: the step of the ladder for this strength and style where there is a ladder, else the
+        newest verified champion; None where there is none yet."""
         if self._thread is not None and seat not in self._seats:
             self._add_seat(seat)
             self._wake.set()
@@ -196,7 +198,7 @@ class Models:
                 self._begun += 1
             for seat in tuple(self._seats):
                 self._poll(seat)
-            if self._strength is not None:
+            if self._by_ladder:
                 self._poll_ladder()
             with self._polled:
                 self._done = self._begun
@@ -237,6 +239,8 @@ class Models:
             write_whole(self._ladder_path, msgspec.json.encode(signed))
         except Missing:
             log.debug("no ladder of strengths of %s %s", self._game.id, self._game.version)
+            if self._style is not None:
+                self._counters.warn_once(str(no_style(self._game.id, self._style, [])))
         except (SparringError, OSError, RuntimeError) as error:
             if not self._stopping.is_set():
                 self._counters.warn_once(f"strengths: {error}")
@@ -244,7 +248,7 @@ class Models:
     def _begin_ladder(self) -> None:
         """Begin with the ladder held on disk, whose models are there too."""
         try:
-            if self._strength is not None and self._ladder_path.exists():
+            if self._by_ladder and self._ladder_path.exists():
                 self._use_ladder(_read_signed(self._ladder_path.read_bytes()), fetch=False)
         except (SparringError, OSError, msgspec.DecodeError) as error:
             log.debug("the ladder held on disk is not used: %s", error)
@@ -260,11 +264,19 @@ class Models:
             raise _not("the strengths are older than those seen before", "Ask the gateway's operator")
         if ladder == self._ladder:
             return
-        step = ladder.step(self._strength or 0.0)
+        try:
+            step = ladder.step(self._strength, self._style)
+        except Refused as error:  # styles change with the league: the game goes on without
+            self._counters.warn_once(str(error))
+            if self._strength >= 1.0:
+                self._ladder, self._step = ladder, None
+                return
+            step = ladder.step(self._strength)
         model = Chooser((self._fetch if fetch else self._read)(step.model))
         model.check(game.seats[0], game.frame_stack)
         self._ladder, self._step = ladder, LadderChooser(step, model)
-        log.info("strength %s is %s: %s", self._strength, step.model[:12], step.does)
+        about = f"strength {self._strength}" + (f" of style {self._style}" if self._style else "")
+        log.info("%s is %s: %s", about, step.model[:12], step.does)
 
     @property
     def _ladder_path(self) -> Path:

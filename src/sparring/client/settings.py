@@ -18,6 +18,7 @@ class SettingsKeys(TypedDict, total=False):
     token: str | None
     trust: str | None
     strength: float | None
+    style: str | None
     act: Literal["local", "server"]
     spec: GameSpec | str | Path | None
     folder: str | Path | None
@@ -42,6 +43,7 @@ class Settings:
     token: str | None = None  # an API key or a player token; never logged, never written to disk
     trust: str | None = None  # "ed25519:…" or "ed25519:…@COUNTER", as spar prints it; None pins the first key seen
     strength: float | None = None  # 1 is the model at its best, 0 a random action; None is 1
+    style: str | None = None  # a name of `spar models strengths GAME`: how it plays; None is any way
     act: Literal["local", "server"] = "local"  # where the model runs
     spec: GameSpec | str | Path | None = None  # the game's spec, or its TOML file; None asks catalogue, then gateway
     folder: str | Path | None = None  # spool, models and pins; None is the user's data folder

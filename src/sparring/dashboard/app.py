@@ -34,6 +34,7 @@ from sparring.registry.registry import Registry
 from sparring.store.protocol import GameStats, Minute, Store
 from sparring.wire.champion import Champion, read_champion
 from sparring.wire.ids import GameId, ModelId
+from sparring.wire.strengths import verify_strengths
 
 FRESH_S = 1.0  # pages poll every second or two; many of them cost as much as one
 MINUTES_FRESH_S = 5.0  # an hour of them is some thousand rows
@@ -87,6 +88,13 @@ class Fresh(Generic[Value]):
             return self._held[1]
 
 
+class StyleRow(msgspec.Struct, frozen=True):
+    """A style that a game sells."""
+
+    name: str
+    means: str
+
+
 class GameRow(msgspec.Struct, frozen=True, kw_only=True):
     """A game in its newest version, what the store holds of it, and its champion."""
 
@@ -101,6 +109,7 @@ class GameRow(msgspec.Struct, frozen=True, kw_only=True):
     last_received_ms: int | None
     models: int
     champion: Champion | None
+    styles: list[StyleRow]
     running: int  # training runs
 
 
@@ -297,6 +306,7 @@ class Dashboard:
             last_received_ms=stats.last_received_ms,
             models=len(self._registry.models(spec.id)),
             champion=self._champion(spec),
+            styles=self._styles(spec),
             running=running,
         )
 
@@ -306,6 +316,14 @@ class Dashboard:
         except ModelDamaged:
             return None
         return None if signed is None else read_champion(base64.b64decode(signed.payload))
+
+    def _styles(self, spec: GameSpec) -> list[StyleRow]:
+        try:
+            signed = self._registry.strengths(spec.id, spec.version)
+            sold = () if signed is None else verify_strengths(signed, self._registry.trust, spec).styles
+        except ModelDamaged:
+            return []
+        return [StyleRow(one.name, one.means) for one in sold]
 
 
 def _model(listed: ListedModel, champion: Champion | None) -> ModelRow:

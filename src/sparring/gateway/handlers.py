@@ -203,6 +203,7 @@ class ActCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     The gateway keeps no state between calls: a recurrent model's `state` comes with each answer, and goes back with the
     next request of the same episode, together with that answer's `model`. It is null where the episode begins.
+    `strength` and `style` choose from the ladder that the game sells, unless a `model` is named.
     `search_ms` lets the model look ahead for so long, at most gateway.max_search_ms, in games whose observation shows
     the whole state.
     """
@@ -211,6 +212,7 @@ class ActCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     legal: list[Any] | None = None
     seat: int = 0
     strength: float | None = None
+    style: str | None = None
     model: ModelId | None = None
     state: list[float] | None = None
     version: str | None = None
@@ -258,7 +260,11 @@ def _read_act(body: bytes, game: str, state: GatewayState) -> tuple[GameSpec, Ac
     observation = observation_of(seat, call.observation, spec.frame_stack)
     memory = None if call.state is None else array("state", call.state, "float32")
     legal, vary = legal_of(seat, call.legal), spec.has_rivals
-    return spec, call, ActRequest(observation, legal, call.strength, memory, call.search_ms, vary=vary)
+    return (
+        spec,
+        call,
+        ActRequest(observation, legal, call.strength, memory, call.search_ms, vary=vary, style=call.style),
+    )
 
 
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

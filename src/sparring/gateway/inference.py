@@ -30,7 +30,7 @@ from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array, Column
 from sparring.wire.ids import GameId, ModelId
-from sparring.wire.strengths import Strengths, StrengthStep, verify_strengths
+from sparring.wire.strengths import Strengths, StrengthStep, no_style, verify_strengths
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,15 @@ class InferenceServer:
         self._rng = np.random.default_rng()
 
     async def decide(self, spec: GameSpec, seat: int, request: ActRequest, model: ModelId | None = None) -> Decision:
-        """The action of `model`, by default the champion's; a random one (model None) where there is no champion."""
-        if model is None and request.strength is not None and request.strength < 1.0:
+        """The action of `model`, by default the champion's; a random one (model None) where there is no champion.
+        Refused where the game sells no such style."""
+        strength = 1.0 if request.strength is None else request.strength
+        if model is None and (strength < 1.0 or request.style is not None):
             ladder = await self._ladder(spec)
             if ladder is not None:
-                return await self._by_ladder(ladder.step(request.strength), spec, seat, request)
+                return await self._by_ladder(ladder.step(strength, request.style), spec, seat, request)
+            if request.style is not None:
+                raise no_style(spec.id, request.style, [])
         chosen = model or await self._champion(spec, seat)
         if chosen is None:
             _check_state(request.state, 0)
@@ -161,8 +165,7 @@ class InferenceServer:
 
     def _sold(self) -> set[ModelId]:
         """The models of all ladders, which nobody names but the operator."""
-        steps = [step for _, ladder in self._ladders.values() if ladder is not None for step in ladder.steps]
-        return {step.model for step in steps}
+        return {model for _, ladder in self._ladders.values() if ladder is not None for model in ladder.models}
 
     def _read(self, model: ModelId, spec: GameSpec) -> Chooser:
         _check_spec(model, self._registry.card(model).spec, spec)

@@ -111,6 +111,7 @@ class OpenSeat:
     ) -> None:
         layout = layout_of(spec, start.seat)
         self.strength, self._tick = start.strength, -1
+        self.style = None if start.style is msgspec.UNSET else start.style
         self.failed: SparringError | None = None  # why nothing more of it is recorded
         self.last: Decision | None = None  # a recurrent model's: the same model goes on from its state
         self._stacks = FrameStacks(layout.seat, spec.frame_stack, 1)
@@ -262,7 +263,9 @@ class Conversation:
         seat.advance(message.reward, message.tick)
         state, model = (None, None) if seat.last is None else (seat.last.state_after, seat.last.model)
         vary = self._spec.has_rivals
-        request = ActRequest(seat.stacked(observation), legal, seat.strength, state, search_ms, vary=vary)
+        request = ActRequest(
+            seat.stacked(observation), legal, seat.strength, state, search_ms, vary=vary, style=seat.style
+        )
         decision = await self._state.inference.decide(self._spec, message.seat, request, model)
         seat.last = decision if decision.state_after is not None else None
         self._state.metrics.count_act(decision.model)

@@ -4,6 +4,9 @@ A step is a member, or where none has its rating the next stronger one with a sh
 the weaker it is, but by how much nobody can compute; so the steps play each other, and their shares change until the
 measured ratings are even. (Moves of a weaker member in between were tried: two models that take turns may be weaker
 than either, so ratings did not rise with the share.)
+
+Each style of the league (styles.py) has a ladder too: its members, weakened until they are rated as the steps of the
+first ladder are, so that a strength means the same in all of them.
 """
 
 import time
@@ -20,18 +23,20 @@ from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec
 from sparring.league.matches import MatchFile
 from sparring.league.payoff import Payoff
-from sparring.league.ratings import Rating, elo_ratings
+from sparring.league.ratings import ELO, NORMAL_95, PRIOR_ELO, Rating, elo_ratings
 from sparring.league.standings import ANCHOR, Ladder
+from sparring.league.styles import FEWEST, MEMBERS, evenly, features_of, find_styles, watch
 from sparring.nets.forward import Forward
 from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
 from sparring.wire.ids import ModelId
 from sparring.wire.model import Model
-from sparring.wire.strengths import STEPS, Strengths, StrengthStep
+from sparring.wire.strengths import STEPS, Strengths, StrengthStep, Style
 
 ROUNDS = 8  # of measuring and changing at most
 PAIR_GAMES, LAST_PAIR_GAMES = 1_000, 2_000  # between two steps in a round, and in the last one, which rates them
+STYLE_ROUNDS, STYLE_GAMES, LAST_STYLE_GAMES = 4, 400, 1_000  # of a style's step against each neighbour of its place
 NEAR = 2  # a step plays those at most so many steps away: against others nearly every result is the same
 EVEN = 0.2  # of a gap: no step is further from its target
 DAMPED = 0.6  # of the change that would be right if a measured rating had no noise
@@ -68,11 +73,11 @@ def models_of(members: Sequence[Rated], top: str, steps: int = STEPS) -> list[Ra
     return [*found, best]
 
 
-def first_places(elos: Sequence[float], steps: int = STEPS) -> list[Place]:
-    """Where a ladder begins to be measured: of each step the weakest model that is strong enough, and the share of its
-    moves that its rating suggests. `elos` are those of the models."""
+def first_places(elos: Sequence[float], steps: int = STEPS, top: float | None = None) -> list[Place]:
+    """Where a ladder up to the rating `top` (of the last model) begins to be measured: of each step the weakest model
+    that is strong enough, and the share of its moves that its rating suggests. `elos` are those of the models."""
     places = [Place(0, 0.0)]
-    for target in np.linspace(0.0, elos[-1], steps)[1:-1].tolist():
+    for target in np.linspace(0.0, elos[-1] if top is None else top, steps)[1:-1].tolist():
         model = next(at for at, elo in enumerate(elos) if elo >= target - 1e-9 or at == len(elos) - 1)
         places.append(_place(model, target / elos[model]))
     return [*places, Place(len(elos) - 1, 1.0)]
@@ -150,9 +155,64 @@ class LadderMaker:
         found = [replace(one, elo=one.elo - zero, low=one.low - zero, high=one.high - zero) for one in rated.values()]
         return sorted(found, key=lambda one: int(one.member)), pair_games * len(pairs)
 
+    def made_beside(
+        self, main: "LadderMaker", steps: Sequence[Place], ratings: Sequence[Rating]
+    ) -> tuple[list[Place], list[Rating], int]:
+        """The places at which these models are rated as the `steps` of another ladder are, or as near as they come;
+        their ratings, and how many games were played."""
+        places, games = first_places(self.elos, len(steps), main.elos[-1]), 0
+        for number in range(STYLE_ROUNDS):
+            found, played = self._measured_beside(main, steps, ratings, places, STYLE_GAMES, number)
+            games += played
+            inner = zip(places[1:-1], found[1:-1], ratings[1:-1], strict=True)
+            between = [moved(at, one.elo, target.elo, self.elos) for at, one, target in inner]
+            places = [places[0], *between, places[-1]]
+        found, played = self._measured_beside(main, steps, ratings, places, LAST_STYLE_GAMES, STYLE_ROUNDS)
+        return places, found, games + played
+
+    def _measured_beside(
+        self,
+        main: "LadderMaker",
+        steps: Sequence[Place],
+        ratings: Sequence[Rating],
+        places: Sequence[Place],
+        pair_games: int,
+        salt: int,
+    ) -> tuple[list[Rating], int]:
+        found, played = [ratings[0]], 0  # random play is the same in all ladders
+        for at, place in enumerate(places[1:], 1):
+            if place == places[at - 1]:  # nobody is stronger
+                found.append(found[-1])
+                continue
+            near, points = [k for k in (at - 1, at, at + 1) if k < len(steps)], 0.0
+            for k in near:
+                seed = 10_000 * self.seed + 5_000 + 1_000 * salt + 20 * at + k
+                one, two = self._player(place, seed), main._player(steps[k], seed + 500)
+                games = evaluate(self.spec.id, one, episodes=pair_games, seed=seed, against=two)
+                points += (games.wins or 0) + (games.draws or 0) / 2
+            found.append(rating_against([ratings[k].elo for k in near], points, pair_games, str(at)))
+            played += pair_games * len(near)
+        return found, played
+
     def _player(self, place: Place, seed: int) -> MixedForward:
         rng = np.random.default_rng([seed, place.model, round(1e6 * place.share)])
         return MixedForward(self.networks[place.model], place.share, rng)
+
+
+def rating_against(elos: Sequence[float], points: float, games: int, member: str = "") -> Rating:
+    """The rating by the points from so many games against each of several opponents, whose ratings are taken as true;
+    with the prior of `elo_ratings` about their mean."""
+    known, prior = np.array(elos) / ELO, (ELO / PRIOR_ELO) ** 2
+    centre = strength = float(known.mean())
+    for _ in range(50):  # Newton's method, with steps that cannot overshoot far
+        chance = 1.0 / (1.0 + np.exp(known - strength))
+        information = games * float((chance * (1 - chance)).sum()) + prior
+        step = (points - games * float(chance.sum()) - prior * (strength - centre)) / information
+        strength += min(max(step, -1.0), 1.0)
+        if abs(step) < 1e-9:
+            break
+    elo, doubt, played = ELO * strength, NORMAL_95 * ELO / information**0.5, games * len(elos)
+    return Rating(member, elo, elo - doubt, elo + doubt, played, points / played)
 
 
 def make_strengths(
@@ -181,25 +241,65 @@ def make_strengths(
     chosen = models_of(rated, top)
     tell(f"{len(chosen)} of {len(rated)} models make the ladder, the strongest is {top[:12]}")
     networks = [forward_of(models[one.member]) for one in chosen]
-    places, ratings, games = LadderMaker(spec, networks, [one.elo for one in chosen], seed, tell).made()
-    steps = tuple(
-        StrengthStep(
-            elo=round(rating.elo, 1),
-            low=round(rating.low, 1),
-            high=round(rating.high, 1),
-            model=ModelId(chosen[place.model].member),
-            share=round(place.share, 4),
-        )
-        for place, rating in zip(places, ratings, strict=True)
-    )
+    maker = LadderMaker(spec, networks, [one.elo for one in chosen], seed, tell)
+    places, ratings, games = maker.made()
+    styles = list[Style]()
+    for name, means, alike in _styles(spec, models, rated, chosen[-1], seed, tell):
+        few = _below(alike, chosen[-1])
+        own = LadderMaker(spec, [forward_of(models[one.member]) for one in few], [one.elo for one in few], seed)
+        steps = _steps(few, *own.made_beside(maker, places, ratings)[:2])
+        ids = tuple(ModelId(one.member) for one in alike)
+        styles.append(Style(name=name, means=means, members=ids, steps=steps))
+        tell(f"style {name}: {len(alike)} members, up to {steps[-1].elo:+.0f} Elo; {means}")
     return Strengths(
         game=spec.id,
         version=spec.version,
         spec=spec.hash,
         games=games,
         issued_at_ms=int(time.time() * 1000),
-        steps=steps,
+        steps=_steps(chosen, places, ratings),
+        styles=tuple(styles),
     )
+
+
+def _steps(models: Sequence[Rated], places: Sequence[Place], ratings: Sequence[Rating]) -> tuple[StrengthStep, ...]:
+    return tuple(
+        StrengthStep(
+            elo=round(rating.elo, 1),
+            low=round(rating.low, 1),
+            high=round(rating.high, 1),
+            model=ModelId(models[place.model].member),
+            share=round(place.share, 4),
+        )
+        for place, rating in zip(places, ratings, strict=True)
+    )
+
+
+def _styles(
+    spec: GameSpec, models: dict[str, Model], rated: Sequence[Rated], top: Rated, seed: int, tell: Callable[[str], None]
+) -> list[tuple[str, str, list[Rated]]]:
+    """Name, meaning and members of each style of the members that are better than random play."""
+    members = sorted(
+        (one for one in rated if one.elo >= top.elo / (STEPS - 1) / 2), key=lambda one: (one.elo, one.member)
+    )
+    members = [members[at] for at in evenly(len(members), MEMBERS)]
+    if len(members) < FEWEST:
+        tell(f"no styles: {len(members)} members are better than random play, {FEWEST} or more are needed")
+        return []
+    watched = [watch(spec, [models[one.member] for one in members], 2 * seed + again) for again in (0, 1)]
+    (features, values), (_, fresh) = (features_of(spec, one) for one in watched)
+    found, separate = find_styles(features, values, fresh, [one.elo for one in members])
+    if not found:
+        tell(
+            f"one style: {len(members)} members do not differ in groups that could be named (silhouette {separate:.2f})"
+        )
+    return [(one.name, one.means, [members[at] for at in one.members]) for one in found]
+
+
+def _below(members: Sequence[Rated], top: Rated) -> list[Rated]:
+    """The models of a style's ladder: none is stronger than the champion, unless all are."""
+    weaker = [one for one in members if one.elo <= top.elo] or [min(members, key=lambda one: one.elo)]
+    return models_of(weaker, max(weaker, key=lambda one: one.elo).member)
 
 
 def _usable(registry: Registry, model: ModelId, spec: GameSpec) -> Model | None:

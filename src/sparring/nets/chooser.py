@@ -38,6 +38,7 @@ class ActRequest:
     search_ms: float | None = None  # look ahead for so long
     game_state: bytes | None = None  # of `save()`, where a search begins; None: the observation shows it
     vary: bool = False  # at full strength, without a search, a choice nearly as good as the best is taken as well
+    style: str | None = None  # of the strengths that the game sells
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,8 +183,8 @@ class Registry(ABC):
 
     def sell(self, strengths: Strengths) -> Signed:
         """Sign this ladder and store it in place of the one before; Missing where a model of it is not here."""
-        for step in strengths.steps:
-            self.card(step.model)
+        for model in sorted(strengths.models):
+            self.card(model)
         signed = sign(strengths, self._key.private())
         self._objects.put(_strengths_key(strengths.game, strengths.version), msgspec.json.encode(signed))
         return signed

@@ -33,6 +33,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", forbid_unknown_fields=True
     strength: float | None = None
     record: bool = True
     seed: int | None = None
+    style: str | msgspec.UnsetType | None = msgspec.UNSET  # of the strengths that the game sells
 
 
 class Observe(msgspec.Struct, frozen=True, tag="observe", forbid_unknown_fields=True):

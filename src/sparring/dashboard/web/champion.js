@@ -42,16 +42,26 @@ export class Champions {
   }
 
   /**
-   * What plays at a strength: {model, share} of the ladder that the game sells, with the model loaded; null where there
-   * is no ladder, or the champion itself plays.
+   * What plays at a strength in a style: {model, share} of the ladder that the game sells, with the model loaded; null
+   * where there is no ladder, or the champion itself plays. A style that is not sold is said, and left out.
    */
-  async step(strength) {
-    if (strength === null || strength === undefined || strength >= 1) return null;
+  async step(strength, style = null) {
+    const share = strength ?? 1;
+    if (share >= 1 && !style) return null;
+    const found = style && (await this.styles()).find((one) => one.name === style);
+    if (style && !found) this.notice = noStyle(style, this.strengths?.styles ?? []);
     if (!this.looked) await this.#refreshStrengths();
-    if (!this.strengths) return null;
-    const { steps } = this.strengths;
-    const { model, share } = steps[Math.round(strength * (steps.length - 1))];
-    return { share, model: await this.#known(model) };
+    if (!this.strengths || (share >= 1 && !found)) return null;
+    const { steps } = found || this.strengths;
+    const step = steps[Math.round(share * (steps.length - 1))];
+    return { share: step.share, model: await this.#known(step.model) };
+  }
+
+  /** The styles that the game sells: [{name, means}, …]; none before there is a champion, whose key is the trusted one. */
+  async styles() {
+    if (!this.manifest) return [];
+    if (!this.looked) await this.#refreshStrengths();
+    return this.strengths?.styles ?? [];
   }
 
   async #known(id) {
@@ -149,6 +159,11 @@ async function checkSignature(key, signature, payload) {
 
 function fromBase64(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+}
+
+function noStyle(style, styles) {
+  const names = styles.map((one) => one.name).join(", ");
+  return `there is no style "${style}"; ${names ? `the styles are ${names}` : "no styles are sold"}`;
 }
 
 function bad(wrong) {

@@ -18,8 +18,8 @@ export { SparringError };
 
 /**
  * A connection to one game on one server. Options: game (needed), player (the game's own name for the person),
- * token, trust ("ed25519:…"), strength (0 chance … 1 at its best; null: at its best), act ("local" | "server"),
- * storage (by default localStorage), onChange (called whenever statistics or the model change), champion (false: wait
+ * token, trust ("ed25519:…"), strength (0 chance … 1 at its best; null: at its best), style (a name of styles();
+ * null: any), act ("local" | "server"), storage (by default localStorage), onChange (called whenever statistics or the model change), champion (false: wait
  * for refresh() before asking for one), record (false: episodes are not recorded until allow(true)).
  */
 export async function connect(url, options) {
@@ -54,6 +54,7 @@ export class Connection {
     this.player = options.player ?? null;
     this.record = options.record ?? true;
     this.strength = options.strength ?? null;
+    this.style = options.style ?? null;
     this.sampleRate = about.sample_rate ?? 1;
     this.onChange = options.onChange ?? (() => {});
     this.random = options.random ?? Math.random;
@@ -93,6 +94,11 @@ export class Connection {
     }
   }
 
+  /** The styles that the game sells, [{name, means}, …]: what `style` may be. */
+  async styles() {
+    return this.champions.styles();
+  }
+
   /**
    * Open one seat of an episode. Give the same `episode` to every seat of one game. `leaving` returns what the
    * seat sees when the page is closed in the middle: the episode is then recorded as cut short.
@@ -125,11 +131,11 @@ export class Connection {
    * What the model would do, without doing it: {action, best, logp, value, chances, model}. A model that remembers
    * is given back the thought before as `held`; its memory is `before` and `after` the call.
    */
-  async think(observation, legal = null, seat = 0, strength = this.strength, held = null) {
+  async think(observation, legal = null, seat = 0, strength = this.strength, held = null, style = this.style) {
     const model = this.champions.model;
-    if (model && !model.network) return this.#ask(observation, legal, seat, strength, held);
+    if (model && !model.network) return this.#ask(observation, legal, seat, strength, held, style);
     if (!model) return this.#chance(legal, seat);
-    const step = await this.champions.step(strength);
+    const step = await this.champions.step(strength, style);
     if (step === null) return this.#thought(model, observation, legal, seat, strength, held);
     if (step.share === 0) return this.#chance(legal, seat);
     return this.#thought(step.model, observation, legal, seat, step.share, null);
@@ -144,16 +150,29 @@ export class Connection {
     return { ...chosen, ...about, before: memory ?? after?.map(() => 0) ?? null, after };
   }
 
-  async #ask(observation, legal, seat, strength, held) {
+  async #ask(observation, legal, seat, strength, held, style) {
     const leaves = this.spec.seats[seat].observation;
     const said = Object.fromEntries(leaves.map((leaf) => [leaf.name, nested(leafOf(observation, leaf), leaf)]));
     const body = { observation: said, legal: legal && Array.from(legal, Boolean), seat, strength };
+    if (style) body.style = style;
     if (held?.after) Object.assign(body, { state: Array.from(held.after), model: held.model });
-    const answer = await this.server.post(`/v1/games/${this.game}/act`, body);
+    const answer = await this.#answer(body);
     const actor = answer.model ? `model:${answer.model}` : "script:random";
     const after = answer.state ?? null;
     const before = held?.after ?? after?.map(() => 0) ?? null;
     return { ...answer, best: answer.action, chances: null, actor, before, after };
+  }
+
+  /** The server's choice; a style that it does not sell is said, and left out. */
+  async #answer(body) {
+    const path = `/v1/games/${this.game}/act`;
+    try {
+      return await this.server.post(path, body);
+    } catch (error) {
+      if (error.field !== "style") throw error;
+      this.champions.notice = error.wrong;
+      return this.server.post(path, { ...body, style: null });
+    }
   }
 
   #chance(legal, seat) {

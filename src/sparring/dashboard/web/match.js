@@ -47,7 +47,7 @@ export class Match {
     const { game, person, advised } = this;
     // Asked again at one tick, a model with a memory must not remember that tick twice.
     const held = advised?.tick === game.tick ? advised.held : advised?.thought ?? null;
-    const thought = await this.connection.think(game.observation(person), game.legal(person), person, null, held);
+    const thought = await this.connection.think(game.observation(person), game.legal(person), person, null, held, null);
     this.advised = { tick: game.tick, held, thought };
     return thought;
   }

@@ -1,20 +1,25 @@
 // Beside the board: who is met and how strong, advice, the tally, and what the server said it kept.
 
-import { $, ago, brief, count, say, server, short } from "./page.js";
+import { $, ago, brief, count, h, say, server, short } from "./page.js";
 import { SparringError } from "./server.js";
 
 const REFRESH_EVERY_MS = 3000;
 export const NO_ADVICE = "There is no champion yet, so there is no advice worth having.";
 
 /** Whether the champion is another than the one held: asked of the overview, which is never a 404. */
-export async function newer(connection) {
+export async function newer(connection, row = null) {
+  const current = (row ?? (await overview(connection.game)))?.champion?.model ?? null;
+  return current !== null && current !== connection.model;
+}
+
+/** The game's row of the overview; null while the server rests, and the model that is held plays on. */
+async function overview(game) {
   try {
     const { games } = await server.get("/api/games");
-    const current = games.find((one) => one.id === connection.game)?.champion?.model ?? null;
-    return current !== null && current !== connection.model;
+    return games.find((one) => one.id === game) ?? null;
   } catch (error) {
     if (!(error instanceof SparringError)) throw error;
-    return false; // the server rests; the model that is held plays on
+    return null;
   }
 }
 
@@ -22,12 +27,17 @@ export class Panel {
   constructor(connection, game, yourData) {
     Object.assign(this, { connection, game, yourData });
     this.tally = { won: 0, drawn: 0, lost: 0 };
+    this.styles = [];
     this.onAdvice = () => {};
     this.between = () => true; // whether the model may be exchanged now
     connection.onChange = () => this.show();
     this.#remembered("strength", (value) => {
       connection.strength = value === 100 ? null : value / 100;
       return value === 100 ? "at its best" : value === 0 ? "chance" : `${value} %`;
+    });
+    $("style").addEventListener("change", () => {
+      this.#useStyle($("style").value);
+      localStorage.setItem(`sparring/style/${game}`, $("style").value);
     });
     $("advice").addEventListener("change", () => this.onAdvice());
     this.show();
@@ -49,7 +59,9 @@ export class Panel {
   async refresh() {
     const [before, first] = [this.connection.model, !this.looked];
     this.looked = true;
-    if (!(await newer(this.connection)) || !(await this.connection.refresh())) return;
+    const row = await overview(this.connection.game);
+    if (row) this.#offerStyles(row.styles);
+    if (!(await newer(this.connection, row ?? {})) || !(await this.connection.refresh())) return;
     this.show();
     if (first) return; // what is found at the start is met, not learned while we watch
     const change = before === null ? "the bot has learned something" : "the bot improved";
@@ -118,6 +130,24 @@ export class Panel {
     toast.classList.add("up");
     clearTimeout(this.toasting);
     this.toasting = setTimeout(() => toast.classList.remove("up"), 5000);
+  }
+
+  /** The styles that the game sells; a browser that chose one finds it chosen. */
+  #offerStyles(styles) {
+    if (JSON.stringify(styles) === JSON.stringify(this.styles)) return;
+    this.styles = styles;
+    this.connection.champions.looked = false; // its next move asks for the ladder again
+    $("style-field").hidden = !this.styles.length;
+    const names = this.styles.map(({ name }) => h("option", { value: name }, name));
+    $("style").replaceChildren(h("option", { value: "" }, "any"), ...names);
+    this.#useStyle(localStorage.getItem(`sparring/style/${this.game}`) ?? "");
+  }
+
+  #useStyle(name) {
+    const found = this.styles.find((one) => one.name === name);
+    $("style").value = found ? name : "";
+    this.connection.style = found ? name : null;
+    say($("style-says"), found ? `This style: ${found.means}.` : "");
   }
 
   async #look() {

@@ -2,9 +2,9 @@
 
 /** Says what was wrong, where and what to do. `status` 0: no answer came; `results` where an upload has them. */
 export class SparringError extends Error {
-  constructor(wrong, { where = "", doThis = "", status = 0, code = "", results = null } = {}) {
+  constructor(wrong, { where = "", doThis = "", status = 0, code = "", field = "", results = null } = {}) {
     super([where && `${where}: `, wrong, ".", doThis && ` ${doThis}.`].join("").replace(/\.\.+/g, "."));
-    Object.assign(this, { name: "SparringError", wrong, where, doThis, status, code, results });
+    Object.assign(this, { name: "SparringError", wrong, where, doThis, status, code, field, results });
   }
 
   /** Whether the same call may succeed later. */
@@ -52,6 +52,6 @@ async function refusal(response) {
   const said = await response.json().catch(() => null); // a proxy's error page is not JSON
   const error = said?.error ?? {};
   return new SparringError(error.message ?? `the server answered ${response.status}`, {
-    status: response.status, code: error.code ?? "", doThis: error.do ?? "", results: said?.results ?? null,
+    status: response.status, code: error.code ?? "", field: error.field ?? "", doThis: error.do ?? "", results: said?.results ?? null,
   });
 }
