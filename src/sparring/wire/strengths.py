@@ -57,7 +57,7 @@ class Strengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def step(self, strength: float, style: str | None = None) -> StrengthStep:
         """The step for a strength from 0 to 1, of a style where one is named; Refused where there is none of it."""
         steps = self.steps if style is None else self.style(style).steps
-        return steps[round(strength * (len(steps) - 1))]
+        return steps[int(strength * (len(steps) - 1) + 0.5)]  # halves go up, as in the browser
 
     def style(self, name: str) -> Style:
         """The style of that name, or Refused."""
