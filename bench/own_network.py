@@ -4,8 +4,8 @@
 
 Both learn in one process, an update of one and an update of the other in turn, so that both meet the same machine: on
 CartPole with 64-64 on one thread, on Pong from pixels with the network of Mnih et al. 2015 on two threads. The built-in
-network skips windows of images that did not change (train.delta_conv), which a module cannot; the same network with
-ordinary convolutions stands beside it.
+network skips windows of images that did not change (train.delta_conv) in its first two layers, a module in its first
+while it learns; the built-in network with ordinary convolutions stands beside them.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def learn(game: str, network: str, threads: int, updates: int) -> dict[str, floa
     try:
         for turn in range(WARM_UPDATES + updates):
             for who, topology in topologies.items():
-                delta_conv.enable(who == BUILT_IN)
+                delta_conv.enable(who != ORDINARY)
                 begun, before = time.perf_counter(), topology.env_steps
                 topology.iterate()
                 if turn >= WARM_UPDATES:

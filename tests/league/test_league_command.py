@@ -11,11 +11,19 @@ import pytest
 from recorded_games import sat
 from sparring.cli import main
 from sparring.games.catalogue import spec_of
+from sparring.league import strengths
 from sparring.league.matches import MatchFile
 from sparring.league.payoff import Match
 from sparring.league.rounds import Member, play_match
 from sparring.registry.file import FileRegistry
 from sparring.store import open_store
+
+
+@pytest.fixture(autouse=True)
+def quick_ladders(monkeypatch):
+    """The ladder of strengths that `rate` makes in the end would be thousands of games."""
+    for name in ("PAIR_GAMES", "LAST_PAIR_GAMES"):
+        monkeypatch.setattr(strengths, name, 4)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Convolutions that skip unchanged windows give what ordinary ones give, up to the rounding of sums."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,14 @@ from sparring.games.catalogue import spec_of
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.topologies import build
 from sparring.nets import delta_conv
-from sparring.nets.delta_conv import changed_windows, channels_last, first_layers, reference, windows_over
+from sparring.nets.delta_conv import (
+    FirstConvolution,
+    changed_windows,
+    channels_last,
+    first_layers,
+    reference,
+    windows_over,
+)
 from sparring.nets.torch_network import Network, default_network
 from sparring.wire.network import Conv, Input, Layer
 
@@ -45,6 +54,48 @@ def ordinary(layers: tuple[Conv, ...], leaf: Input, seen: Tensor, pairs: dict[st
         x = functional.conv2d(x, *pairs[f"image/{i}"], layer.stride, layer.padding)
         x = torch.relu(x) if layer.activation == "relu" else torch.tanh(x)
     return x
+
+
+def learned(module: torch.nn.Module, leaf: Input, seen: Tensor, *, skips: bool) -> list[Tensor]:
+    """What a module makes of images, and its gradients."""
+    x = (seen.float() - leaf.shift) * leaf.scale
+    with FirstConvolution(leaf, seen, x) if skips else contextlib.nullcontext():
+        y = module(x)
+    module.zero_grad()
+    (y * torch.linspace(-1, 1, y.numel()).reshape(y.shape)).sum().backward()
+    return [y.detach(), *(value.grad for value in module.parameters() if value.grad is not None)]
+
+
+@pytest.mark.parametrize(
+    ("first", "skips"),
+    [
+        ((4, 8, 8, 4), True),
+        ((4, 8, 8, 4, 2), False),  # padding
+        ((4, 8, (8, 6), 4), False),
+        ((4, 8, 8, 4, 0, 1, 2), False),  # groups
+    ],
+)
+def test_the_first_convolution_of_a_module_skips_windows_where_it_can(
+    first: tuple[int, ...], skips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf, seen, done = Input("screen", (4, 84, 84), 10.0, 1 / 255, dtype="uint8", image=True), scene(40, 4, 84, 84), []
+    monkeypatch.setattr(delta_conv, "first_layers", lambda *given: done.append(1) or first_layers(*given))
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv2d(*first), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+    found, expected = (learned(module, leaf, seen, skips=one) for one in (True, False))
+    assert len(done) == skips
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_convolution_that_is_called_otherwise_is_an_ordinary_one() -> None:
+    seen, weight = scene(40, 4, 84, 84), torch.ones(8, 4, 8, 8)
+    x, leaf = seen.float(), Input("screen", (4, 84, 84), dtype="uint8", image=True)
+    with FirstConvolution(leaf, seen, x):
+        module = torch.nn.Conv2d(4, 8, 8, 4)
+        assert torch.equal(module(x.neg_()), functional.conv2d(x, module.weight, module.bias, 4))  # changed in place
+        for y in (functional.conv2d(x, weight), functional.conv2d(input=x, weight=weight, stride=1)):
+            torch.testing.assert_close(y, functional.conv2d(x, weight))
 
 
 SHAPES = [

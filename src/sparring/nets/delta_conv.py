@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from sparring.jit import released
 from sparring.nets.shapes import after
@@ -87,6 +88,26 @@ def first_layers(
         windows, size, done = following, next_size, done + 1
     out: Tensor = _TableRows.apply(table, windows.row_of[1:].reshape(-1))
     return out.reshape(len(images), *size[1:], size[0]).permute(0, 3, 1, 2), done
+
+
+class FirstConvolution(TorchFunctionMode):
+    """While it is entered, a module's own convolution on `scaled`, which `images` became, skips windows, too."""
+
+    def __init__(self, leaf: Input, images: Tensor, scaled: Tensor) -> None:
+        super().__init__()
+        self._leaf, self._images, self._scaled, self._version = leaf, images, scaled, scaled._version
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # As nn.Conv2d calls it, on images that nobody has changed in place.
+        if func is torch.conv2d and len(args) == 7 and args[0] is self._scaled and args[0]._version == self._version:
+            _, weight, bias, stride, *rest = args
+            (*_, high, wide), step = weight.shape, max(stride) if isinstance(stride, tuple) else 0
+            if high == wide and stride == (step, step) and rest == [(0, 0), (1, 1), 1]:
+                layer = Conv(len(weight), high, step, activation="none")
+                out, done = first_layers((layer,), self._leaf, self._images, lambda _: (weight, bias))
+                if done:
+                    return out
+        return func(*args, **(kwargs or {}))
 
 
 def channels_last(images: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from sparring.errors import ConfigError, SparringError
 from sparring.nets import shapes
+from sparring.nets.delta_conv import FirstConvolution
 from sparring.nets.model_files import MODULE_TOLERANCE, disagreement, random_rows
 from sparring.nets.onnx_graph import NET, NET_OUT, OPSET, ModuleForward
 from sparring.nets.shapes import STATE
@@ -112,6 +113,11 @@ class ModuleNetwork(Network):
             seen = super().arranged(seen)
         if self.spec.memory is not None and state is None:
             state = self.initial_state(len(next(iter(seen.values()))))
+        images = shapes.images(self.spec)
+        raw = observation[images[0].name] if learns and len(images) == 1 else None
+        if raw is not None and raw.dtype == torch.uint8 and raw.dim() == 4 and raw.is_cpu:
+            with FirstConvolution(images[0], raw, seen[images[0].name]):
+                return self.heads(seen, state)
         return self.heads(seen, state)
 
     def heads(self, seen: Leaves, state: Tensor | None) -> Heads:
