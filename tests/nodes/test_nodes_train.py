@@ -149,7 +149,7 @@ def test_plans_that_nodes_cannot_carry_out_are_refused_before_anything_starts(tm
         (TrainRequest("cartpole", "sac", nodes=nodes), "carries|do not learn"),
         (TrainRequest("cartpole", "a3c", topology="nodes"), "needs nodes"),
         (TrainRequest("cartpole", "a3c", topology="hogwild", nodes=nodes), "has no nodes"),
-        (TrainRequest("cartpole", "a3c", nodes=nodes, settings=("network=user_networks:Small",)), "never receive code"),
+        (TrainRequest("cartpole", "a3c", nodes=nodes, settings=("network=user_modules:Mlp",)), "never receive code"),
     ):
         with pytest.raises(ConfigError, match=wrong):
             train(request, TrainOptions(), settings, print)
