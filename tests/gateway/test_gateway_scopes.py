@@ -18,7 +18,11 @@ from sparring.gateway.credentials import SCOPES, ApiKeys
 from sparring.registry.file import Folder
 
 NUMBERS = itertools.count(1)  # of episodes: a seat belongs to the caller that opened it
-BODIES = {"act": {"observation": {"state": [0.1, 0.0, 0.02, 0.0]}}, "tokens": {"player": "bob"}}
+BODIES = {
+    "act": {"observation": {"state": [0.1, 0.0, 0.02, 0.0]}},
+    "tokens": {"player": "bob"},
+    "nodes": {"node": "nobody", "action": "drain"},
+}
 UPGRADE = {
     **{"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"},
     "Sec-WebSocket-Key": base64.b64encode(b"0123456789abcdef").decode(),

@@ -118,6 +118,7 @@ def test_answers_are_as_described(tmp_path):
             ("post_chunks", sent),
             ("post_token", client.post("/v1/games/cartpole/tokens", json={"player": "bob"})),
             ("post_act", client.post("/v1/games/cartpole/act", json=ACT)),
+            ("post_node_order", client.post("/api/nodes", json={"node": "nobody", "action": "drain"})),
         ]
         store_match(data)
         paths = {"game": "cartpole", "model": model, "file": "card.json", "run": "one", "match": "one"}

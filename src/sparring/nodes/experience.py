@@ -10,6 +10,7 @@
 import asyncio
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 
 from sparring.acting.actor import NO_EPISODES
 from sparring.errors import WireError
@@ -29,6 +30,7 @@ from sparring.replay.table import check_sources
 from sparring.wire.tree import Tree
 
 WAITING = 64  # results that the learner has not taken yet; above it nodes wait
+VERSIONS = 1_024  # whose updates are remembered
 ITERATION_S = 0.1
 Result = tuple[NodeState, IssuedLease, bytes]
 
@@ -38,6 +40,7 @@ class ExperienceSessions(NodeSessions):
 
     raw_bytes = 0  # of a lease's result: what a payload inflates to
     epsilon = 0.0  # of the leases that are issued now
+    waiting = WAITING
 
     def prepare(self, raw_bytes: int) -> None:
         self.raw_bytes = raw_bytes
@@ -51,7 +54,7 @@ class ExperienceSessions(NodeSessions):
         """A lease and its result, again and again."""
         state, reason = session.state, ""
         while True:
-            while self.results.qsize() >= WAITING and not self.leaving:
+            while self.results.qsize() >= self.waiting and not self.leaving:
                 await asyncio.sleep(0.01)
             leave = self.reason_to_leave(state)
             version, weights = self.merger.version, self.merger.weights
@@ -84,6 +87,7 @@ class _LeasedActors(Actors):
         """`bounded`: results of weights that are too old are refused."""
         self._sessions, self._player, self._bounded = sessions, player, bounded
         self._weights = LearnerWeights(learner)
+        self.updates: dict[int, int] = {}  # of the learner, behind each version that was published
 
     @property
     def actors(self) -> int:
@@ -92,6 +96,8 @@ class _LeasedActors(Actors):
     def publish(self, learner: Learner, env_steps: int) -> None:
         with self._sessions.lock:
             self._sessions.merger.become(self._weights.read())
+            self.updates[self._sessions.merger.version] = learner.updates
+        self.updates.pop(self._sessions.merger.version - VERSIONS, None)
 
     def next_result(self) -> PlayedRollout | StepBlock | None:
         """What was played with a lease and may be learned; None: nothing came for a while, or it may not."""
@@ -194,6 +200,7 @@ class ReplayExperienceLoop(ReplayLoop):
         limiter.slack_samples = max(limiter.slack_samples, least)  # a lease is a large insert
         self._nodes, self._table, self._begun = _LeasedActors(sessions, player, learner, bounded=False), replay, False
         self.sessions, (self._start, self._stop) = sessions, doors
+        sessions.waiting = 1  # what is played far ahead of the learner is played with old weights and ε
 
     def iterate(self) -> Iteration:
         if not self._begun:
@@ -209,7 +216,8 @@ class ReplayExperienceLoop(ReplayLoop):
         if block is None:
             return Iteration(None, None, None, self.flow())
         assert isinstance(block, StepBlock)
-        fed = self._table.insert_steps(block.steps)
+        updates = self._nodes.updates.get(block.version, 0)
+        fed = self._table.insert_steps(replace(block.steps, version=updates))
         self._table.break_off(0)  # each lease has fresh games: nothing follows what came last
         self.count(InsertedBlock(block.episodes, block.env_steps, block.games, len(block.steps), fed))
         self._explore()
