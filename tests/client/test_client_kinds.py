@@ -1,6 +1,7 @@
 """Seats of several kinds against a real gateway: each acts with the champion of its own, and its records are learned by
 its kind alone."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import sparring
 from serving import inside
+from sparring.cli import main
 from sparring.client.mock_players import MockPlayer, play, script_of
 from sparring.config import load
 from sparring.errors import ConfigError, Missing, Refused
@@ -22,6 +24,7 @@ from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.store import open_store
 from sparring.store.protocol import Query
+from sparring.wire.champion import verify
 from sparring.wire.model import Lineage
 from sparring.wire.network import Head, Input, NetworkSpec
 
@@ -30,7 +33,7 @@ GAME = "unequal_seats:rivals"
 SPEC = spec_of(GAME)
 
 
-def knows_its_cue(seats):
+def knows_its_cue(seats, made_at_ms=1):
     """A model that does what it is shown, as a network without layers."""
     seat = SPEC.seats[seats[0]]
     size, choices = seat.observation[0].shape[0], seat.action.choices[0]
@@ -38,7 +41,7 @@ def knows_its_cue(seats):
     weights = {name: np.zeros(shape, np.float32) for name, shape in parameters(network).items()}
     weights["logits/weight"][:] = np.eye(*weights["logits/weight"].shape)
     lineage = Lineage(algorithm="ppo", config={}, steps={})
-    return make_model(SPEC, network, weights, "categorical", lineage, 1, seats)
+    return make_model(SPEC, network, weights, "categorical", lineage, made_at_ms, seats)
 
 
 @pytest.fixture
@@ -137,6 +140,35 @@ def test_strengths_and_leagues_of_such_games_are_refused(models, tmp_path):
             members_of(GAME, registry, 3)
         with pytest.raises(Refused, match="does not play seat 0"):
             registry.promote(SPEC.id, models[1].id, Evidence(episodes=1, mean=0.0, sd=0.0), 0)
+
+
+def champions_in(folder):
+    with open_registry(f"file://{folder}/models") as registry:
+        return [verify(registry.champion(SPEC.id, SPEC.version, seat), registry.trust).model for seat in range(3)]
+
+
+def test_operators_promote_roll_back_and_copy_champions_by_kind(models, tmp_path, capsys):
+    def spar(*words):
+        code = main(["models", *words, "--json", "--data", str(tmp_path / "data")])
+        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    guide, runner = models
+    other = knows_its_cue((1, 2), 2)
+    with open_registry(f"file://{tmp_path}/data/models") as registry:
+        registry.publish(other)
+    code, said = spar("promote", other.id, "--episodes", "16")
+    assert code == 1, said  # it plays as its champion does
+    assert "not" in said["error"] or "undecided" in said["error"]
+    assert spar("promote", other.id, "--force-reason", "a test")[0] == 0
+    assert champions_in(tmp_path / "data") == [guide.id, other.id, other.id]
+    assert spar("copy", "--to", f"file://{tmp_path}/copy/models")[0] == 0
+    assert champions_in(tmp_path / "copy") == [guide.id, other.id, other.id]
+    code, said = spar("rollback", GAME)
+    assert (code, said["from"]) == (0, other.id)
+    assert champions_in(tmp_path / "data") == [guide.id, runner.id, runner.id]
+    code, said = spar("verify")
+    assert code == 0
+    assert said["champions"][0]["records"] == 3 + 2 + 2
 
 
 def test_a_seat_without_a_champion_says_so(tmp_path):

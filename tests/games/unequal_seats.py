@@ -46,6 +46,7 @@ class Cues:
     spec: GameSpec
     turns: bool = False
     early: bool = False
+    uphill: bool = False  # the first seat scores more, whatever is done
 
     def __post_init__(self):
         seats = len(self.spec.seats)
@@ -105,13 +106,14 @@ class Cues:
             shown[np.arange(self.n), self._cue[:, place]] = 1.0
             seen.append({"observation/seen": shown})
         over = (self._ending != RUNNING).all(axis=1)
+        score = self._score + np.where(np.arange(len(seen)) == 0, 10 * self.uphill, 0)
         return View(
             to_act=self._to_act(),
             observation=tuple(seen),
             legal=(None,) * len(self.spec.seats),
             reward=reward,
             ending=self._ending.copy(),
-            outcome=np.where(over[:, None], self._score, 0).astype(np.float32),
+            outcome=np.where(over[:, None], score, 0).astype(np.float32),
             tick=self._tick.copy(),
         )
 
@@ -135,3 +137,9 @@ def in_turns(n=1):
 def early(n=1):
     """As rivals; the first runner leaves after one tick."""
     return Cues(n, replace(RIVALS, id=GameId("unequal_seats:early")), early=True)
+
+
+def uphill(n=1):
+    """Two rivals who see and do the same, the first of whom always wins."""
+    seats = tuple(replace(seat, team=team) for team, seat in enumerate(RIVALS.seats[1:]))
+    return Cues(n, replace(RIVALS, id=GameId("unequal_seats:uphill"), seats=seats), uphill=True)

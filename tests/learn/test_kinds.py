@@ -8,18 +8,26 @@ import numpy as np
 import pytest
 
 from sparring.acting.evaluate import Lineup, evaluate, named
+from sparring.config import NodesConfig
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.conformance import check_conformance
 from sparring.games.seat_kinds import SharedGames, kind_names, sides
-from sparring.learn.plan import TrainRequest, plan
+from sparring.league.gate import GateLimits, passed, play_gate_games, sentence
+from sparring.learn.plan import NodesPlan, TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, train
+from sparring.learn.sweeps.sweep import SweepCallbacks, sweep
 from sparring.learn.topologies import build
+from sparring.nets.model_files import make_model
+from sparring.nets.torch_network import Network, default_network
 from sparring.registry import open_registry
 from sparring.wire.champion import verify
+from sparring.wire.model import Lineage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "games"))
-RIVALS, MATES, IN_TURNS, EARLY = (f"unequal_seats:{name}" for name in ("rivals", "mates", "in_turns", "early"))
+RIVALS, MATES, IN_TURNS, EARLY, UPHILL = (
+    f"unequal_seats:{name}" for name in ("rivals", "mates", "in_turns", "early", "uphill")
+)
 SMALL = ("rollout_ticks=8", "minibatch_steps=32", "hidden_units=[16]")
 QUICK = {"ppo": SMALL, "impala": SMALL[::2], "a3c": SMALL[::2], "dqn": ("batch_steps=16", "hidden_units=[16]")}
 
@@ -39,7 +47,7 @@ def small(config):
     return replace(config, replay=replace(config.replay, min_steps=64, capacity_steps=2000, samples_per_insert=2.0))
 
 
-@pytest.mark.parametrize("game", [RIVALS, MATES, IN_TURNS, EARLY])
+@pytest.mark.parametrize("game", [RIVALS, MATES, IN_TURNS, EARLY, UPHILL])
 def test_the_small_games_keep_the_rules_of_games(game):
     assert not check_conformance(lambda n: open_game(game, n), episodes=2).broken
 
@@ -97,6 +105,22 @@ def test_a_short_training_learns_both_kinds_and_each_becomes_champion_of_its_sea
     assert "on the same seeds" in again.published.verdict
 
 
+def test_where_the_seat_decides_who_wins_the_same_seats_are_compared():
+    spec = spec_of(UPHILL)
+    network = default_network(spec.seats[0], hidden=())
+    blind = {name: np.zeros_like(value) for name, value in Network(network, 0).weights().items()}
+    sees = blind | {"logits/weight": np.eye(*blind["logits/weight"].shape, dtype=np.float32)}
+    lineage = Lineage(algorithm="ppo", config={}, steps={})
+    good, bad = (make_model(spec, network, weights, "categorical", lineage, 1) for weights in (sees, blind))
+    limits = GateLimits(256)
+    evidence = play_gate_games(good, bad, limits, seed=1)[1]
+    assert evidence.wins == evidence.losses > 0
+    assert evidence.verdict == "better"
+    assert "the seat decided who won" in sentence(evidence)
+    assert play_gate_games(bad, good, limits, seed=1)[1].verdict == "worse"
+    assert not passed(play_gate_games(good, good, limits, seed=1)[1])
+
+
 def test_mates_are_judged_together(config):
     done = trained(config, MATES, steps=3000, settings=("rollout_ticks=32", "learning_rate=0.01", "hidden_units=[16]"))
     guide, runner = published(done)
@@ -137,6 +161,7 @@ def test_kinds_learn_in_games_with_turns_or_seats_that_leave_and_by_other_algori
     (TrainRequest(RIVALS, learners=2), "average the gradients of one network"),
     (TrainRequest(RIVALS, on="ray://auto"), "in the learner's process"),
     (TrainRequest(RIVALS, league="file:///x#main/0"), "a league's members play all seats"),
+    (TrainRequest(RIVALS, nodes=NodesPlan(NodesConfig(), "data", accept="127.0.0.1:0")), "nodes exchange one network"),
     (TrainRequest("cartpole", topology="kinds"), "all seats of cartpole are of one kind"),
 ])  # fmt: skip
 def test_what_such_games_cannot_do_is_refused_before_work_starts(request_, match, config):
@@ -151,6 +176,12 @@ def test_past_selves_that_were_asked_for_are_refused(config):
     rows = {row.key: (row.value, row.origin) for row in plan(TrainRequest(RIVALS), config).explained}
     assert rows["topology"] == ("kinds", "game")
     assert rows["train.opponents"] == (0, "topology kinds")
+
+
+def test_a_sweep_is_refused_since_a_trial_has_one_return(config):
+    said = {"sweep": {"trials": 2}, "space": {"learning_rate": {"choices": [0.1, 0.2]}}}
+    with pytest.raises(ConfigError, match="a trial has one return"):
+        sweep(said, TrainRequest(RIVALS, settings=SMALL), config, SweepCallbacks(print, print))
 
 
 def test_until_is_refused_since_no_one_return_is_meant(config):

@@ -142,7 +142,7 @@ class LoadedModel:
     def _seat(self, seat: int | None) -> int:
         plays = self.card.kind or range(len(self.spec.seats))
         if seat is not None and seat not in plays:
-            do = f"It plays {', '.join(map(str, plays))}, counted from 0"
+            do = f"It plays {', '.join(map(str, plays))}" if self.card.kind else f"Count from 0 to {plays[-1]}"
             raise ConfigError(f"seat {seat!r}", where=f"model of {self.game}", do=do)
         return plays[0] if seat is None else seat
 

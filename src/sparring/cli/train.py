@@ -141,12 +141,11 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     with output.waits():
         trained = train(request, options, args.config, lambda one: output.progress(str(one)), _stops_on_signals)
     published = trained.published
-    made = f"model {published.model[:12]} (weights {published.weights[:12]})"
-    output.say(f"run {trained.run}: {trained.state}, {made}, {published.verdict}")
     all_kinds = (published, *published.others)
-    for one in all_kinds if published.others else ():
+    for one in all_kinds:
         seats = ", ".join(trained.plan.spec.seats[seat].name for seat in one.seats)
-        output.say(f"{one.model[:12]} plays {seats}: {one.verdict}")
+        made = f"model {one.model[:12]} (weights {one.weights[:12]})" + (f" of {seats}" if seats else "")
+        output.say(f"run {trained.run}: {trained.state}, {made}, {one.verdict}")
     played = published.evaluation
     return {
         "run": trained.run,

@@ -2,11 +2,13 @@
 
 With opponents the two play each other, from every seat of openings that are drawn for this gate alone; without, both
 play the same fresh seeds and their returns are compared, one by one. Where there is no champion yet, the model must be
-better than random play. Where seats are of several kinds (GameSpec.kinds) opponents are no measure of each other, and
-what is compared are the returns of the same seats on the same fresh seeds: those of the new models of one side
-(games/seat_kinds.py), and those of the champions that they would replace, both with the champions in all other seats.
-After each batch of games `sequential_test.judge` says whether they are enough: a clear
+better than random play. After each batch of games `sequential_test.judge` says whether they are enough: a clear
 difference takes tens of games, a small one as many as `registry.gate_episodes` allows.
+
+Where seats are of several kinds (GameSpec.kinds) opponents are no measure of each other. Returns are compared then, in
+the same seats on the same fresh seeds: those of the new models of one side (games/seat_kinds.py), and those of the
+champions that they would replace, both with the champions in all other seats. So they are, too, from the second batch
+on where every round of the first was even because the seat decides who wins, whoever has it.
 
 All tries of one lineage (a model and the models that it was trained from) share one error rate: the chance that any of
 them becomes champion without being better is at most `ALPHA`, however often it is tried.
@@ -66,8 +68,13 @@ class Results:
         both = min(len(ours), len(theirs))
         self.returns.append(np.stack([ours[:both], theirs[:both]]).astype(np.float64))
 
+    def one_side_always_wins(self) -> bool:
+        """Whether every round was even by as many games won as lost: it is the seat that wins, not the player."""
+        rounds = np.concatenate(self.scores) if self.scores else np.zeros(0)
+        return len(rounds) >= FEWEST and self.counts[0] > 0 and bool((rounds == EVEN).all())
+
     def judged(self) -> Array:
-        """The results that the test sees."""
+        """The results that the test sees: returns in the same seats, once any were compared."""
         if not self.returns:
             return np.concatenate(self.scores) if self.scores else np.zeros(0)
         ours, theirs = np.concatenate(self.returns, axis=1)
@@ -159,14 +166,19 @@ def play_gate_games(
         means = {"mean": float(ours.mean()), "sd": float(ours.std())}
         theirs_are = {"incumbent_mean": float(theirs.mean()), "incumbent_sd": float(theirs.std())}
         beside = None
-        if isinstance(incumbent, Model) and len(spec.seats) > 1:  # a team
+        if isinstance(incumbent, Model) and len(spec.seats) > 1 and not spec.has_rivals:  # a team
             mixed = evaluate_beside(game, model, incumbent, episodes=shown, seed=seed, deadline=deadline)
             beside = mixed.mean if len(mixed.returns) else None
-        return alone, replace(said, episodes=len(ours), **means, **theirs_are, beside_incumbent=beside)
-    wins, draws, losses = map(int, results.counts)
-    distinct = len(np.unique(np.concatenate(results.digests)))
-    low, high = map(elo_of, interval(results.judged(), 1 - CONFIDENCE))
-    return alone, replace(said, wins=wins, draws=draws, losses=losses, distinct=distinct, elo_low=low, elo_high=high)
+        said = replace(said, episodes=len(ours), **means, **theirs_are, beside_incumbent=beside)
+        if spec.has_rivals:  # whose returns were not those against a script
+            said = replace(said, against=f"model:{incumbent.id}" if isinstance(incumbent, Model) else None)
+    if results.scores:
+        wins, draws, losses = map(int, results.counts)
+        distinct = len(np.unique(np.concatenate(results.digests)))
+        low, high = map(elo_of, interval(np.concatenate(results.scores), 1 - CONFIDENCE))
+        games = {"wins": wins, "draws": draws, "losses": losses, "distinct": distinct}
+        said = replace(said, **games, elo_low=low, elo_high=high)
+    return alone, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +196,7 @@ class _Games:
         model = self.model
         spec = spec_of(model.game if isinstance(model, Lineup) else model.card.game)
         verdict, over = Verdict.UNDECIDED, False
+        paired = isinstance(model, Lineup) or not spec.has_rivals
         most, batch, begun, ticks, wanted = self.limits.episodes, 0, 0, 0, self.limits.first(spec)
         while begun < most and ticks < self.limits.ticks and not over:
             if batch and time.monotonic() >= self.deadline:
@@ -192,25 +205,26 @@ class _Games:
             if spec.has_rivals:
                 seats = len(model.own if isinstance(model, Lineup) else spec.seats)
                 asked = -(-asked // seats) * seats  # whole rounds
-            ticks += self._batch(results, spec, asked, batch)
+            ticks += self._batch(results, spec, asked, batch, paired=paired)
             verdict, over = judge(results.judged(), rates)
+            paired = paired or results.one_side_always_wins()  # judged by the games that follow alone
             batch, begun = batch + 1, begun + asked
             wanted = begun
         return verdict
 
-    def _batch(self, results: Results, spec: GameSpec, asked: int, batch: int) -> int:
-        """Play one batch into the results; the ticks that the model played."""
+    def _batch(self, results: Results, spec: GameSpec, asked: int, batch: int, *, paired: bool) -> int:
+        """Play one batch into the results, `paired`: each with the same others; the ticks that the model played."""
         seed, now = self.seed + batch, time.monotonic()
         check = _enough if batch == 0 else (lambda played, asked: played)
-        if spec.has_rivals and not isinstance(self.model, Lineup):
+        if not paired:
             met = evaluate(spec.id, self.model, episodes=asked, seed=seed, against=self.other, deadline=self.deadline)
             results.add_games(check(met, asked), len(spec.seats))
             return met.ticks
-        middle, rest = (now + self.deadline) / 2, self.other if isinstance(self.other, Lineup) else None
+        middle, rest = (now + self.deadline) / 2, self.other if spec.has_rivals else None
         ours = check(evaluate(spec.id, self.model, episodes=asked, seed=seed, against=rest, deadline=middle), asked)
         end = self.deadline
         theirs = check(evaluate(spec.id, self.other, episodes=asked, seed=seed, against=rest, deadline=end), asked)
-        seats = len(self.model.own) if spec.has_rivals and isinstance(self.model, Lineup) else 1
+        seats = len(self.model.own if isinstance(self.model, Lineup) else spec.seats) if spec.has_rivals else 1
         results.add_returns(_by_round(ours.returns, seats), _by_round(theirs.returns, seats))
         return ours.ticks
 
@@ -253,6 +267,9 @@ def sentence(evidence: Evidence) -> str:
         return f"{words}: {beside} in {evidence.episodes} episodes on the same seeds{team}"
     games = evidence.wins + evidence.draws + evidence.losses
     played = f"{evidence.wins} won, {evidence.draws} drawn, {evidence.losses} lost"
+    if evidence.incumbent_mean is not None:
+        beside = f"it returns {evidence.mean:.4g} beside {evidence.incumbent_mean:.4g} against {other}"
+        return f"{words}: {beside}, in the same seats; the seat decided who won ({played})"
     elo = f"{_elo(evidence.elo_low)} to {_elo(evidence.elo_high)} Elo"
     return f"{words}: {elo} in {games} games, {evidence.distinct} of them distinct ({played})"
 

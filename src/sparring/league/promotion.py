@@ -5,6 +5,7 @@ each becomes the champion of its seats.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,10 +36,12 @@ def stand_for_promotion(
     """Let the models play as many of the gate's games as fit before the `deadline` (of time.monotonic), and promote
     those that the gate lets pass, unless told not to. Several are of different kinds of seats."""
     found: dict[str, Standing] = {}
-    for group in _by_side(models):
-        tries = max(tries_before(registry, model) for model in group)
+    groups = _by_side(models)
+    for place, group in enumerate(groups):
+        tries, now = max(tries_before(registry, model) for model in group), time.monotonic()
+        until = now + (deadline - now) / (len(groups) - place)  # each side has its share of the time
         try:
-            alone, said = tried(registry, group, limits, tries=tries, deadline=deadline)
+            alone, said = tried(registry, group, limits, tries=tries, deadline=until)
         except Missing as error:
             text = f"not promoted: it cannot be measured here ({error.wrong})"
             found |= {model.id: Standing(None, False, text) for model in group}
