@@ -106,9 +106,9 @@ def serving(data: Path, *words: str, port: int = 0) -> Iterator[Server]:
 
 
 @contextmanager
-def inside(data: Path, **gateway: object) -> Iterator[GatewayServer]:
-    """A gateway on a thread of this process, with those settings of [gateway]."""
-    config = Config(data=str(data), gateway=replace(GatewayConfig(port=0), **gateway))  # type: ignore[arg-type]
+def inside(data: Path, games: tuple[str, ...] = (), **gateway: object) -> Iterator[GatewayServer]:
+    """A gateway on a thread of this process, with those games and settings of [gateway]."""
+    config = Config(data=str(data), games=games, gateway=replace(GatewayConfig(port=0), **gateway))  # type: ignore[arg-type]
     told: queue.Queue[GatewayServer] = queue.Queue(1)
     runner = threading.Thread(target=serve, args=(config, told.put), name="gateway")
     runner.start()

@@ -165,9 +165,12 @@ class Actor:
             return rollout.batch(seen)
         return rollout.batch(seen, np.where(begun[:, None], self._open.state, self._state))
 
-    def take(self, view: View) -> Steps:
-        """The steps that `view` closes, with what was seen in stacks; a game that is over is reset."""
-        steps, over = self._close(view), view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
+    def take(self, view: View, over: Array | None = None) -> Steps:
+        """The steps that `view` closes, with what was seen in stacks; a game that is over is reset. `over` (bool [n])
+        is given where games have more seats than `view` shows."""
+        steps = self._close(view)
+        if over is None:
+            over = view.over if self._seats > 1 else _by_stream(view.ending) != RUNNING
         if np.count_nonzero(over):
             self._note(over, view.outcome)
             view = self._begin(over)

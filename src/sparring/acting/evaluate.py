@@ -1,5 +1,5 @@
 """Evaluation: `evaluate` plays exactly so many episodes, each seat in turn; `named` finds a player by its name (a
-model's id or the beginning of one, champion:GAME, script:GAME/NAME).
+model's id or the beginning of one, champion:GAME, script:GAME/NAME; models of different kinds of seats as ID,ID).
 
 Episode e is played in seat e mod seats, and the episodes of one round of seats share their seed, so that two
 players meet in the same situations from both sides. A player has all seats of its team; where there are no others,
@@ -10,7 +10,7 @@ A model whose card says that it samples its actions does so here.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,53 @@ from sparring.nets.shapes import STATE, initial_state
 from sparring.registry.registry import Registry
 from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
+from sparring.wire.ids import GameId
 from sparring.wire.model import Model
 
 MAX_GAMES = 64  # at once,
 MAX_SHORT_GAMES, SHORT_TICKS = 4096, 200_000  # or so many of two networks, if together they last so many ticks at most
 
-Player = Model | Searching | Forward | str  # a string names a script of the game
 Note = Callable[[Array, Array, list[Array], Array], None]  # episodes [n], their seeds, actions by seat, who was asked
 OPENINGS = 100_000  # that two deterministic players may meet in, if the game is long enough
 FEWEST_DECISIONS = 4  # of a seat in games whose first ones are drawn
 OPENING_SHARE = 6  # of a game's ticks at most one in so many is drawn
 LEAST = 6  # digits of a model's id
 _PRIME = np.uint64(0x100000001B3)  # of the hash FNV-1a
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """A player for each seat of a game. Where it is evaluated it plays `own` in turn."""
+
+    game: GameId
+    seats: tuple[Model | Forward | str, ...]  # a string names a script
+    own: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, spec: GameSpec, models: Sequence[Model], others: "Lineup | Model | Forward | str" = "random"
+    ) -> "Lineup":
+        """These models in the seats of their kinds, and `others` in those that are left."""
+        seated: list[Model | Forward | str] = []
+        for place in range(len(spec.seats)):
+            mine = [model for model in models if place in seats_of(model, spec)]
+            if len(mine) > 1:
+                wrong = f"models {mine[0].id[:12]} and {mine[1].id[:12]} both play seat {spec.seats[place].name!r}"
+                raise ConfigError(wrong, where=f"game {spec.id}", do="Name one model for each kind of seats")
+            rest = others.seats[place] if isinstance(others, Lineup) else others
+            if isinstance(rest, Model) and place not in seats_of(rest, spec):
+                rest = "random"
+            seated.append(mine[0] if mine else rest)
+        own = sorted(place for model in models for place in seats_of(model, spec))
+        return cls(spec.id, tuple(seated), tuple(own))
+
+
+def seats_of(model: Model, spec: GameSpec) -> tuple[int, ...]:
+    """The seats that a model plays."""
+    return model.card.kind or tuple(range(len(spec.seats)))
+
+
+Player = Model | Searching | Forward | Lineup | str  # a string names a script of the game
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +149,23 @@ class NetworkPlayer:
         return mean.reshape(len(mean), *action.shape)
 
 
+class LineupPlayer(NetworkPlayer):
+    """A player for each seat, asked as one."""
+
+    def __init__(self, seats: Sequence[NetworkPlayer | Script]) -> None:
+        self._seats = seats
+        self.samples = any(isinstance(one, Script) or one.samples for one in seats)  # it draws random numbers
+
+    @property
+    def remembers(self) -> bool:
+        return any(isinstance(one, NetworkPlayer) and one.remembers for one in self._seats)
+
+    def act(
+        self, seat: int, rows: Array, begins: Array, seen: Columns, legal: Array | None, rng: Generator | None
+    ) -> Array:
+        return decide(self._seats[seat], seat, rows, begins, seen, legal, rng)
+
+
 def evaluate(
     game_id: str,
     player: Player,
@@ -160,7 +212,8 @@ def evaluate_with_moves(
     """As `evaluate`, with the moves of every episode."""
     table = _table(open_game(game_id, min(episodes, MAX_GAMES)), game_id, player, against, episodes, seed, math.inf)
     own = table._own_seats()
-    seats = [tuple(np.flatnonzero(own[e % len(own)]).tolist()) for e in range(episodes)]
+    places = table.places()
+    seats = [tuple(np.flatnonzero(own[places[e % len(places)]]).tolist()) for e in range(episodes)]
     found = [GameMoves(0, mine, []) for mine in seats]
 
     def note(episode: Array, seeds: Array, actions: list[Array], to_act: Array) -> None:
@@ -207,7 +260,7 @@ def games_at_once(game_id: str, player: Player, against: Player | None) -> int:
     """How many games are played side by side. Two networks play the same moves whatever their number is: they choose
     their best action, and openings are drawn by episode. Scripts and models that sample draw from one generator, so
     theirs stays fixed."""
-    if any(who is None or isinstance(who, str) or _samples(who) for who in (player, against)):
+    if any(who is None or _draws(who) for who in (player, against)):
         return MAX_GAMES
     spec = spec_of(game_id)
     short = min(MAX_SHORT_GAMES, SHORT_TICKS // spec.max_ticks) if spec.has_rivals else 0
@@ -217,8 +270,12 @@ def games_at_once(game_id: str, player: Player, against: Player | None) -> int:
 def _table(  # the seven words of `evaluate`, with an opened game
     game: Game, game_id: str, player: Player, against: Player | None, episodes: int, seed: int, deadline: float
 ) -> "_Table":
-    others = acting(game, game_id, "random" if against is None else against)
-    return _Table(game, acting(game, game_id, player), others, episodes, seed, deadline)
+    rest = "random" if against is None else against
+    if isinstance(player, Model) and player.card.kind:
+        player = Lineup.of(game.spec, [player], "random" if isinstance(rest, Searching) else rest)
+    own = player.own if isinstance(player, Lineup) else ()
+    others = acting(game, game_id, rest)
+    return _Table(game, acting(game, game_id, player), others, episodes, seed, deadline, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +288,7 @@ class _Table:
     episodes: int
     seed: int
     deadline: float
+    own: tuple[int, ...] = ()  # the seats that our player plays in turn; (): all
     whole_team: bool = True
 
     def play(self, watch: Callable[[View], None] = lambda view: None, note: Note | None = None) -> Evaluation:
@@ -239,8 +297,8 @@ class _Table:
         start = np.random.default_rng([self.seed, 0])
         fixed = all(isinstance(who, NetworkPlayer) and not who.samples for who in (self.ours, self.others))
         rng = None if fixed else np.random.default_rng([self.seed, 1])
-        ours = self._own_seats()
-        alike = 1 if ours.all() else seats  # a team alone would play one game again in each of its seats
+        ours, places = self._own_seats(), np.array(self.places())
+        alike = 1 if ours.all() else len(places)  # a team alone would play one game again in each of its seats
         rounds = -(-self.episodes // alike)
         seeds = np.repeat(start.integers(0, 2**64, rounds, dtype=np.uint64), alike)
         openings = start.random((rounds, seats, opening_decisions(self.game.spec)))  # how first decisions are drawn
@@ -254,7 +312,7 @@ class _Table:
         watch(view)
         while playing.any() and time.monotonic() < self.deadline:
             at = np.minimum(episode, self.episodes - 1)  # a slot with nothing left to play stands still
-            seat = at % seats
+            seat = places[at % len(places)]
             actions = self._decide(view, ours[seat], decisions, openings[at // alike], rng)
             if note is not None:
                 note(episode, seeds[at], actions, view.to_act)
@@ -296,6 +354,10 @@ class _Table:
             places = np.arange(1, raw.shape[1] + 1, dtype=np.uint64) * _PRIME
             digest = np.where(which, (digest ^ (raw * places).sum(axis=1, dtype=np.uint64)) * _PRIME, digest)
         return digest
+
+    def places(self) -> tuple[int, ...]:
+        """The seats in turn."""
+        return self.own or tuple(range(len(self.game.spec.seats)))
 
     def _own_seats(self) -> Array:
         """bool [seats, seats]: the seats of a player that is in each of them."""
@@ -366,6 +428,19 @@ def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
     spec = game.spec
     if isinstance(player, str):
         return script(game_id, player)
+    if isinstance(player, Model) and player.card.kind:
+        player = Lineup.of(spec, [player])
+    if isinstance(player, Lineup):
+        known = {id(one): _opened(game, game_id, one) for one in player.seats}  # a model has one memory of all seats
+        return LineupPlayer([known[id(one)] for one in player.seats])
+    return _opened(game, game_id, player)
+
+
+def _opened(game: Game, game_id: str, player: Model | Searching | Forward | str) -> NetworkPlayer | Script:
+    """One player, whichever seats it is for."""
+    spec = game.spec
+    if isinstance(player, str):
+        return script(game_id, player)
     model = player.model if isinstance(player, Searching) else player
     if not isinstance(model, Model):
         return NetworkPlayer(model, spec, game.n)
@@ -380,8 +455,11 @@ def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
     return NetworkPlayer(forward, spec, game.n, ahead, samples=model.card.samples)
 
 
-def _samples(player: Player) -> bool:
-    return isinstance(player, Model) and player.card.samples
+def _draws(player: Player) -> bool:
+    """Whether what it does is drawn."""
+    if isinstance(player, Lineup):
+        return any(map(_draws, player.seats))
+    return isinstance(player, str) or (isinstance(player, Model) and player.card.samples)
 
 
 def forward_of(model: Model) -> Forward:
@@ -414,6 +492,12 @@ def opening_decisions(spec: GameSpec) -> int:
     return max(1, min(wanted, spec.max_ticks // (OPENING_SHARE * len(spec.seats))))
 
 
+def champions_of(registry: Registry, spec: GameSpec, version: str) -> Lineup:
+    """The champion of each kind of seats; random play where there is none, or none of this spec."""
+    found = [champion_model(registry, spec.id, version, seats[0]) for seats in spec.kinds]
+    return Lineup.of(spec, [model for model in found if model is not None and model.card.spec == spec.hash])
+
+
 def strongest(game: str) -> str | None:
     """The script that a game's models are measured against, since against chance all soon look alike; None: alone."""
     return scripts_for(game)[-1] if spec_of(game).has_rivals else None
@@ -425,7 +509,7 @@ class Named:
 
     game: str
     name: str
-    player: Model | str
+    player: Model | Lineup | str
 
 
 def named(text: str, registry: Registry, game: str | None = None) -> Named:
@@ -433,6 +517,8 @@ def named(text: str, registry: Registry, game: str | None = None) -> Named:
     kind, colon, rest = text.partition(":")
     if colon and kind == "champion":
         return _champion(rest, registry)
+    if "," in text:
+        return _together([named(one.strip(), registry, game) for one in text.split(",")])
     if colon and kind == "script":
         place, slash, name = rest.rpartition("/")
         place = place if slash else game or ""
@@ -455,8 +541,27 @@ def named(text: str, registry: Registry, game: str | None = None) -> Named:
 
 def _champion(game: str, registry: Registry) -> Named:
     spec = spec_of(game)
-    signed = registry.champion(spec.id, spec.version)
-    if signed is None:
+    places: list[int | None] = [seats[0] for seats in spec.kinds] if len(spec.kinds) > 1 else [None]
+    found = [champion_model(registry, spec.id, spec.version, place) for place in places]
+    models = [model for model in found if model is not None]
+    if not models:
         raise Missing(f"{game} has no champion yet", where="registry", do=f"Train one: `spar train {game}`")
-    model = registry.fetch(verify(signed, signed.key).model)
-    return Named(game, model.id, model)
+    if len(spec.kinds) == 1:
+        return Named(game, models[0].id, models[0])
+    return Named(game, ",".join(model.id for model in models), Lineup.of(spec, models))
+
+
+def champion_model(registry: Registry, game: GameId, version: str, seat: int | None) -> Model | None:
+    """The champion of that seat, or of all; None where there is none."""
+    signed = registry.champion(game, version, seat)
+    return None if signed is None else registry.fetch(verify(signed, signed.key).model)  # the registry is our own
+
+
+def _together(players: Sequence[Named]) -> Named:
+    """Models of different kinds of seats as one player."""
+    models = [one.player for one in players if isinstance(one.player, Model)]
+    if len(models) < len(players) or len({one.game for one in players}) > 1:
+        do = "Write the ids of models of one game, ID,ID, one for each kind of its seats"
+        raise ConfigError("players that play together are models of one game", where="player", do=do)
+    spec = spec_of(players[0].game)
+    return Named(players[0].game, ",".join(one.name for one in players), Lineup.of(spec, models))

@@ -12,9 +12,9 @@ import numpy as np
 
 from sparring import config as configs
 from sparring.acting import evaluate as games
-from sparring.acting.evaluate import Named, named
+from sparring.acting.evaluate import Lineup, Named, named
 from sparring.acting.return_histogram import check_format, draw, save_picture, summary
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec, SeatSpec
@@ -89,7 +89,7 @@ class LoadedModel:
         legal: Array | None = None,
         deterministic: bool | None = None,
         *,
-        seat: int = 0,
+        seat: int | None = None,
         search_ms: float = 0.0,
         state: bytes | None = None,
     ) -> Any:
@@ -99,8 +99,10 @@ class LoadedModel:
         `deterministic=False` the action is drawn from the model's policy, with True it is the best one; None does what
         the model's card says: models of games with hidden information draw, all others take the best. With `search_ms`
         the best action is looked for so long, for one observation of a game without hidden information or chance;
-        `state` is what `save()` of the game gave, where the observation does not show all of it.
+        `state` is what `save()` of the game gave, where the observation does not show all of it. `seat` is by default
+        the first that the model plays.
         """
+        seat = self._seat(seat)
         if search_ms:
             return self._searched(observation, legal, seat, search_ms, state)
         action, _ = self.predict_with_state(observation, None, legal, deterministic, seat=seat)
@@ -113,16 +115,13 @@ class LoadedModel:
         legal: Array | None = None,
         deterministic: bool | None = None,
         *,
-        seat: int = 0,
+        seat: int | None = None,
     ) -> tuple[Any, Array | None]:
         """Like `predict`, for a model with memory: the action, and the state that its next step of the episode takes.
 
         With `state=None` an episode begins. A model without memory gives None.
         """
-        if seat not in range(len(self.spec.seats)):
-            do = f"Count from 0 to {len(self.spec.seats) - 1}"
-            raise ConfigError(f"seat {seat!r}", where=f"model of {self.game}", do=do)
-        spec = self.spec.seats[seat]
+        spec = self.spec.seats[self._seat(seat)]
         columns, batched = _columns(observation, spec, self.spec.frame_stack, self.game)
         rows = len(next(iter(columns.values())))
         mask = None if legal is None else self._array(legal, (rows, spec.action.masks), batched, "legal").astype(bool)
@@ -139,6 +138,13 @@ class LoadedModel:
             return action, after
         one = action[0]
         return (int(one) if spec.action.kind == "discrete" else one), (None if after is None else after[0])
+
+    def _seat(self, seat: int | None) -> int:
+        plays = self.card.kind or range(len(self.spec.seats))
+        if seat is not None and seat not in plays:
+            do = f"It plays {', '.join(map(str, plays))}" if self.card.kind else f"Count from 0 to {plays[-1]}"
+            raise ConfigError(f"seat {seat!r}", where=f"model of {self.game}", do=do)
+        return plays[0] if seat is None else seat
 
     def _searched(
         self, observation: Observation, legal: Array | None, seat: int, search_ms: float, state: bytes | None
@@ -202,8 +208,9 @@ class Returns(games.Evaluation):
 
 
 @check_arguments
-def load(name: str | Path, *, data: str | Path | None = None, seed: int = 0) -> LoadedModel:
+def load(name: str | Path, *, data: str | Path | None = None, seed: int = 0, seat: int = 0) -> LoadedModel:
     """The model called `name`: "champion:GAME", an id or the beginning of one, or the folder of an exported model.
+    Where seats are of several kinds, each with a champion of its own, `seat` says whose.
 
     Champions and ids are those of the registry in ./spar.toml, or of the data folder `data`. `seed` decides what
     `predict(deterministic=False)` draws.
@@ -213,7 +220,17 @@ def load(name: str | Path, *, data: str | Path | None = None, seed: int = 0) -> 
     found = player_of(name, data)
     if isinstance(found.player, str):
         raise ConfigError(f"{name!r} is a script", where="sparring.load", do="Name a model; scripts act in `evaluate`")
-    return LoadedModel(found.player, spec_of(found.game), seed=seed)
+    spec, player = spec_of(found.game), found.player
+    if isinstance(player, Lineup):
+        if not 0 <= seat < len(spec.seats):
+            do = f"Count from 0 to {len(spec.seats) - 1}"
+            raise ConfigError(f"seat {seat}", where=f"game {found.game}", do=do)
+        one = player.seats[seat]
+        if not isinstance(one, Model):
+            wrong = f"seat {spec.seats[seat].name!r} of {found.game} has no champion yet"
+            raise Missing(wrong, where="registry", do=f"Train one: `spar train {found.game}`")
+        player = one
+    return LoadedModel(player, spec, seed=seed)
 
 
 @check_arguments

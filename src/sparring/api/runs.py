@@ -76,12 +76,19 @@ class Run:
 
     @cached_property
     def model(self) -> LoadedModel:
-        """The model that the run published last; Missing where there is none."""
+        """The model that the run published last, of the first kind of seats; Missing where there is none."""
         with open_registry(self.registry_url) as registry:
             if self.result is not None:
                 return LoadedModel(registry.fetch(self.result.published.model), self.result.plan.spec)
             found = self.summary
             return LoadedModel(registry.fetch(ModelId(found.model or "")), spec_of(found.game))
+
+    @cached_property
+    def models(self) -> tuple[LoadedModel, ...]:
+        """The models that the run published last: one for each kind of seats."""
+        published = () if self.result is None else self.result.published.others
+        with open_registry(self.registry_url) as registry:
+            return (self.model, *(LoadedModel(registry.fetch(one.model), self.model.spec) for one in published))
 
     def plot(self, file: str | Path | None = None) -> "Figure":
         """The mean return by steps, as a figure, and as a .png, .svg or .pdf where a file is named.

@@ -1,6 +1,7 @@
 """Measure how well a player plays: the distribution of its returns, or wins against another player.
 
-MODEL is a model's id or the beginning of one, champion:GAME, or script:GAME/NAME; --against takes the same, or the
+MODEL is a model's id or the beginning of one, champion:GAME, or script:GAME/NAME; ID,ID are models of different kinds
+of seats that play together. --against takes the same, or the
 bare name of one of the game's scripts. Seats are swapped; models play at their best.
 
 With --from store nothing is played: recorded play says what the model would earn, by weighted importance sampling
@@ -13,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sparring.acting.evaluate import Player, evaluate, named
+from sparring.acting.evaluate import Lineup, Player, evaluate, named
 from sparring.acting.lookahead import Searching
 from sparring.acting.return_histogram import check_format, lines, plot, summary
 from sparring.cli.output import Output
@@ -29,7 +30,7 @@ EPISODES = 100
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="an id, champion:GAME or script:GAME/NAME")
+    parser.add_argument("model", metavar="MODEL", help="an id, ID,ID, champion:GAME or script:GAME/NAME")
     parser.add_argument("--episodes", type=int, metavar="N", help="how many (100; with --video 1)")
     parser.add_argument("--against", metavar="MODEL", help="who else plays; by default the script random")
     parser.add_argument("--search-ms", type=float, default=0.0, metavar="MS", help="MODEL looks ahead so long (0)")
@@ -57,7 +58,11 @@ def _from_store(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
     with open_registry(args.config.registry_url) as registry:
         ours = named(args.model, registry)
+        if len(spec_of(ours.game).kinds) > 1:
+            do = "Let it play, without --from"
+            raise ConfigError("its seats are of several kinds", where=f"--from store: game {ours.game}", do=do)
         model = ours.player
+        assert not isinstance(model, Lineup)  # of several kinds
         listed = [] if isinstance(model, str) else registry.models(model.card.game)
     tried = next((one.evidence for one in listed if not isinstance(model, str) and one.card.id == model.id), None)
     spec = Catalogue.from_config(args.config).newest(ours.game) or spec_of(ours.game)

@@ -156,7 +156,7 @@ def _promote(registry: Registry, args: argparse.Namespace, output: Output) -> di
 def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.what is None:
         raise _usage("rollback GAME")
-    histories = [registry.history(args.what, version) for version in registry.versions(args.what)]
+    histories = [registry.history(args.what, *place) for place in registry.places(args.what)]
     history = max(histories, key=_last_decision, default=[])
     target = rollback_target(history) if history else None
     if target is None:
@@ -164,7 +164,9 @@ def _rollback(registry: Registry, args: argparse.Namespace, output: Output) -> d
         raise Missing("there is no champion to return to", where=f"game {args.what}", do=do)
     now, then = history[-1].champion, next(one for one in reversed(history) if one.champion.model == target)
     evidence = _by_hand(registry, registry.fetch(target), then.evidence, "rollback", f"from {now.model}")
-    champion = verify(registry.promote(args.what, target, evidence, now.seat), registry.trust)
+    same = [one[-1].champion for one in histories if one and one[-1].champion.model == now.model]  # seats of its kind
+    seats = [one.seat for one in same if one.version == now.version]
+    champion = verify([registry.promote(args.what, target, evidence, seat) for seat in seats][-1], registry.trust)
     output.say(
         f"{target[:SHORT]} is champion of {args.what} {champion.version} again (counter {champion.counter}), "
         f"instead of {now.model[:SHORT]}"
@@ -192,11 +194,11 @@ def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
                 if listed.evidence is not None:
                     other.save_evidence(copied[-1], listed.evidence)
                 output.progress(f"{copied[-1][:SHORT]} of {game}")
-            histories = [found for version in registry.versions(game) if (found := registry.history(game, version))]
+            histories = [found for place in registry.places(game) if (found := registry.history(game, *place))]
             above = max((history[-1].champion.counter for history in histories), default=0)
             for history in sorted(histories, key=_last_decision):
                 last = history[-1]
-                signed = other.promote(game, last.champion.model, last.evidence, above=above)
+                signed = other.promote(game, last.champion.model, last.evidence, last.champion.seat, above=above)
                 champions.append(msgspec.to_builtins(verify(signed, other.trust)))
         output.say(f"{len(copied)} models and {len(champions)} champions: {args.to.partition('?')[0]}")
     return {"models": copied, "champions": champions}
@@ -253,14 +255,12 @@ def _share(registry: Registry, args: argparse.Namespace, output: Output) -> dict
 
 def _tried(registry: Registry, model: Model, args: argparse.Namespace, output: Output) -> tuple[Evidence, str]:
     """The gate's games and its answer; Refused where the model is not shown to be better."""
-    from sparring.league.gate import GateLimits, passed, play_gate_games, sentence, tries_before
+    from sparring.league.gate import GateLimits, passed, sentence, tries_before
+    from sparring.league.promotion import tried
 
-    signed = registry.champion(model.card.game, model.card.version)
-    incumbent = None if signed is None else registry.fetch(verify(signed, registry.trust).model)
     limits = GateLimits(args.episodes, math.inf) if args.episodes else GateLimits.from_config(args.config)
     output.progress(f"the gate: at most {limits.episodes} episodes of {model.card.game}")
-    tries = tries_before(registry, model)
-    _, evidence = play_gate_games(model, incumbent, limits, tries=tries, seed=args.seed)
+    _, (evidence,) = tried(registry, [model], limits, tries=tries_before(registry, model), seed=args.seed)
     if math.isfinite(evidence.mean):
         registry.save_evidence(model.id, evidence)  # also of one that does not pass: the next list shows it
     reason = sentence(evidence)
@@ -278,10 +278,11 @@ def _last_decision(history: list[ChampionEntry]) -> int:
 def _verified_history(registry: Registry, game: GameId, version: str) -> dict[str, Any]:
     said: dict[str, Any] = {"game": game, "version": version, "ok": True, "records": 0, "error": None}
     try:
-        records = registry.history(game, version)
+        seats = [seat for one, seat in registry.places(game) if one == version]
+        records = sum(len(registry.history(game, version, seat)) for seat in seats)
     except SparringError as error:
         return said | {"ok": False, "error": str(error)}
-    return said | {"records": len(records)}
+    return said | {"records": records}
 
 
 def _taken(registry: Registry, model: Model, where: str, output: Output) -> dict[str, Any]:

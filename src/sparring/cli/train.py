@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology",
         metavar="NAME",
-        help="single, sync, allreduce, async, apex, central, hogwild, nodes, offline, rllib; by default by --algo",
+        help="single, kinds, sync, allreduce, async, apex, central, hogwild, nodes, offline, rllib (by --algo, game)",
     )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="ticks of all games together; sampled steps with --from store"
@@ -141,8 +141,11 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     with output.waits():
         trained = train(request, options, args.config, lambda one: output.progress(str(one)), _stops_on_signals)
     published = trained.published
-    made = f"model {published.model[:12]} (weights {published.weights[:12]})"
-    output.say(f"run {trained.run}: {trained.state}, {made}, {published.verdict}")
+    all_kinds = (published, *published.others)
+    for one in all_kinds:
+        seats = ", ".join(trained.plan.spec.seats[seat].name for seat in one.seats)
+        made = f"model {one.model[:12]} (weights {one.weights[:12]})" + (f" of {seats}" if seats else "")
+        output.say(f"run {trained.run}: {trained.state}, {made}, {one.verdict}")
     played = published.evaluation
     return {
         "run": trained.run,
@@ -159,6 +162,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         "weights_sha256": published.weights,
         "promoted": published.promoted,
         "state": trained.state,
+        "models": [{"model": one.model, "seats": list(one.seats), "promoted": one.promoted} for one in all_kinds],
     }
 
 

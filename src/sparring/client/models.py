@@ -152,9 +152,11 @@ class Models:
         self._thread: threading.Thread | None = None
 
     def start(self, gateway: Gateway, every_s: float, rng: Generator) -> None:
-        """Load what is held on disk for the first seat, then ask `gateway` for newer ones in the background."""
+        """Load what is held on disk for the first seat, or for all where they are of several kinds, then ask `gateway`
+        for newer ones in the background."""
         self._gateway = gateway
-        self._add_seat(0)
+        for seat in range(len(self._game.seats) if len(self._game.kinds) > 1 else 1):
+            self._add_seat(seat)
         self._begin_ladder()
         self._thread = threading.Thread(target=self._run, args=(every_s, rng), name="sparring-models", daemon=True)
         self._thread.start()

@@ -312,7 +312,7 @@ class Dashboard:
 
     def _champion(self, spec: GameSpec) -> Champion | None:
         try:
-            signed = self._registry.champion(spec.id, spec.version)
+            signed = self._registry.champion(spec.id, spec.version, 0 if len(spec.kinds) > 1 else None)
         except ModelDamaged:
             return None
         return None if signed is None else read_champion(base64.b64decode(signed.payload))
@@ -332,7 +332,7 @@ def _model(listed: ListedModel, champion: Champion | None) -> ModelRow:
     return ModelRow(
         id=card.id,
         version=card.version,
-        champion=counter is not None,
+        champion=counter is not None or (bool(card.kind) and listed.champion),
         counter=counter,
         created_at_ms=card.created_at_ms,
         algorithm=card.lineage.algorithm,

@@ -93,6 +93,15 @@ class GameSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return len({seat.team for seat in self.seats}) > 1
 
     @property
+    def kinds(self) -> tuple[tuple[int, ...], ...]:
+        """The seats by kind: those of one kind see and do the same, so one network may play them. In order of the
+        first seat of each."""
+        found: dict[tuple[tuple[Leaf, ...], Leaf], list[int]] = {}
+        for place, seat in enumerate(self.seats):
+            found.setdefault((seat.observation, seat.action), []).append(place)
+        return tuple(map(tuple, found.values()))
+
+    @property
     def hash(self) -> str:
         """Of all that gives the numbers their meaning; neither the version nor what is hidden nor the state is in it,
         so a patch that keeps the spaces keeps its models."""

@@ -84,6 +84,10 @@ class InferenceServer:
     async def _decide(self, chosen: ModelId, spec: GameSpec, seat: int, request: ActRequest) -> Decision:
         batcher = self._models.get(chosen) or await self._load(chosen, spec)
         _check_spec(chosen, batcher.chooser.spec_hash, spec)
+        if batcher.chooser.kind and seat not in batcher.chooser.kind:
+            do = "Name the model that GET /v1/games/{game}/champion gives for this seat"
+            wrong, kind = "the model plays other seats", list(batcher.chooser.kind)
+            raise Refused(wrong, where=f"model {chosen[:12]}", do=do, field="seat", value=seat, limit=kind)
         _check_state(request.state, batcher.chooser.state_numbers)
         self._models.move_to_end(chosen)
         if request.search_ms:

@@ -75,7 +75,7 @@ class EvaluatorService:
         began, task = time.monotonic(), solver.retrieve(LEAGUE, "task", self._index)
         if task["kind"] == "gate":
             model = pool.get(ModelId(task["model"]))
-            standing = stand_for_promotion(registry, model, GateLimits.from_config(self._config))
+            (standing,) = stand_for_promotion(registry, [model], GateLimits.from_config(self._config))
             solver.retrieve(LEAGUE, "judged", model.id, standing.verdict)
         elif task["kind"] == "match":
             solver.retrieve(LEAGUE, "played", self._match(task, pool))

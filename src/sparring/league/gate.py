@@ -5,6 +5,11 @@ play the same fresh seeds and their returns are compared, one by one. Where ther
 better than random play. After each batch of games `sequential_test.judge` says whether they are enough: a clear
 difference takes tens of games, a small one as many as `registry.gate_episodes` allows.
 
+Where seats are of several kinds (GameSpec.kinds) opponents are no measure of each other. Returns are compared then, in
+the same seats on the same fresh seeds: those of the new models of one side (games/seat_kinds.py), and those of the
+champions that they would replace, both with the champions in all other seats. So they are, too, from the second batch
+on where every round of the first was even because the seat decides who wins, whoever has it.
+
 All tries of one lineage (a model and the models that it was trained from) share one error rate: the chance that any of
 them becomes champion without being better is at most `ALPHA`, however often it is tried.
 """
@@ -17,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from sparring.acting.evaluate import Evaluation, Player, evaluate, evaluate_beside, strongest
+from sparring.acting.evaluate import Evaluation, Lineup, Player, evaluate, evaluate_beside, strongest
 from sparring.config import DEFAULT, Config
 from sparring.errors import Missing
 from sparring.games.catalogue import spec_of
@@ -63,8 +68,13 @@ class Results:
         both = min(len(ours), len(theirs))
         self.returns.append(np.stack([ours[:both], theirs[:both]]).astype(np.float64))
 
+    def one_side_always_wins(self) -> bool:
+        """Whether every round was even by as many games won as lost: it is the seat that wins, not the player."""
+        rounds = np.concatenate(self.scores) if self.scores else np.zeros(0)
+        return len(rounds) >= FEWEST and self.counts[0] > 0 and bool((rounds == EVEN).all())
+
     def judged(self) -> Array:
-        """The results that the test sees."""
+        """The results that the test sees: returns in the same seats, once any were compared."""
         if not self.returns:
             return np.concatenate(self.scores) if self.scores else np.zeros(0)
         ours, theirs = np.concatenate(self.returns, axis=1)
@@ -114,8 +124,8 @@ def _tries(registry: Registry, model: ModelId) -> int:
 
 
 def play_gate_games(
-    model: Model,
-    incumbent: Model | None,
+    model: Model | Lineup,
+    incumbent: Model | Lineup | None,
     limits: GateLimits,
     *,
     tries: int = 0,
@@ -125,9 +135,11 @@ def play_gate_games(
     """How the model plays against the game's strongest script, and the evidence for or against its promotion.
 
     Its games have seeds of their own (`seed` repeats those of an earlier gate). It plays fewer by the `deadline` (of
-    time.monotonic); Missing below FEWEST. `tries` is how often this lineage was tried before.
+    time.monotonic); Missing below FEWEST. `tries` is how often this lineage was tried before. A Lineup has the models
+    of one side in its own seats; the champions are another, and the evidence names none of them.
     """
-    game, spec = model.card.game, spec_of(model.card.game)
+    game = model.game if isinstance(model, Lineup) else model.card.game
+    spec = spec_of(game)
     seed = secrets.randbits(48) + 1 if seed is None else seed
     rival = strongest(game)
     shown = min(limits.episodes, SHOWN, max(FEWEST, FIRST_TICKS // spec.max_ticks))
@@ -138,7 +150,7 @@ def play_gate_games(
         mean=alone.mean,
         sd=alone.sd,
         against=None if rival is None else f"script:{rival}",
-        incumbent=None if incumbent is None else incumbent.id,
+        incumbent=incumbent.id if isinstance(incumbent, Model) else None,
         tries=tries + 1,
         seed=seed,
     )
@@ -154,21 +166,26 @@ def play_gate_games(
         means = {"mean": float(ours.mean()), "sd": float(ours.std())}
         theirs_are = {"incumbent_mean": float(theirs.mean()), "incumbent_sd": float(theirs.std())}
         beside = None
-        if incumbent is not None and len(spec.seats) > 1:  # a team
+        if isinstance(incumbent, Model) and len(spec.seats) > 1 and not spec.has_rivals:  # a team
             mixed = evaluate_beside(game, model, incumbent, episodes=shown, seed=seed, deadline=deadline)
             beside = mixed.mean if len(mixed.returns) else None
-        return alone, replace(said, episodes=len(ours), **means, **theirs_are, beside_incumbent=beside)
-    wins, draws, losses = map(int, results.counts)
-    distinct = len(np.unique(np.concatenate(results.digests)))
-    low, high = map(elo_of, interval(results.judged(), 1 - CONFIDENCE))
-    return alone, replace(said, wins=wins, draws=draws, losses=losses, distinct=distinct, elo_low=low, elo_high=high)
+        said = replace(said, episodes=len(ours), **means, **theirs_are, beside_incumbent=beside)
+        if spec.has_rivals:  # whose returns were not those against a script
+            said = replace(said, against=f"model:{incumbent.id}" if isinstance(incumbent, Model) else None)
+    if results.scores:
+        wins, draws, losses = map(int, results.counts)
+        distinct = len(np.unique(np.concatenate(results.digests)))
+        low, high = map(elo_of, interval(np.concatenate(results.scores), 1 - CONFIDENCE))
+        games = {"wins": wins, "draws": draws, "losses": losses, "distinct": distinct}
+        said = replace(said, **games, elo_low=low, elo_high=high)
+    return alone, said
 
 
 @dataclass(frozen=True, slots=True)
 class _Games:
     """The games that one gate may play: the model against, or beside, the other."""
 
-    model: Model
+    model: Model | Lineup
     other: Player
     limits: GateLimits
     seed: int
@@ -176,33 +193,46 @@ class _Games:
 
     def play(self, results: Results, rates: ErrorRates) -> Verdict:
         """Play batches until the test is decided, the games are played or the time is over."""
-        spec, verdict, over = spec_of(self.model.card.game), Verdict.UNDECIDED, False
+        model = self.model
+        spec = spec_of(model.game if isinstance(model, Lineup) else model.card.game)
+        verdict, over = Verdict.UNDECIDED, False
+        paired = isinstance(model, Lineup) or not spec.has_rivals
         most, batch, begun, ticks, wanted = self.limits.episodes, 0, 0, 0, self.limits.first(spec)
         while begun < most and ticks < self.limits.ticks and not over:
             if batch and time.monotonic() >= self.deadline:
                 break
             asked = min(wanted, most - begun)
             if spec.has_rivals:
-                asked = -(-asked // len(spec.seats)) * len(spec.seats)  # whole rounds
-            ticks += self._batch(results, spec, asked, batch)
+                seats = len(model.own if isinstance(model, Lineup) else spec.seats)
+                asked = -(-asked // seats) * seats  # whole rounds
+            ticks += self._batch(results, spec, asked, batch, paired=paired)
             verdict, over = judge(results.judged(), rates)
+            paired = paired or results.one_side_always_wins()  # judged by the games that follow alone
             batch, begun = batch + 1, begun + asked
             wanted = begun
         return verdict
 
-    def _batch(self, results: Results, spec: GameSpec, asked: int, batch: int) -> int:
-        """Play one batch into the results; the ticks that the model played."""
+    def _batch(self, results: Results, spec: GameSpec, asked: int, batch: int, *, paired: bool) -> int:
+        """Play one batch into the results, `paired`: each with the same others; the ticks that the model played."""
         seed, now = self.seed + batch, time.monotonic()
         check = _enough if batch == 0 else (lambda played, asked: played)
-        if spec.has_rivals:
+        if not paired:
             met = evaluate(spec.id, self.model, episodes=asked, seed=seed, against=self.other, deadline=self.deadline)
             results.add_games(check(met, asked), len(spec.seats))
             return met.ticks
-        middle = (now + self.deadline) / 2
-        ours = check(evaluate(spec.id, self.model, episodes=asked, seed=seed, deadline=middle), asked)
-        theirs = check(evaluate(spec.id, self.other, episodes=asked, seed=seed, deadline=self.deadline), asked)
-        results.add_returns(ours.returns, theirs.returns)
+        middle, rest = (now + self.deadline) / 2, self.other if spec.has_rivals else None
+        ours = check(evaluate(spec.id, self.model, episodes=asked, seed=seed, against=rest, deadline=middle), asked)
+        end = self.deadline
+        theirs = check(evaluate(spec.id, self.other, episodes=asked, seed=seed, against=rest, deadline=end), asked)
+        seats = len(self.model.own if isinstance(self.model, Lineup) else spec.seats) if spec.has_rivals else 1
+        results.add_returns(_by_round(ours.returns, seats), _by_round(theirs.returns, seats))
         return ours.ticks
+
+
+def _by_round(returns: Array, seats: int) -> Array:
+    """The mean of each whole round of seats."""
+    means: Array = returns[: len(returns) // seats * seats].reshape(-1, seats).mean(axis=1)
+    return means
 
 
 def _enough(played: Evaluation, asked: int) -> Evaluation:
@@ -237,6 +267,9 @@ def sentence(evidence: Evidence) -> str:
         return f"{words}: {beside} in {evidence.episodes} episodes on the same seeds{team}"
     games = evidence.wins + evidence.draws + evidence.losses
     played = f"{evidence.wins} won, {evidence.draws} drawn, {evidence.losses} lost"
+    if evidence.incumbent_mean is not None:
+        beside = f"it returns {evidence.mean:.4g} beside {evidence.incumbent_mean:.4g} against {other}"
+        return f"{words}: {beside}, in the same seats; the seat decided who won ({played})"
     elo = f"{_elo(evidence.elo_low)} to {_elo(evidence.elo_high)} Elo"
     return f"{words}: {elo} in {games} games, {evidence.distinct} of them distinct ({played})"
 

@@ -49,6 +49,9 @@ def check_game(game: str) -> GameSpec:
     if not spec.has_rivals:
         wrong, do = f"{game} has no opponents", "Compare returns: `spar models list`, `spar evaluate`"
         raise ConfigError(wrong, where="spar league", do=do)
+    if len(spec.kinds) > 1:
+        wrong = f"the seats of {game} are of {len(spec.kinds)} kinds, and a league's members play all seats"
+        raise ConfigError(wrong, where="spar league", do=f"Train its kinds together: `spar train {game}`")
     return spec
 
 

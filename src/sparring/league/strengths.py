@@ -222,6 +222,8 @@ def make_strengths(
     where, do = f"strengths of {spec.id}", f"Play a league first: `spar league {spec.id}`"
     if any(seat.action.kind not in ("discrete", "multi-discrete") for seat in spec.seats):
         raise Refused("its actions are no choices", where=where, do="Sell the champion alone")
+    if len(spec.kinds) > 1:
+        raise Refused("its seats are of several kinds", where=where, do="Sell the champions of its kinds alone")
     with MatchFile(data, spec.id) as file:
         matches = file.all()
     members, models = list[Rated](), dict[str, Model]()

@@ -10,10 +10,12 @@ from sparring.config import DEFAULT, Config, NodesConfig, ReplayConfig, read
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import Catalogue, is_registered, spec_of
 from sparring.games.game_state import did_you_mean
+from sparring.games.seat_kinds import kind_names, of_seats
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms import ALIASES, open_algorithm, settings_of
 from sparring.learn.presets import Preset, preset_for
 from sparring.learn.protocol import Algorithm, policy_for
+from sparring.nets.policies import BUILT_IN
 from sparring.nets.user_code import open_policy
 from sparring.replay.feeder import check_share
 from sparring.user_code import is_given
@@ -31,6 +33,7 @@ LEARN_ELSEWHERE = ("hogwild", "allreduce", "rllib", "nodes")  # other processes 
 SEARCHES = ("async", "sync", "single", "allreduce")  # whose actors can look ahead
 FEEDS_OF = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
+    "kinds": ("transitions", "sequences", "trajectories", "records"),
     "sync": ("trajectories",),
     "allreduce": ("trajectories",),
     "async": ("trajectories",),
@@ -95,6 +98,18 @@ class Plan:
     league: str = ""  # the learner of a league that this run is, DISCOVERY#NAME/GENERATION; not recorded
     nodes: NodesPlan | None = None  # other machines that learn; not recorded, as it holds their tokens
     explained: tuple[SettingRow, ...] = ()  # every setting with its origin; not recorded: settings.json has it
+    kind: tuple[int, ...] = ()  # of a part of topology "kinds": the seats that it learns, which `spec` alone has,
+    whole: GameSpec | None = None  # and the whole game
+
+    def kinds(self) -> list["Plan"]:
+        """For each kind of seats the plan of its learner."""
+        found = []
+        for seats in self.spec.kinds:
+            spec = of_seats(self.spec, seats)
+            own = "" if self.policy in BUILT_IN else self.policy
+            policy = _policy(own, self.algorithm, spec)
+            found.append(replace(self, spec=spec, policy=policy, kind=seats, whole=self.spec))
+        return found
 
     def record(self) -> dict[str, Any]:
         """As plain data, from which `from_record` makes the same plan."""
@@ -102,7 +117,7 @@ class Plan:
         return found | {"settings": asdict(self.settings), "replay": asdict(self.replay)}
 
 
-_NOT_RECORDED = ("game", "spec", "algorithm", "seed", "discovery", "league", "nodes", "explained")
+_NOT_RECORDED = ("game", "spec", "algorithm", "seed", "discovery", "league", "nodes", "explained", "kind", "whole")
 RECORDED = [item.name for item in fields(Plan) if item.name not in _NOT_RECORDED]
 
 
@@ -143,13 +158,21 @@ def plan(request: TrainRequest, config: Config) -> Plan:
     config = _with_request(_with_preset(config, preset, _wanted(algorithm, settings)), request)
     train, replay = config.train, config.replay
     in_process = is_registered(request.game) or is_given(getattr(settings, "network", ""))
-    topology = _topology(request, algorithm, source, train.on, train.learners, in_process)
+    if several := len(spec.kinds) > 1:
+        _check_kinds(request, algorithm, spec, config)
+        config = config.layered({"train.opponents": 0, "train.script_share": 0.0}, "topology kinds", above=True)
+        train = config.train
+    topology = "kinds" if several else _topology(request, algorithm, source, train.on, train.learners, in_process)
     if topology == "rllib":
         config = config.layered({"train.actors": 1}, "topology rllib")
     if source == "mix":
         check_share(replay.store_share)
     rows = [
-        SettingRow("topology", topology, COMMAND_LINE if request.topology else f"algorithm {request.algo}"),
+        SettingRow(
+            "topology",
+            topology,
+            COMMAND_LINE if request.topology else "game" if several else f"algorithm {request.algo}",
+        ),
         SettingRow("steps", steps, COMMAND_LINE if request.steps else PRESET if preset.steps else DEFAULT),
         SettingRow("seed", request.seed, COMMAND_LINE if request.seed else DEFAULT),
         *_rows(algorithm.name, asdict(settings), lambda key: _origin(key, said, preset.settings)),
@@ -256,6 +279,32 @@ def _check_counts(request: TrainRequest, envs: int, learners: int) -> None:
         raise refused(f"--seed {request.seed}", "Count seeds from 0")
 
 
+def _check_kinds(request: TrainRequest, algorithm: Algorithm, spec: GameSpec, config: Config) -> None:
+    """ConfigError where a game whose seats are of several kinds cannot be learned so."""
+    names, train = kind_names(spec), config.train
+    why = f"its seats are of {len(names)} kinds ({', '.join(names)}), each with a network of its own"
+    plain = "Leave it out: one process plays and learns all kinds"
+    wrong, do = "", plain
+    if algorithm.feeds == "rllib" or getattr(algorithm, "joint", False):
+        wrong, do = f"{request.algo} learns one network for all seats", "Use ppo, impala, a3c, dqn, r2d2 or sac"
+    elif request.league:
+        wrong, do = "a league's members play all seats", "Use `spar train`"
+    elif request.nodes is not None:
+        wrong = "nodes exchange one network"
+    elif request.topology not in (None, "kinds"):
+        wrong = f"--topology {request.topology} learns one network"
+    elif train.learners > 1:
+        wrong = "several learners average the gradients of one network"
+    elif not train.on.startswith("local:"):
+        wrong = f"they are played in the learner's process, and --on is {train.on}"
+    else:
+        for key in ("opponents", "script_share"):
+            if getattr(train, key) and config.origin(f"train.{key}") not in (DEFAULT, PRESET):
+                wrong = f"train.{key} is {getattr(train, key)}, and each kind meets the newest weights of the others"
+    if wrong:
+        raise ConfigError(f"{why}; {wrong}", where=f"game {spec.id}", do=do)
+
+
 def _source(text: str) -> Source:
     if text not in get_args(Source):
         do = did_you_mean(text, get_args(Source), "Use sim, store or mix")
@@ -291,6 +340,8 @@ def _topology(
     elif name == "nodes" and (algorithm.name not in NODE_ALGORITHMS or source != "sim"):
         wrong = f"nodes do not learn {algorithm.name} --from {source}"
         do = f"Use one of {', '.join(NODE_ALGORITHMS)}, from simulation"
+    elif name == "kinds":
+        wrong = f"all seats of {request.game} are of one kind"
     elif is_registered(request.game) and name != "single":
         wrong = f"{request.game} was made in this process, and {name} plays in others"
         do = "Leave out --topology, or give the environment as gym:module:ID, which any process can open"

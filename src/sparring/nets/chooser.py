@@ -72,7 +72,7 @@ class Chooser:
 
     def __init__(self, model: Model) -> None:
         self.id, self.spec_hash, self.actor = model.id, model.card.spec, f"model:{model.id}"
-        self._card = model.card
+        self._card, self.kind = model.card, model.card.kind  # the seats that it plays; (): any
         try:
             self._session = open_session(model.files[ONNX])
         except Exception as error:  # noqa: BLE001  ONNX Runtime's errors share no base class but this

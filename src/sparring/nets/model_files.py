@@ -41,15 +41,23 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make_model(  # the model's every part, each once
-    game: GameSpec, network: NetworkSpec, weights: Weights, policy: str, lineage: Lineage, now_ms: int
+    game: GameSpec,
+    network: NetworkSpec,
+    weights: Weights,
+    policy: str,
+    lineage: Lineage,
+    now_ms: int,
+    seats: tuple[int, ...] = (),
 ) -> Model:
-    """The network as a model of `game`; ModelDamaged where its ONNX graph and its weights do not agree,
-    or a number is not finite; ConfigError where no seat sees what the network takes. A box's bounds become those of
-    its mean, so that the model's graph gives actions in the game's own units. Where information is hidden from
-    rivals a policy of probabilities samples, as it learned: its likeliest actions would give away what it knows."""
+    """The network as a model of `game`, of those `seats` where its seats are of several kinds; ModelDamaged where its
+    ONNX graph and its weights do not agree, or a number is not finite; ConfigError where no seat sees what the network
+    takes. A box's bounds become those of its mean, so that the model's graph gives actions in the game's own units.
+    Where information is hidden from rivals a policy of probabilities samples, as it learned: its likeliest actions
+    would give away what it knows."""
     from sparring.nets.onnx_graph import to_onnx
 
-    seat = next((seat for seat in game.seats if _suits(network, seat, game.frame_stack)), None)
+    places = [game.seats[place] for place in seats] or game.seats
+    seat = next((seat for seat in places if _suits(network, seat, game.frame_stack)), None)
     if seat is None:
         raise ConfigError(f"no seat of {game.id} suits the network's inputs", where="model", do="Use default_network")
     network = replace(network, heads=tuple(_bounded(head, seat.action) for head in network.heads))
@@ -62,6 +70,7 @@ def make_model(  # the model's every part, each once
         network=network,
         policy=policy,
         acts="sample" if game.hidden_information and game.has_rivals and policy == "categorical" else UNSET,
+        seats=seats or UNSET,
         lineage=lineage,
         created_at_ms=now_ms,
         files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},

@@ -133,6 +133,8 @@ def obstacle(game: object, spec: GameSpec) -> str:
         return "its models see several frames at once"
     if any(seat.action.kind != "discrete" for seat in spec.seats):
         return "its actions are not a choice of one"
+    if len(spec.kinds) > 1:
+        return "its seats are of several kinds, and one model does not know what all of them would do"
     return ""
 
 

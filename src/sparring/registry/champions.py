@@ -187,8 +187,13 @@ class ChampionLog:
 
     def versions(self, game: GameId) -> list[str]:
         """The game's versions that have, or had, a champion; ModelDamaged where no entry of the log verifies."""
+        return sorted({version for version, _ in self.places(game)})
+
+    def places(self, game: GameId) -> list[tuple[str, int | None]]:
+        """The versions and seats that have, or had, a champion; None stands for all seats, and comes first."""
         head = self.head(game)
-        return sorted({version for version, _ in (head.newest or self._head(game).newest)})
+        newest = head.newest or self._head(game).newest
+        return sorted(newest, key=lambda place: (place[0], -1 if place[1] is None else place[1]))
 
     def newest(self, game: GameId, version: str, seat: int | None) -> ChampionEntry | None:
         """The newest entry of exactly that version and seat; ModelDamaged where it does not verify."""

@@ -158,6 +158,10 @@ class Registry(ABC):
         """The game's versions that have, or had, a champion."""
         return self._log.versions(game)
 
+    def places(self, game: GameId) -> list[tuple[str, int | None]]:
+        """The versions and seats that have, or had, a champion; None stands for all seats."""
+        return self._log.places(game)
+
     def history(self, game: GameId, version: str, seat: int | None = None) -> list[ChampionEntry]:
         """Every entry of that version and seat, oldest first, with its evidence."""
         return self._log.history(game, version, seat)
@@ -193,6 +197,7 @@ class Registry(ABC):
         self, game: GameId, model: ModelId, evidence: Evidence, seat: int | None = None, *, above: int = 0
     ) -> Signed:
         """Make the model champion of its version with the next counter; a game's first one is the next after `above`.
+        One of several kinds of seats becomes champion of each of its own, or of `seat`.
 
         During a roll-out, clients outside `rollout_share` keep the previous champion; a rollback
         (`evidence.by` is "rollback") reaches all clients at once.
@@ -200,6 +205,11 @@ class Registry(ABC):
         card = self.fetch(model).card
         if card.game != game:
             raise Refused(f"it plays {card.game}", where=place(model), do=f"Promote a model of {game}", field="game")
+        if seat is None and card.kind:
+            return [self.promote(game, model, evidence, one, above=above) for one in card.kind][-1]
+        if seat is not None and card.kind and seat not in card.kind:
+            do = f"Promote it for one of its seats: {', '.join(map(str, card.kind))}"
+            raise Refused(f"it does not play seat {seat}", where=place(model), do=do, field="seat", value=seat)
         self._key.private()  # raises before anything is written
         self.save_evidence(model, evidence)
         rollback = evidence.by == "rollback"

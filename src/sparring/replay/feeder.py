@@ -25,9 +25,12 @@ _FINAL = "final_"
 class Feeder:
     """Inserts the store's chunks into `table`, as its stream `stream`. Chunks of another spec are left out."""
 
-    def __init__(self, store: Store, game: GameSpec, table: Table, stream: int, rng: Generator) -> None:
+    def __init__(
+        self, store: Store, game: GameSpec, table: Table, stream: int, rng: Generator, seats: tuple[int, ...] = ()
+    ) -> None:
+        """Of those `seats` alone, where any are named."""
         self._store, self._game, self._table, self._stream, self._rng = store, game, table, stream, rng
-        self._query = Query(game.id)
+        self._query = Query(game.id, seats=seats)
         self._due = 0.0
         self.steps: Counter[str] = Counter()  # inserted so far, by source
         self.unfit_chunks = 0

@@ -43,6 +43,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkSpec
     policy: str  # "categorical": logits of probabilities; "greedy": logits are values; "gaussian": a mean
     acts: Literal["sample"] | UnsetType = UNSET  # it samples its probabilities; unset: it takes the best action
+    seats: tuple[int, ...] | UnsetType = UNSET  # those of its kind, where a game has several; unset: it plays any
     lineage: Lineage
     created_at_ms: int
     files: dict[str, str]  # name → SHA-256, hex
@@ -50,6 +51,11 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> ModelId:
         return ModelId(hashlib.sha256(canonical(self)).hexdigest())
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """The seats of the one kind that it plays; (): the game has one kind, and it plays any."""
+        return () if self.seats is UNSET else self.seats
 
     @property
     def samples(self) -> bool:

@@ -71,7 +71,8 @@ def one_seat(game: GameSpec, algorithm: str, kinds: tuple[str, ...] = ("discrete
             wrong = (
                 f"seats {first.name!r} and {seat.name!r} see or do different things, and one network plays all seats"
             )
-            raise ConfigError(wrong, where=f"game {game.id}", do="Give the seats the same spaces")
+            do = "Use `spar train`, which learns a network for each kind of seats, or give the seats the same spaces"
+            raise ConfigError(wrong, where=f"game {game.id}", do=do)
     return first
 
 

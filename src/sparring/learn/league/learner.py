@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,8 +22,15 @@ from sparring.errors import SparringError, TrainingStopped, Unreachable
 from sparring.league.roles import RoleRules
 from sparring.league.service import SERVICE as LEAGUE
 from sparring.learn.plan import Plan, TrainRequest
-from sparring.learn.protocol import Sources
-from sparring.learn.runs.train import PublishedModel, TrainingLoop, TrainOptions, TrainProgress, model_of, train
+from sparring.learn.runs.train import (
+    Learned,
+    PublishedModel,
+    TrainingLoop,
+    TrainOptions,
+    TrainProgress,
+    model_of,
+    train,
+)
 from sparring.pool import open_pool
 from sparring.pool.protocol import Pool
 from sparring.registry import open_registry
@@ -32,7 +40,6 @@ from sparring.services.register import register
 from sparring.services.solver import Solver
 from sparring.wire.ids import ModelId
 from sparring.wire.model import WEIGHTS, Model
-from sparring.wire.network import NetworkSpec, Weights
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +52,6 @@ CLOSE_S = 2.5  # the host waits 3 s
 class LeaguePublisher:
     """Hands the weights of one run to the league."""
 
-    plan: Plan
     run: str
     registry: Registry
     pool: Pool
@@ -57,11 +63,9 @@ class LeaguePublisher:
     reset: bool = False  # the league has said that the learner starts again
     closing: bool = False
 
-    def publish(
-        self, network: NetworkSpec, weights: Weights, sources: Sources, deadline: float = math.inf
-    ) -> PublishedModel:
+    def publish(self, learned: Sequence[Learned], deadline: float = math.inf) -> PublishedModel:
         """Put the weights into the pool, and do what the league says."""
-        model = model_of(self.plan, self.run, network, weights, sources, self.parents)
+        model = model_of(learned[0], self.run, self.parents)
         offered = PublishedModel(model.id, None, False, "offered to the league", model.card.files[WEIGHTS])
         if self.closing or self.reset:
             return offered
@@ -138,7 +142,7 @@ class LearnerService:
 
         def publisher(plan: Plan, name: str, registry: Registry) -> LeaguePublisher:
             solver.retrieve(LEAGUE, "started", self._learner, generation, name)
-            self._publisher = LeaguePublisher(plan, name, registry, pool, solver, self._learner, generation)
+            self._publisher = LeaguePublisher(name, registry, pool, solver, self._learner, generation)
             return self._publisher
 
         def started(loop: TrainingLoop) -> None:

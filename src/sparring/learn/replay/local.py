@@ -104,7 +104,11 @@ class LocalReplay(Replay):
         self._store_share, self._streams, self._actors = plan.replay.store_share, streams, actors
         self.table = open_replay_table(plan, network, plan.replay.capacity_steps, actors * streams + 1, masks=masks)
         feeding = np.random.default_rng([plan.seed, FEEDING])
-        self.feeder = None if store is None else Feeder(store, plan.spec, self.table, actors * streams, feeding)
+        self.feeder = (
+            None
+            if store is None
+            else Feeder(store, plan.whole or plan.spec, self.table, actors * streams, feeding, plan.kind)
+        )
         self._draw = draw_for(plan.algorithm, plan.settings)
         self._rng = np.random.default_rng([plan.seed, SAMPLING])
         self._inserted: list[InsertedBlock] = []
@@ -158,7 +162,7 @@ class LocalReplay(Replay):
 
 def open_replay_table(plan: Plan, network: NetworkSpec, rows: int, streams: int, *, masks: bool = True) -> Table:
     """A table of the plan's replay settings, with so many rows; `masks`: it keeps legal actions, if there are any."""
-    seat = plan.spec.seats[0]  # `begin` has refused a game whose seats differ
+    seat = plan.spec.seats[0]
     return open_table(
         seat,
         replace(plan.replay, capacity_steps=rows),

@@ -70,45 +70,57 @@ class PublishedModel:
     promoted: bool
     verdict: str  # a sentence
     weights: str = ""  # SHA-256 of the weights alone: the same weights published twice have two model ids
+    seats: tuple[int, ...] = ()  # of its kind, where the game has several
+    others: tuple["PublishedModel", ...] = ()  # of the other kinds of seats
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a run, or its part for one kind of seats, has learned."""
+
+    plan: Plan
+    network: NetworkSpec
+    weights: Weights
+    sources: Sources
 
 
 class Publisher(Protocol):
     """What becomes of the weights that a run has learned, every `train.publish_every_s`."""
 
-    parents: list[ModelId]  # the last model of this run, once there is one
+    parents: list[ModelId]  # the last models of this run, once there are any: one, or one for each kind of seats
 
-    def publish(
-        self, network: NetworkSpec, weights: Weights, sources: Sources, deadline: float = math.inf
-    ) -> PublishedModel: ...
+    def publish(self, learned: Sequence[Learned], deadline: float = math.inf) -> PublishedModel: ...
 
 
 @dataclass(slots=True)
 class ModelPublisher:
     """Publishes the models of one run, and lets each stand for champion."""
 
-    plan: Plan
     run: str
     registry: Registry
     gate: GateLimits
     promote: bool = True
-    parents: list[ModelId] = field(default_factory=list)  # the last model of this run, once there is one
+    parents: list[ModelId] = field(default_factory=list)
 
-    def publish(
-        self, network: NetworkSpec, weights: Weights, sources: Sources, deadline: float = math.inf
-    ) -> PublishedModel:
-        """Publish the weights as a model, let it play the gate's games, as many as fit before the `deadline` (of
-        time.monotonic), and promote it if the gate lets it pass."""
-        model = model_of(self.plan, self.run, network, weights, sources, self.parents)
-        self.parents = [self.registry.publish(model)]
-        stands = stand_for_promotion(self.registry, model, self.gate, promote=self.promote, deadline=deadline)
-        digest = model.card.files[WEIGHTS]
-        return PublishedModel(model.id, stands.evaluation, stands.promoted, stands.verdict, digest)
+    def publish(self, learned: Sequence[Learned], deadline: float = math.inf) -> PublishedModel:
+        """Publish what was learned as models, let them play the gate's games, as many as fit before the `deadline` (of
+        time.monotonic), and promote those that the gate lets pass."""
+        parents = [self.parents[kind : kind + 1] for kind in range(len(learned))]
+        models = [model_of(one, self.run, before) for one, before in zip(learned, parents, strict=True)]
+        self.parents = [self.registry.publish(model) for model in models]
+        found = stand_for_promotion(self.registry, models, self.gate, promote=self.promote, deadline=deadline)
+        published = [
+            PublishedModel(
+                model.id, one.evaluation, one.promoted, one.verdict, model.card.files[WEIGHTS], learns.plan.kind
+            )
+            for model, one, learns in zip(models, found, learned, strict=True)
+        ]
+        return replace(published[0], others=tuple(published[1:]))
 
 
-def model_of(
-    plan: Plan, run: str, network: NetworkSpec, weights: Weights, sources: Sources, parents: Sequence[ModelId]
-) -> Model:
+def model_of(learned: Learned, run: str, parents: Sequence[ModelId]) -> Model:
     """The weights that a run has learned, as a model."""
+    plan, sources = learned.plan, learned.sources
     lineage = Lineage(
         algorithm=plan.algo,
         config=asdict(plan.settings),
@@ -122,7 +134,8 @@ def model_of(
     policy = plan.policy
     if policy not in BUILT_IN:
         policy = open_policy(policy, plan.spec.seats[0].action).deployed
-    return make_model(plan.spec, network, weights, policy, lineage, int(time.time() * 1000))
+    made = (learned.network, learned.weights, policy, lineage, int(time.time() * 1000))
+    return make_model(plan.whole or plan.spec, *made, plan.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +307,7 @@ class TrainingLoop:
         player: Model | Forward = forward_with_torch(learner.network, published_weights(learner))
         if self.plan.spec.hidden_information:  # as a model, which may sample
             sources = self.topology.sources()
-            player = model_of(self.plan, "", learner.network, published_weights(learner), sources, ())
+            player = model_of(Learned(self.plan, learner.network, published_weights(learner), sources), "", ())
         rival = strongest(self.plan.game)
         count, seed, deadline = UNTIL_EPISODES, self.plan.seed, self._deadline()
         played = evaluate(self.plan.game, player, episodes=count, seed=seed, against=rival, deadline=deadline)
@@ -371,12 +384,19 @@ class TrainingLoop:
         return self._started + 60 * minutes - self._seconds_before + GRACE_S
 
     def _publish(self) -> None:
-        learner = self.topology.learner
         began = time.monotonic()
-        sources, deadline = self.topology.sources(), self._deadline()
-        self.published = self.publisher.publish(learner.network, published_weights(learner), sources, deadline)
+        learned = []
+        for plan, part in self._parts():
+            learner = part.learner
+            learned.append(Learned(plan, learner.network, published_weights(learner), part.sources()))
+        self.published = self.publisher.publish(learned, self._deadline())
         self._gate_s = time.monotonic() - began
         self.run.status("running", model=self._model(), message=self.published.verdict)
+
+    def _parts(self) -> list[tuple[Plan, Topology]]:
+        """The whole, or its part for each kind of seats, with its plan."""
+        found: list[tuple[Plan, Topology]] = getattr(self.topology, "parts", [(self.plan, self.topology)])
+        return found
 
     def _model(self) -> str | None:
         return self.publisher.parents[-1] if self.publisher.parents else None
@@ -402,6 +422,10 @@ def train(
         plan = _resumed_plan(run, request, config)
         if config.origin("train.track") == DEFAULT:
             track = tuple(run.about.get("track", track))
+    if len(plan.spec.kinds) > 1 and (options.until is not None or options.start is not None):
+        wrong = f"{'--until has' if options.until is not None else 'a run starts from'} one model, and the seats of "
+        do = "Give --steps or --minutes, and start from scratch"
+        raise ConfigError(f"{wrong}{plan.game} are of several kinds", where=f"game {plan.game}", do=do)
     for name in track:
         tracker_class(name)  # raises before anything starts
     with ExitStack() as stack:
@@ -417,7 +441,7 @@ def train(
         publishes = publisher(plan, run.name, registry) if publisher else None
         if publishes is None:
             limits = GateLimits.from_config(config)
-            publishes = ModelPublisher(plan, run.name, registry, limits, promote=options.promote)
+            publishes = ModelPublisher(run.name, registry, limits, promote=options.promote)
         loop = TrainingLoop(plan, run, topology, publishes, options, config.train, show)
         if options.resume is not None:
             loop.resume()

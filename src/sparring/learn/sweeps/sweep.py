@@ -116,6 +116,9 @@ def sweep(
     if on.startswith("ray:"):
         request, config = replace(request, on=None), config.layered({"train.on": "local://"}, "--sweep", above=True)
     spec = plan(request, config).spec  # raises where no trial could run
+    if len(spec.kinds) > 1:
+        wrong, do = f"the seats of {request.game} are of several kinds, and a trial has one return", "Train by hand"
+        raise ConfigError(wrong, where="sweep", do=do)
     fixed = dict(preset_for(request.game, algorithm.name, spec).settings) | assignments(request.settings)
     file = read_sweep(given, algorithm, fixed)
     if parallel is not None:

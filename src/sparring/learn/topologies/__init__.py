@@ -12,6 +12,7 @@ from sparring.store.protocol import Store
 
 TOPOLOGIES = {
     "single": "sparring.learn.topologies.single",
+    "kinds": "sparring.learn.topologies.kinds",
     "sync": "sparring.learn.topologies.sync",
     "allreduce": "sparring.learn.topologies.allreduce",
     "async": "sparring.learn.topologies.async_",

@@ -26,7 +26,7 @@ def build(plan: Plan, store: Store | None) -> Topology:
     if store is None:
         raise Missing("no store is open", where="--from store", do="Set [store] url")
     learner = plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
-    return _Offline(plan, learner, store)
+    return OfflineLoop(plan, learner, store)
 
 
 def room(plan: Plan, held_steps: int) -> int:
@@ -37,7 +37,7 @@ def room(plan: Plan, held_steps: int) -> int:
     return max(plan.replay.capacity_steps, wanted if fits else 0)
 
 
-class _Offline:
+class OfflineLoop:
     """One iteration: one batch of records."""
 
     env_steps = 0

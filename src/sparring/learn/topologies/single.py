@@ -11,6 +11,7 @@ import numpy as np
 
 from sparring.acting.actor import NO_EPISODES, Actor, Episodes
 from sparring.acting.opponents import PastSelves
+from sparring.games.protocol import Game
 from sparring.learn.actors.actor_spec import ActorSpec, actor_spec
 from sparring.learn.actors.experience import PlayedRollout
 from sparring.learn.actors.protocol import PAST_SELVES, Actors
@@ -21,6 +22,7 @@ from sparring.learn.topologies.apex import ReplayLoop
 from sparring.learn.topologies.sync import SyncLoop
 from sparring.nets import delta_conv
 from sparring.nets.forward import forward_for_matches, forward_with_torch
+from sparring.replay.steps import Steps
 from sparring.replay.table import check_sources
 from sparring.store.protocol import Store
 from sparring.wire.tree import Tree
@@ -40,16 +42,17 @@ def build(plan: Plan, store: Store | None) -> Topology:
     spec = actor_spec(plan, learner.network, feeds="steps", ticks=1, slots=1)
     actor = InProcessActor(spec, learner)
     replay = LocalReplay(plan, learner.network, spec.streams, store, actors=1, masks=actor.masks)
-    return _SingleReplay(plan, learner, actor, replay, spec.streams)
+    return SingleReplay(plan, learner, actor, replay, spec.streams)
 
 
 class InProcessActor(Actors):
     """The learner's own process as the one actor: nothing is played ahead, so that a seed determines everything."""
 
-    def __init__(self, spec: ActorSpec, learner: Learner) -> None:
+    def __init__(self, spec: ActorSpec, learner: Learner, game: Game | None = None) -> None:
+        """`game`: the spec's own where none is given."""
         self._spec, self._learner = spec, learner
         self._forward = forward_with_torch if spec.search is None else forward_for_matches
-        self._actor, self._opponents = spec.open_actor(learner.weights(), forward=self._forward)
+        self._actor, self._opponents = spec.open_actor(learner.weights(), game=game, forward=self._forward)
         self._past = PastSelves(spec.past, np.random.default_rng([spec.seed, PAST_SELVES]))
         self._version = 0  # updates of the weights that the actor plays with
         self.masks = self._actor.masks
@@ -97,7 +100,7 @@ class InProcessActor(Actors):
         self._actor.use(self._forward(self._learner.network, self._learner.weights()), self._version)
 
 
-class _SingleReplay(ReplayLoop):
+class SingleReplay(ReplayLoop):
     """One iteration: play until the rate limiter lets a batch through, then learn it."""
 
     def __init__(self, plan: Plan, learner: Learner, actor: InProcessActor, replay: LocalReplay, streams: int) -> None:
@@ -106,13 +109,13 @@ class _SingleReplay(ReplayLoop):
 
     def iterate(self) -> Iteration:
         for _ in range(FILLING_TICKS):
-            if self._sampling_is_due() and (iteration := self.learn(self.actor.ended())) is not None:
+            if self.sampling_is_due() and (iteration := self.learn(self.actor.ended())) is not None:
                 self.actor.publish(self.learner, self.env_steps)
                 return iteration
             self._play()
         return Iteration(None, None, self.actor.ended(), self.flow())
 
-    def _sampling_is_due(self) -> bool:
+    def sampling_is_due(self) -> bool:
         """In one thread neither side waits: sample what is owed, and otherwise play, unless the limiter says no."""
         if not self.may_sample():
             return False
@@ -123,8 +126,11 @@ class _SingleReplay(ReplayLoop):
         actor = self.actor.newest()
         env_steps, games = actor.env_steps, actor.episodes
         steps = actor.step(self.plan.algorithm.exploration(self.learner, env_steps))
+        self.insert(steps, actor.env_steps - env_steps, actor.episodes - games)
+
+    def insert(self, steps: Steps, env_steps: int, games: int) -> None:
+        """What was played."""
         fed = self._table.insert_steps(steps)
-        env_steps, games = actor.env_steps - env_steps, actor.episodes - games
         self.count(InsertedBlock(NO_EPISODES, env_steps, games, len(steps), fed))
 
     def close(self) -> None:
