@@ -19,7 +19,7 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import one_seat
-from sparring.learn.algorithms.learner import ActorCritic, no_exploration
+from sparring.learn.algorithms.learner import ActorCritic, move_towards, no_exploration
 from sparring.learn.algorithms.returns import explained_variance, gae, next_values
 from sparring.learn.algorithms.trajectories import bootstrap, true_steps
 from sparring.learn.optim import OptimiserSettings
@@ -134,9 +134,7 @@ class AlphaZeroLearner(ActorCritic):
     def follow(self) -> None:
         """The average moves towards what was learned; early on faster, as it began without knowledge."""
         rate = 1 / min(self.config.average_updates, 1 + self.updates / 2)
-        with torch.no_grad():
-            for new, old in zip(self.net.parameters(), self.average.parameters(), strict=True):
-                old.lerp_(new, rate)
+        move_towards(self.average, self.net, rate)
 
 
 def positions(learner: ActorCritic, batch: Batch) -> Positions:

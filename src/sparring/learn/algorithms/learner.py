@@ -190,6 +190,13 @@ class ActorCritic(TorchLearner):
         return open_optimiser(self.net.parameters(), config, epsilon=1e-5)
 
 
+def move_towards(slow: nn.Module, fast: nn.Module, rate: float) -> None:
+    """The parameters of `slow` move towards those of `fast` by `rate`; 1 makes them the same."""
+    with torch.no_grad():
+        for new, old in zip(fast.parameters(), slow.parameters(), strict=True):
+            old.lerp_(new, rate)
+
+
 def falling_epsilon(algorithm: object, learner: Learner, env_steps: int) -> float:
     """`exploration` whose ε falls in a straight line from `epsilon_first` to `epsilon_last`, then stays."""
     assert isinstance(learner, QLearner)
@@ -291,10 +298,8 @@ class Critics:
 
     def follow(self, rate: float) -> None:
         """The slow ones move towards the others by `rate`; 1 makes them the same."""
-        with torch.no_grad():
-            for online, slow in zip(self.online, self.slow, strict=True):
-                for new, old in zip(online.parameters(), slow.parameters(), strict=True):
-                    old.lerp_(new, rate)
+        for online, slow in zip(self.online, self.slow, strict=True):
+            move_towards(slow, online, rate)
 
     def save(self) -> Tree:
         return [save_module(one) for one in (*self.online, *self.slow)]

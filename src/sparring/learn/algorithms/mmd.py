@@ -22,7 +22,7 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.learner import TorchLearner, critic_heads, no_exploration
+from sparring.learn.algorithms.learner import TorchLearner, critic_heads, move_towards, no_exploration
 from sparring.learn.algorithms.normalisation import InputStatistics, RewardScale
 from sparring.learn.algorithms.returns import explained_variance, gae, next_values
 from sparring.learn.algorithms.trajectories import actions, grid, true_steps
@@ -112,9 +112,7 @@ class MmdLearner(TorchLearner):
     def follow(self) -> None:
         """The average moves towards the policy; early on faster, since it began with weights that knew nothing."""
         rate = 1 / min(self.config.average_updates, 1 + self.updates / 2)
-        with torch.no_grad():
-            for new, old in zip(self.policy.parameters(), self.average.parameters(), strict=True):
-                old.lerp_(new, rate)
+        move_towards(self.average, self.policy, rate)
 
 
 @dataclass(frozen=True, slots=True)
