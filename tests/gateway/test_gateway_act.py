@@ -187,7 +187,7 @@ def test_searches_of_many_callers_leave_the_event_loop_free(http, server):
     until(http, publish(server, 9).id)
     with ThreadPoolExecutor(12) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
         searches = [
-            pool.submit(client.post, ACT, json={"observation": {"board": EMPTY}, "search_ms": 150}) for _ in range(36)
+            pool.submit(client.post, ACT, json={"observation": {"board": EMPTY}, "search_ms": 150}) for _ in range(12)
         ]
         answered = 0
         while not all(one.done() for one in searches):

@@ -288,9 +288,9 @@ WRONG = [
     (TrainRequest("cartpol"), Missing, "game 'cartpol': there is no such game. Did you mean 'cartpole'?"),
     (TrainRequest("cartpole", "pppo"), Missing, "--algo: there is no algorithm 'pppo'. Did you mean 'ppo'?"),
     (
-        TrainRequest("cartpole", "alphazero"),
+        TrainRequest("cartpole", "muzero"),
         Missing,
-        "--algo: there is no algorithm 'alphazero'. "
+        "--algo: there is no algorithm 'muzero'. "
         f"Choose one of {', '.join(ALGORITHMS)}, rllib:NAME, or give module:name.",
     ),
     (TrainRequest("cartpole", "json:loads"), ConfigError, "'json:loads' has no begin, update, exploration"),

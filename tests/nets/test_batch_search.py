@@ -5,7 +5,8 @@ import pytest
 
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
-from sparring.nets.batch_search import POLICY_TARGET, BatchSearch, SearchSpec
+from sparring.nets.batch_search import BatchSearch
+from sparring.nets.tree_search import POLICY_TARGET, SearchSpec
 from sparring.wire.network import Head, Input, NetworkSpec
 
 NETWORK = NetworkSpec((Input("observation/board", (2, 6, 7)),), (Head("logits", 7), Head("value", 1)), ())

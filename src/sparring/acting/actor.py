@@ -12,6 +12,7 @@ decision left.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import Generator
@@ -21,14 +22,17 @@ from sparring.acting.rollout import Rollout, new_columns, rollout_layout
 from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, SearchableGame, View
-from sparring.nets.batch_search import POLICY_TARGET, BatchSearch
 from sparring.nets.forward import Forward
 from sparring.nets.policies import Choice, GaussianPolicy, Policy
 from sparring.nets.shapes import STATE, initial_state
+from sparring.nets.tree_search import POLICY_TARGET
 from sparring.nets.user_code import open_policy
 from sparring.replay.steps import Batch, Steps
 from sparring.wire.chunk import Array
 from sparring.wire.tree import Tree, rng_state, set_rng_state
+
+if TYPE_CHECKING:
+    from sparring.nets.batch_search import BatchSearch
 
 MOST_REPEATS = 64  # decisions; P(n) ~ 1/n: every scale of time is tried alike
 MEAN_REPEATS = (MOST_REPEATS - 1) / math.log(MOST_REPEATS)
@@ -72,7 +76,7 @@ class Actor:
         opponents: Opponents,
         reward_clip: float = 0.0,
         repeat: bool = False,
-        search: BatchSearch | None = None,
+        search: "BatchSearch | None" = None,
     ) -> None:
         """With a `search` the learning policy looks ahead before it decides; opponents do not."""
         self._search = search

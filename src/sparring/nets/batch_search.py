@@ -15,7 +15,6 @@ is mixed with noise, so that moves of small probability are tried, too. With few
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.random import Generator
 
@@ -24,23 +23,12 @@ from sparring.games.protocol import TERMINATED, SearchableGame
 from sparring.jit import compiled
 from sparring.nets.forward import Forward
 from sparring.nets.policies import log_softmax, masked
-from sparring.nets.tree_search import deciding, obstacle
+from sparring.nets.tree_search import POLICY_TARGET, SearchSpec, deciding, obstacle
 from sparring.wire.chunk import Array
 
 VISIT = 50.0  # c_visit, of values between 0 and 1
 ILLEGAL = -1e30
 NOISE_CONCENTRATION = 1.0  # of the Dirichlet distribution that the root's noise is drawn from
-POLICY_TARGET = "policy_target"
-
-
-class SearchSpec(msgspec.Struct, frozen=True):
-    """How a policy looks ahead before each of its decisions."""
-
-    simulations: int
-    discount: float  # between two decisions of the same seat
-    root_noise: float  # its share in the root's prior
-    random_moves: float = 0.0  # share of moves that are played by chance; what is learned has none of it
-    value_scale: float = 0.1  # c_scale
 
 
 class BatchSearch:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from sparring.errors import Refused
@@ -29,7 +30,18 @@ EXPLORATION = 1.25  # c
 UNTRIED = 0.1  # a move that was not tried counts as so much worse than its position
 TEMPERATURE = 0.1  # of priors from values, in units of half the range of rewards
 MAX_NODES = 200_000  # of one search: some 200 MB
+POLICY_TARGET = "policy_target"  # among what a search of many games gives: the policy that it found
 TIE = 1e-3  # of a visit: by so much at most does the prior decide between moves with equal visits
+
+
+class SearchSpec(msgspec.Struct, frozen=True):
+    """How actors look ahead before each decision, in many games at once (nets/batch_search.py, which is compiled)."""
+
+    simulations: int
+    discount: float  # between two decisions of the same seat
+    root_noise: float  # its share in the root's prior
+    random_moves: float = 0.0  # share of moves that are played by chance; what is learned has none of it
+    value_scale: float = 0.1  # c_scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,11 +20,14 @@ from sparring.games.scripts import Script, script_for, scripts_for
 from sparring.games.spec import GameSpec
 from sparring.learn.actors.experience import RolloutRing, StepBlockRing
 from sparring.learn.actors.weights import SharedWeights
-from sparring.nets.batch_search import BatchSearch, SearchSpec
 from sparring.nets.forward import Forward, forward_for_matches, forward_without_torch
 from sparring.nets.policies import Policy
+from sparring.nets.tree_search import SearchSpec
 from sparring.replay.steps import machine_bytes
 from sparring.wire.network import NetworkSpec, Weights
+
+if TYPE_CHECKING:
+    from sparring.nets.batch_search import BatchSearch
 
 ACTING = 1  # of the random streams that a seed has; 2 samples, 3 feeds
 
@@ -105,9 +108,13 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The network with these weights; a search asks it about many small boards."""
         return (forward_without_torch if self.search is None else forward_for_matches)(self.network, weights)
 
-    def open_search(self) -> BatchSearch | None:
+    def open_search(self) -> "BatchSearch | None":
         """What looks ahead; ConfigError where the game cannot be searched."""
-        return None if self.search is None else BatchSearch(open_game(self.game, self.envs), self.search)
+        if self.search is None:
+            return None
+        from sparring.nets.batch_search import BatchSearch  # is compiled: other actors start without numba
+
+        return BatchSearch(open_game(self.game, self.envs), self.search)
 
     def open_games(self) -> Game:
         """What the actor plays."""

@@ -24,10 +24,10 @@ from sparring.learn.algorithms.returns import explained_variance, gae, next_valu
 from sparring.learn.algorithms.trajectories import bootstrap, true_steps
 from sparring.learn.optim import OptimiserSettings
 from sparring.learn.protocol import Batch, Learner, Update
-from sparring.nets.batch_search import SearchSpec
 from sparring.nets.distributions import ILLEGAL
 from sparring.nets.module_network import open_network
 from sparring.nets.torch_state import tensor, tensors
+from sparring.nets.tree_search import SearchSpec
 from sparring.wire.network import Activation
 from sparring.wire.tree import Tree
 
