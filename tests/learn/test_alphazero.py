@@ -9,7 +9,6 @@ import pytest
 from sparring.acting.evaluate import evaluate
 from sparring.config import Config
 from sparring.errors import ConfigError
-from sparring.games.scripts import script
 from sparring.league.league_file import parse_league
 from sparring.learn.algorithms.alphazero import Positions, Window, positions
 from sparring.learn.league.launch import with_algorithms
@@ -122,7 +121,7 @@ def test_it_learns_not_to_lose_at_tic_tac_toe():
     while running.env_steps < 60_000:
         running.iterate()
     player = NumpyForward(running.learner.network, running.learner.weights())
-    played = evaluate("spiel:tic_tac_toe", player, episodes=200, seed=1, against=script("spiel:tic_tac_toe", "random"))
+    played = evaluate("spiel:tic_tac_toe", player, episodes=200, seed=1, against="random")
     assert played.losses <= 6
     assert played.score > 0.85
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sparring.config import Config
-from sparring.errors import SparringError, TrainingStopped, Unreachable
+from sparring.errors import Missing, SparringError, TrainingStopped, Unreachable
 from sparring.league.roles import RoleRules
 from sparring.league.service import SERVICE as LEAGUE
 from sparring.learn.plan import Plan, TrainRequest
@@ -174,7 +174,12 @@ class LearnerService:
         )
 
     def _start(self, pool: Pool, model: str) -> Model | None:
-        return pool.get(ModelId(model)) if model else None
+        """The weights that it begins with. A main agent's newest are in the pool alone: one that has lost them is
+        asked again, until the main agent has offered others."""
+        try:
+            return pool.get(ModelId(model)) if model else None
+        except Missing as error:
+            raise Unreachable(error.wrong, where=error.where, do="It waits for the next ones") from None
 
     def _show(self, progress: TrainProgress) -> None:
         self._progress = asdict(progress) | {"at_s": time.time()}
