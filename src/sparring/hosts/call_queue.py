@@ -82,19 +82,26 @@ class CallQueue:
         self._paused: list[tuple[float, PendingCall]] = []
         self._number = 0
         self._gone = ""
+        self._under_way = 0  # calls that were put and not settled: one that moves between queues is in none of them
         self._lock = Lock()
 
     def put(self, call: PendingCall) -> None:
         """Queue a call."""
-        if len(self._queue) + len(self._out) + len(self._paused) >= MAX_UNDER_WAY:
-            raise Overloaded(f"{MAX_UNDER_WAY} calls are under way", where=self.who, do="Take their results first")
         with self._lock:
             if self._gone:
                 call.set_exception(gone(self.who, self._gone))
                 return
+            if self._under_way >= MAX_UNDER_WAY:
+                raise Overloaded(f"{MAX_UNDER_WAY} calls are under way", where=self.who, do="Take their results first")
+            self._under_way += 1
             self._number += 1
             call.number = self._number
+            call.add_done_callback(self._ended)
             self._queue.append(call)
+
+    def _ended(self, call: object) -> None:
+        with self._lock:
+            self._under_way -= 1
 
     def connect(self, address: str) -> None:
         """Its process can be called."""
