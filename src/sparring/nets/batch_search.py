@@ -19,7 +19,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.errors import ConfigError
-from sparring.games.protocol import TERMINATED, SearchableGame
+from sparring.games.protocol import TERMINATED, Game, SearchableGame
 from sparring.jit import compiled
 from sparring.nets.forward import Forward
 from sparring.nets.policies import log_softmax, masked
@@ -34,17 +34,16 @@ NOISE_CONCENTRATION = 1.0  # of the Dirichlet distribution that the root's noise
 class BatchSearch:
     """Searches up to game.n positions at a time, each with the same number of simulations."""
 
-    def __init__(self, game: object, search: SearchSpec) -> None:
+    def __init__(self, game: Game, search: SearchSpec) -> None:
         """`game` is the search's own; ConfigError where it cannot be searched."""
-        spec = getattr(game, "spec")  # noqa: B009 — any game has one
+        spec = game.spec
         if wrong := obstacle(game, spec):
             raise ConfigError(f"it cannot be searched: {wrong}", where=f"game {spec.id}", do="Use ppo, dqn or mmd")
         assert isinstance(game, SearchableGame)
         self._game, self._simulations, self._noise = game, search.simulations, search.root_noise
         self._chance, self._scale = search.random_moves, search.value_scale
-        self._discount = search.discount ** (
-            1 / len(spec.seats)
-        )  # between two of one seat's decisions every seat moves once
+        # Between two of one seat's decisions every seat moves once.
+        self._discount = search.discount ** (1 / len(spec.seats))
         self._teams = np.array([seat.team for seat in spec.seats])
         # What two teams play for; where there is one, the values that a search meets are scaled to 0..1.
         self._bounds = spec.seats[0].reward_bounds if spec.has_rivals else (np.inf, -np.inf)
