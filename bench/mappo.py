@@ -1,13 +1,13 @@
 """MAPPO beside independent PPO on games of a team, at equal steps.
 
-    spar bench mappo [--quick] [--seeds S,S,…]
+    spar bench mappo [--quick] [--seeds S,S,…] [--plot FILE]
 
 Both learn with the same settings (the presets of learn/presets.py, and SETTINGS here for a game that has none): all
 that differs is what values a step, a critic that sees all seats or a value of the seat's own view. A cell is a process
 that learns for the game's steps with one thread, then plays 200 episodes by the best actions; two cells run side by
 side. A row's figure is the median over seeds of minus the mean return (less is better), with the lowest and the highest
-seed; random play is shown beside it. The curves of both, medians over seeds with their range, are in
-bench/results/quick/mappo.png; they count what was played while learning, exploration included.
+seed; random play is shown beside it. --plot draws the curves of both, medians over seeds with their range; they count
+what was played while learning, exploration included.
 """
 
 import argparse
@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     orders = [(task, who, seed) for task in tasks for seed in seeds for who in (OURS, PEER)]
     with ThreadPoolExecutor(2) as cells:
         found = dict(zip(orders, cells.map(lambda order: cell(*order), orders), strict=True))
-    plot(tasks, seeds, found, ledger.ROOT / "bench" / "results" / "quick" / "mappo.png")
     return ledger.result("mappo", [row(task, seeds, found, goal=not args.quick) for task in tasks])
 
 
@@ -85,27 +84,23 @@ def row(task: Task, seeds: Sequence[int], found: Mapping[Any, Mapping[str, Any]]
     )
 
 
-def plot(tasks: Sequence[Task], seeds: Sequence[int], found: Mapping[Any, Mapping[str, Any]], path: Path) -> None:
+def plot(said: Mapping[str, Any], path: Path) -> None:
     """Returns while learning, by steps: the median of the seeds, and from the lowest to the highest of them."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False)
-    for axis, task in zip(axes[0], tasks, strict=True):
+    cases = said["cases"]
+    figure = Figure(figsize=(6 * len(cases), 4), layout="constrained")
+    for axis, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
         for who in (OURS, PEER):
-            curves = [found[task, who, seed]["curve"] for seed in seeds]
+            curves = [each["curve"] for each in case["runs"][who]]
             points = list(zip(*curves, strict=False))  # runs may differ by one point
             steps = [point[0][0] for point in points]
             returns = [[value for _, value in point] for point in points]
             axis.plot(steps, [statistics.median(values) for values in returns], label=who)
             axis.fill_between(steps, [min(v) for v in returns], [max(v) for v in returns], alpha=0.2)
-        axis.set(title=task.game, xlabel="steps", ylabel="return while learning")
+        axis.set(title=case["name"], xlabel="steps", ylabel="return while learning")
         axis.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, bbox_inches="tight")
-    pyplot.close(figure)
+    figure.savefig(path, dpi=100)
 
 
 def learn(order: Mapping[str, Any]) -> dict[str, Any]:

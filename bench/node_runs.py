@@ -33,7 +33,7 @@ class NodeRun:
     episodes: int = 100
 
     def measured(self, seed: int) -> dict[str, Any]:
-        """Return, deviation, steps, merges, bytes and seconds of the run."""
+        """Return, deviation, the episodes' returns, steps, merges, bytes and seconds of the run."""
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             folder = Path(name)
             lines = [stack.enter_context(listening(folder, number, self.workers)) for number in range(self.nodes)]
@@ -55,6 +55,7 @@ class NodeRun:
         return {
             "return": played["return_mean"],
             "sd": played["return_sd"],
+            "returns": [round(each, 1) for each in played["returns"]],
             "steps": trained["env_steps"],
             "seconds": trained["seconds"],
             **{key: int(last.get(key, 0)) for key in keys},

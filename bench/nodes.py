@@ -1,13 +1,14 @@
 """Nodes: what runs with them reach, what a hostile one does to them, and how many one parent serves.
 
-    spar bench nodes [--quick] [--seeds S,S,…]
+    spar bench nodes [--quick] [--seeds S,S,…] [--plot FILE]
 
 Learning: LunarLander-v3 with two node processes of two workers each, at most 4 million steps and 2,000 merges, as the
 mean of 500 greedy episodes; beside it the setting of "A4C" (A3C, elastic(0.9, 0)), which reported 257.2 ± 39.9, and A3C
 on one machine, which it reported as 255.9 ± 36.9. Hostile: five nodes learn CartPole by A3C, one of them sends what it
 learned with the other sign, merged by median and by average. Swarm: nodes without torch that contribute as fast as the
 parent answers; merges and bytes for each second of the parent's CPU, and what 1,000 nodes would need of it; and bytes
-at the parent with and without a relay. Quick: one seed, CartPole in place of LunarLander, 8 nodes in the swarm.
+at the parent with and without a relay. --plot draws what the episodes of each seed returned. Quick: one seed, CartPole
+in place of LunarLander, 8 nodes in the swarm.
 """
 
 import argparse
@@ -18,13 +19,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from bench import ledger
-from bench.node_runs import SPAR, NodeRun, listening
+from bench.node_runs import NodeRun, listening
 
 from sparring.config import Config, NodesConfig
 from sparring.gateway.connections import bound
@@ -46,12 +47,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seeds = args.seeds or (SEEDS[:1] if args.quick else SEEDS)
     ours = QUICK if args.quick else LUNAR
     original = NodeRun(ours.game, "a3c", ours.steps, "elastic(0.9, 0)", workers=ours.workers, episodes=ours.episodes)
+    alone = replace(original, nodes=0)
     goals = {} if args.quick else {"A4C reported": 1.0}
     peers = {} if args.quick else {"A4C reported": REPORTED}
+    peers_alone = {"A4C reported, one machine": REPORTED_ALONE}
     cases = [
         _learned(f"{ours.game}, two nodes, {ours.algo}, {ours.merge}", ours, seeds, peers, goals),
         _learned(f"{ours.game}, two nodes, a3c, elastic(0.9, 0)", original, seeds, peers, {}),
-        _alone(ours, seeds, {} if args.quick else {"A4C reported, one machine": REPORTED_ALONE}),
+        _learned(f"{ours.game}, one machine, a3c", alone, seeds, {} if args.quick else peers_alone, {}),
         *_hostile(seeds, args.quick),
         _swarm(8 if args.quick else 50),
         _relayed(8 if args.quick else 50),
@@ -63,7 +66,8 @@ def _learned(name: str, one: NodeRun, seeds: tuple[int, ...], peers: Any, goals:
     runs = []
     for seed in seeds:
         runs.append(one.measured(seed))
-        print(f"nodes: {name}, seed {seed}: {runs[-1]}", file=sys.stderr, flush=True)
+        told = ", ".join(f"{key} {value:g}" for key, value in runs[-1].items() if key != "returns")
+        print(f"nodes: {name}, seed {seed}: {told}", file=sys.stderr, flush=True)
     returns = [each["return"] for each in runs]
     case = ledger.case(
         name, statistics.median(returns), "return", peers=peers, goals=goals, seeds=seeds, runs=runs,
@@ -75,20 +79,21 @@ def _learned(name: str, one: NodeRun, seeds: tuple[int, ...], peers: Any, goals:
     return case
 
 
-def _alone(ours: NodeRun, seeds: tuple[int, ...], peers: dict[str, float]) -> dict[str, Any]:
-    """A3C on one machine: the same code without nodes."""
-    returns = []
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            words = [ours.game, "--algo", "a3c", "--steps", str(ours.steps), "--seed", str(seed), "--no-promote"]
-            command = [*SPAR, "train", *words, "--set", f"registry.gate_episodes={ours.episodes}", "--json"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-            returns.append(msgspec.json.decode(done.stdout.strip().splitlines()[-1])["return_mean"])
-        print(f"nodes: a3c alone, seed {seed}: {returns[-1]:.1f}", file=sys.stderr, flush=True)
-    spread = (min(returns), max(returns))
-    return ledger.case(
-        f"{ours.game}, one machine, a3c", statistics.median(returns), "return", peers=peers, seeds=seeds, spread=spread
-    )
+def plot(said: dict[str, Any], path: Path) -> None:
+    """What the greedy episodes of each seed returned: half of them lie in the box, nine tenths between the whiskers."""
+    from matplotlib.figure import Figure
+
+    cases = [case for case in said["cases"] if "runs" in case]
+    figure = Figure(figsize=(5 * len(cases), 4), layout="constrained")
+    for axis, case in zip(figure.subplots(1, len(cases), sharey=True, squeeze=False)[0], cases, strict=True):
+        names = [f"{seed}\n{one['seconds']:.0f} s" for seed, one in zip(said["seeds"], case["runs"], strict=True)]
+        axis.boxplot([one["returns"] for one in case["runs"]], tick_labels=names, whis=(5, 95), sym="")
+        for peer, figure_of in case["peers"].items():
+            axis.axhline(figure_of, linestyle="--", label=f"{peer} {figure_of:g}")
+        axis.set(title=case["name"], xlabel="seed, and how long it learned", ylabel="return of an episode")
+        if case["peers"]:
+            axis.legend(loc="lower right")
+    figure.savefig(path, dpi=100)
 
 
 def _hostile(seeds: tuple[int, ...], quick: bool) -> list[dict[str, Any]]:
@@ -99,7 +104,8 @@ def _hostile(seeds: tuple[int, ...], quick: bool) -> list[dict[str, Any]]:
             one = NodeRun("cartpole", "a3c", 400_000, merge, nodes=4, hostile=attack, exchange_s=0.3, episodes=50)
             runs = [one.measured(seed) for seed in seeds]
             found[merge] = statistics.median(each["return"] for each in runs)
-            print(f"nodes: one of five hostile ({attack}), {merge}: {runs}", file=sys.stderr, flush=True)
+            told = ", ".join(f"{each['return']:.0f}" for each in runs)
+            print(f"nodes: one of five hostile ({attack}), {merge}: {told}", file=sys.stderr, flush=True)
         name = f"cartpole, one of five nodes hostile ({attack}), median"
         goals = {} if quick else {"solved": 1.0}
         peers = {"average": found["average"], "solved": 475.0}

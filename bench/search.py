@@ -2,7 +2,8 @@
 
     spar bench search                                        # trains for 8 minutes, then plays for half an hour
     python -m bench.search --data FOLDER --model ID          # a model of your own (by default the champion there)
-    python -m bench.search --data FOLDER --plot search.png   # draws the table, too
+    spar bench search --plot search.png                      # draws the table, too
+    python -m bench.search --data FOLDER                     # of a model that is there
 
 For each search_ms the model plays 50 drawn openings from both sides against itself without a search and against
 alpha-beta of depth 4 (bench/alpha_beta.py); without a search 250. Each decision has its time to itself, on one thread.
@@ -55,10 +56,11 @@ def _error(played: Evaluation) -> float:
     return float(pairs.std() / max(len(pairs), 1) ** 0.5)
 
 
-def plot(rows: list[dict[str, float]], file: Path) -> None:
+def plot(said: dict[str, Any], file: Path) -> None:
     """The scores over the time, with two standard errors."""
     from matplotlib.figure import Figure
 
+    rows = said["rows"]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for name in (ITSELF, ALPHA_BETA):
@@ -86,8 +88,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         assert isinstance(found, Model)
         model = found
     rows = rows_of(model, getattr(args, "games", None) or (4 if quick else GAMES))
-    if getattr(args, "plot", None) is not None:
-        plot(rows, args.plot)
     cases = []
     for row in rows:
         for name in (ITSELF, ALPHA_BETA):
@@ -106,7 +106,10 @@ def main() -> int:
     parser.add_argument("--model", help="of that folder (its champion)")
     parser.add_argument("--games", type=int, default=GAMES, help="for each time and opponent")
     parser.add_argument("--plot", type=Path, help="a .png or .svg")
-    said = run(parser.parse_args())
+    args = parser.parse_args()
+    said = run(args)
+    if args.plot is not None:
+        plot(said, args.plot)
     print(json.dumps(said))
     return 0 if said["passed"] else 1
 

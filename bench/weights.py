@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for codec in codecs:
         one = NodeRun("cartpole", "a3c", steps, codec=codec, exchange_s=0.3, episodes=100)
         found[codec] = [one.measured(seed) for seed in seeds]
-        print(f"weights: {codec}: {found[codec]}", file=sys.stderr, flush=True)
+        print(f"weights: {codec}: returns {[each['return'] for each in found[codec]]}", file=sys.stderr, flush=True)
     whole = _bytes(found["f32"])
     returns = {codec: [each["return"] for each in runs] for codec, runs in found.items()}
     cases = []

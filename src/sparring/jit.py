@@ -1,10 +1,11 @@
-"""Functions over arrays that numba compiles once per machine: loops over rows of replay and windows of images.
+"""Functions over arrays that numba compiles once per machine: loops over rows of replay, windows of images
+and trees of a search.
 
 A compiled function holds the interpreter lock (GIL) unless it is `released`, as NumPy does for small arrays: most take
 some 10 µs, and a change of thread several times that (docs/performance.md).
 """
 
-import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def released(function: Function) -> Function:
     """As `compiled`, without the interpreter lock: other threads run meanwhile. For functions that take long."""
     return compiled(function, nogil=True)
+
+
+def released_where_possible(function: Function) -> Function:
+    """As `released`; without numba, which a game's own process may lack, the function itself, many times slower."""
+    return released(function) if importlib.util.find_spec("numba") else function
 
 
 def compiled(function: Function, *, nogil: bool = False) -> Function:

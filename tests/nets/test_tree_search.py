@@ -1,6 +1,8 @@
 """Search over a model: wins and blocks, exact ends, signs, the deadline, and what is refused."""
 
 import math
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -213,3 +215,25 @@ def test_rows_of_a_game_are_restored_one_by_one_and_go_on_alike(game_id):
         np.testing.assert_array_equal(seen.observation[0][name][:3], column[chosen])
     with pytest.raises(WireError):
         other.restore_rows([b"short"])
+
+
+WITHOUT_NUMBA = """
+import sys, time
+sys.modules["numba"] = None  # as if it were not installed
+from sparring.games.catalogue import open_game, spec_of
+from sparring.nets.tree_search import TreeSearch, _Even
+import numpy as np
+game = open_game("connect-four")
+game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+for move in (3, 0, 4, 0):
+    game.step([np.array([move], np.int32)] * 2)
+tree = TreeSearch(lambda n: open_game("connect-four", n), game.spec)
+found = tree.search(game.save_rows()[0], 0, _Even(), time.monotonic() + 60)
+print(found.scores.argmax(), found.value)
+"""
+
+
+def test_a_game_without_numba_is_searched_too():
+    said = subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], capture_output=True, text=True, check=True).stdout
+    assert said.split()[0] in {"2", "5"}
+    assert said.split()[1] == "1.0"

@@ -23,6 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=_seeds, default=(), metavar="S,S,…", help="where it learns; by default drawn from the commit"
     )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the result, .png or .svg, where it has a picture"
+    )
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures are rougher")
 
 
@@ -35,6 +38,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.name != "all" and args.name.replace("_", "-") not in known:
         raise Missing(f"there is no benchmark {args.name!r}", where="bench/", do=f"Choose from {', '.join(known)}")
     sys.path.insert(0, str(ROOT))
+    if args.plot is not None and (args.name == "all" or not hasattr(_module(args.name), "plot")):
+        raise ConfigError(f"{args.name} has no picture", where="spar bench", do="Leave --plot out")
     results = [_measure(name, args, output) for name in (known if args.name == "all" else [args.name])]
     failed = [one["name"] for one in results if not one.get("passed", True)]
     if failed:
@@ -50,17 +55,24 @@ def names(folder: Path) -> list[str]:
 
 def _measure(name: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
     output.progress(f"{name} …")
-    module = name.replace("-", "_")
-    said: dict[str, Any] = importlib.import_module(f"bench.{module}").run(args)
+    module = _module(name)
+    said: dict[str, Any] = module.run(args)
     kept = ROOT / "bench" / "results" / ("quick" if args.quick else "")  # the docs show full results only
     kept.mkdir(parents=True, exist_ok=True)
-    (kept / f"{module}.json").write_text(json.dumps(said, indent=2) + "\n")
+    (kept / f"{name.replace('-', '_')}.json").write_text(json.dumps(said, indent=2) + "\n")
+    if args.plot is not None:
+        module.plot(said, args.plot)
+        output.say(f"drew {args.plot}")
     for case in said.get("cases", []):
         peers = ", ".join(f"{peer} {figure:,.4g}" for peer, figure in case["peers"].items())
         ratio = f", {case['ratio']:.2f}x" if case.get("ratio") else ""
         verdict = "" if not case["goals"] else ", goal met" if case["passed"] else ", GOAL NOT MET"
         output.say(f"{name}: {case['name']}: {case['ours']:,.4g} {case['unit']} ({peers}{ratio}{verdict})")
     return said
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"bench.{name.replace('-', '_')}")
 
 
 def _seeds(text: str) -> tuple[int, ...]:

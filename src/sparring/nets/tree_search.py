@@ -25,9 +25,7 @@ from sparring.nets.policies import log_softmax, masked
 from sparring.wire.chunk import Array
 from sparring.wire.model import Card
 
-BATCH_LEAVES = 32  # in one run of the model at most; fewer while the tree is small
-EXPLORATION = 1.25  # c
-UNTRIED = 0.1  # a move that was not tried counts as so much worse than its position
+BATCH_LEAVES = 64  # in one run of the model at most; fewer while the tree is small
 TEMPERATURE = 0.1  # of priors from values, in units of half the range of rewards
 MAX_NODES = 200_000  # of one search: some 200 MB
 POLICY_TARGET = "policy_target"  # among what a search of many games gives: the policy that it found
@@ -85,6 +83,15 @@ class SearchModel:
         return priors, np.clip(value, *self._bounds)
 
 
+class _Even:
+    """A model that knows nothing."""
+
+    discount = 1.0
+
+    def estimates(self, columns: Columns, legal: Array) -> tuple[Array, Array]:
+        return (legal / legal.sum(axis=1, keepdims=True)).astype(np.float32), np.zeros(len(legal), np.float32)
+
+
 class TreeSearch:
     """Searches one game, with any model of it. Safe to call from several threads."""
 
@@ -95,6 +102,7 @@ class TreeSearch:
         if wrong := obstacle(game, spec):
             raise Refused(wrong, where=self._where, do="Act without search_ms", field="search_ms")
         self._idle = [self._started(game)]
+        _Search(self._idle[0], _Even(), None).simulate(1)  # compiles: the first search has its whole time
 
     def row_of(self, seat: int, observation: Mapping[str, Array]) -> bytes:
         """The game's state, rebuilt from what the seat to move sees; Refused where that does not show all of it."""
@@ -117,11 +125,11 @@ class TreeSearch:
         game = self._idle.pop() if self._idle else self._started(self._open(BATCH_LEAVES))
         try:
             game.restore_rows([row])
-            tree = _Tree(game, model, legal)
-            if tree.root.seat != seat:
+            search = _Search(game, model, legal)
+            if search.seat != seat:
                 wrong = f"it is not seat {seat} that is to move"
                 raise Refused(wrong, where=self._where, do="Search where a seat decides", field="seat")
-            return tree.grow(deadline_s)
+            return search.grow(deadline_s)
         finally:
             self._idle.append(game)
 
@@ -167,64 +175,17 @@ def deciding(spec: GameSpec, view: View, movers: Array) -> tuple[Array, Array, C
     return seats, legal, columns
 
 
-class _Node:
-    """One position: what is known of every legal move there, each list in the order of `actions`."""
-
-    __slots__ = (
-        *("actions", "children", "count", "pending", "prior", "reward", "row", "seat", "settled", "sign"),
-        *("value", "visits"),
-    )
-
-    def __init__(self, row: bytes, seat: int, sign: float, legal: Array, prior: Array) -> None:
-        self.row, self.seat, self.sign = row, seat, sign  # sign: -1 where the other team made the move that led here
-        self.actions: list[int] = np.flatnonzero(legal).tolist()
-        self.prior: list[float] = prior[self.actions].tolist()
-        moves = len(self.actions)
-        self.children: list[_Node | bool | None] = [None] * moves  # None: not tried; True: its value is waited for
-        self.visits, self.pending, self.count = [0] * moves, [0] * moves, 0  # count: the sum of both
-        self.value, self.reward = [0.0] * moves, [0.0] * moves  # sums; and what the move itself earns
-        self.settled: list[float | None] = [None] * moves  # what the move is worth, where every way on was seen
-
-    def best(self, low: float, span: float) -> int:
-        """The move to try next."""
-        visits, pending, value, settled = self.visits, self.pending, self.value, self.settled
-        known = self.count - sum(pending)
-        untried = max((sum(value) / known - low) / span - UNTRIED, 0.0) if known else 0.5
-        rate = EXPLORATION * math.sqrt(self.count + 1)
-        best, highest = 0, -math.inf
-        for move, prior in enumerate(self.prior):
-            tried, waits, exact = visits[move], pending[move], settled[move]
-            if exact is not None:
-                score = (exact - low) / span  # nothing more to explore
-            else:
-                score = (value[move] / tried - low) / span if tried else untried
-                if waits:
-                    score *= tried / (tried + waits)
-                score += rate * prior / (1 + tried + waits)
-            if score > highest:
-                best, highest = move, score
-        return best
-
-    def worth(self, most: float) -> float | None:
-        """What the position is worth for who is to move, if that is certain: a move earns all that can be won, or
-        every way on was seen."""
-        known = [exact for exact in self.settled if exact is not None]
-        best = max(known, default=-math.inf)
-        return best if best >= most or len(known) == len(self.settled) else None
-
-
-_Path = list[tuple[_Node, int]]
-
-
-class _Tree:
+class _Search:
     """One search. The game's first row is the root."""
 
-    def __init__(self, game: SearchableGame, model: SearchModel, allowed: Array | None) -> None:
-        self._game, self._model, self._discount = game, model, model.discount
-        self._teams = [seat.team for seat in game.spec.seats]
-        rivals = len(set(self._teams)) > 1
-        self._low, self._high = game.spec.seats[0].reward_bounds if rivals else (math.inf, -math.inf)
-        self._most = self._high if rivals else math.inf  # no position is worth more
+    def __init__(self, game: SearchableGame, model: SearchModel | _Even, allowed: Array | None) -> None:
+        from sparring.nets import search_tree  # compiles: not before somebody searches
+
+        self._trees, self._game, self._model, self._discount = search_tree, game, model, model.discount
+        self._teams = np.array([seat.team for seat in game.spec.seats])
+        rivals = len(set(self._teams.tolist())) > 1
+        low, high = game.spec.seats[0].reward_bounds if rivals else (math.inf, -math.inf)
+        self._most = high if rivals else math.inf  # no position is worth more
         view = game.reset(np.zeros(game.n, np.uint64), np.zeros(game.n, bool))  # starts none: what it shows now
         if view.over[0]:
             raise Refused("the game is over", where=f"search in {game.spec.id}", do="Search where a seat decides")
@@ -232,125 +193,67 @@ class _Tree:
         if allowed is not None and not (legal := legal & np.asarray(allowed, bool)).any():
             wrong = "the moves that are allowed are not legal in this position"
             raise Refused(wrong, where=f"search in {game.spec.id}", do="Send its legal moves", field="legal")
-        self.root = _Node(game.save_rows()[0], int(seats[0]), 1.0, legal[0], priors[0])
-        self._value, self._nodes, self._simulations = float(values[0]), 1, 0
+        self._tree = search_tree.SearchTree.of(low, high, self._most).with_room(1, legal.shape[1])
+        search_tree.add_node(self._tree, -1, int(seats[0]), 1.0, legal[0], priors[0])
+        self._rows, self._value, self.seat = [game.save_rows()[0]], float(values[0]), int(seats[0])
 
     def grow(self, deadline_s: float) -> Found:
         """Simulate until the deadline, which the last run of the model must not pass either, or until the best move
         is certain."""
-        root, took_s, now_s = self.root, 0.0, time.monotonic()
-        while now_s + took_s < deadline_s and self._nodes < MAX_NODES and len(root.actions) > 1:
+        took_s, now_s, worth = 0.0, time.monotonic(), math.nan
+        while now_s + took_s < deadline_s and len(self._rows) < MAX_NODES and self._tree.moves[0] > 1:
             began_s = now_s
-            self._simulate(min(BATCH_LEAVES, 4 + self._nodes // 4))
+            self.simulate(min(BATCH_LEAVES, 4 + len(self._rows) // 8))
             now_s = time.monotonic()
             took_s = now_s - began_s
-            if root.worth(self._most) is not None:
+            worth = self._trees.settled_worth(self._tree, 0)
+            if not math.isnan(worth):
                 break
-        choices = self._game.spec.seats[root.seat].action.choices[0]
+        tree = self._tree
+        choices, actions = self._game.spec.seats[self.seat].action.choices[0], tree.root(tree.action)
         visits, scores = np.zeros(choices, np.float32), np.full(choices, -np.inf, np.float32)
-        visits[root.actions] = root.visits
-        scores[root.actions] = np.log(self._shares())
-        tried = sum(root.visits)
-        value = root.worth(self._most)
-        if value is None:
-            value = sum(root.value) / tried if tried else self._value
-        return Found(visits, scores, value, self._simulations)
+        visits[actions] = tree.root(tree.visits)
+        scores[actions] = np.log(self._shares())
+        if math.isnan(worth):
+            tried = int(visits.sum())
+            worth = float(tree.root(tree.value).sum()) / tried if tried else self._value
+        return Found(visits, scores, worth, int(tree.used[2]))
 
     def _shares(self) -> Array:
         """Of each move of the root: its visits, and so little of its prior that it decides between equal ones alone.
         A move that is certainly worse than another one has none."""
-        root = self.root
-        shares = np.array(root.visits) + TIE * np.array(root.prior) + TIE**2
-        best = max((exact for exact in root.settled if exact is not None), default=-math.inf)
-        for move, exact in enumerate(root.settled):
-            if exact is not None and exact < best:
-                shares[move] = TIE**3
-            elif exact is not None and exact >= self._most:
-                shares[move] += sum(root.visits)
-            elif exact is not None and exact <= -self._most and None in root.settled:
-                shares[move] = TIE**3
+        tree = self._tree
+        visits, prior, settled = (tree.root(of) for of in (tree.visits, tree.prior, tree.settled))
+        shares, known = visits + TIE * prior + TIE**2, ~np.isnan(settled)
+        best = settled[known].max(initial=-math.inf)
+        shares[known & (settled >= self._most)] += visits.sum()
+        lost = known & (settled <= -self._most) & ~known.all()
+        shares[(known & (settled < best)) | lost] = TIE**3
         return shares
 
-    def _simulate(self, most: int) -> None:
-        """Descend until `most` leaves wait or the next would wait for one of them, then ask the model about them."""
-        paths: list[_Path] = []
-        for _ in range(4 * most):  # some end where nothing is open
-            path = self._descend()
-            node, move = path[-1]
-            if (exact := node.settled[move]) is not None:
-                self._add(path, exact, certain=True)
-            elif node.children[move] is True:  # another one waits for it
-                for node, move in path:
-                    node.pending[move] -= 1
-                    node.count -= 1
-                break
-            else:
-                node.children[move] = True
-                paths.append(path)
-                if len(paths) == most:
-                    break
-        if paths:
-            self._expand(paths)
-
-    def _descend(self) -> _Path:
-        """The moves down to one that was not tried yet, or waits, or is settled."""
-        node, path = self.root, _Path()
-        low, span = (self._low, self._high - self._low) if self._high > self._low else (0.0, 1.0)
-        while True:
-            move = node.best(low, span)
-            path.append((node, move))
-            node.pending[move] += 1
-            node.count += 1
-            child = node.children[move]
-            if not isinstance(child, _Node) or node.settled[move] is not None:
-                return path
-            node = child
-
-    def _expand(self, paths: list[_Path]) -> None:
-        """Make the last move of each path in a row of the game, and value what it leads to."""
-        game, k = self._game, len(paths)
-        parents = [path[-1] for path in paths]
-        game.restore_rows([node.row for node, _ in parents])
-        moves = np.zeros((len(self._teams), game.n), np.int32)
-        movers = np.array([node.seat for node, _ in parents])
-        moves[movers, np.arange(k)] = [node.actions[move] for node, move in parents]
+    def simulate(self, most: int) -> None:
+        """Make the moves that were found worth a try, each in a row of the game, and value what they lead to."""
+        game, leaves = self._game, np.zeros(most, np.int32)
+        if not (k := self._trees.collect(self._tree, leaves, self._discount)):
+            return
+        tree = self._tree = self._tree.with_room(k, k * game.spec.seats[0].action.choices[0])
+        leaves = leaves[:k]
+        parents, every = tree.node[leaves], np.arange(k)
+        game.restore_rows([self._rows[node] for node in parents.tolist()])
+        movers, moves = tree.seat[parents], np.zeros((len(self._teams), game.n), np.int32)
+        moves[movers, every] = tree.action[leaves]
         view = game.step(list(moves))
-        rewards = view.reward[np.arange(k), movers].tolist()
         seats, legal, priors, values = self._asked(view, movers)
-        rows, over = game.save_rows(), view.over.tolist()
-        ended = (view.ending == TERMINATED).all(axis=1).tolist()  # not cut short
-        for row, (node, move) in enumerate(parents):
-            node.reward[move] = rewards[row]
-            sign = 1.0 if self._teams[node.seat] == self._teams[seats[row]] else -1.0
-            if not over[row]:
-                node.children[move] = _Node(rows[row], int(seats[row]), sign, legal[row], priors[row])
-                self._nodes += 1
-            worth = 0.0 if ended[row] else self._discount * sign * float(values[row])
-            if over[row] and not ended[row]:
-                node.children[move] = None
-            self._add(paths[row], rewards[row] + worth, certain=ended[row])
+        signs = np.where(self._teams[movers] == self._teams[seats], 1.0, -1.0)
+        over, ended = view.over[:k], (view.ending[:k] == TERMINATED).all(axis=1)  # ended: not cut short
+        rows = game.save_rows()
+        self._rows += [rows[row] for row in np.flatnonzero(~over).tolist()]
+        rewards = view.reward[every, movers]
+        behind = self._trees.Reached(seats, signs, legal, priors, values, rewards, over, ended)
+        self._trees.hang(tree, leaves, behind, self._discount)
 
     def _asked(self, view: View, movers: Array) -> tuple[Array, Array, Array, Array]:
         """Of the first rows: who is to move (where nobody is, who moved last), what is legal, priors and values."""
         seats, legal, columns = deciding(self._game.spec, view, movers)
         priors, values = self._model.estimates(columns, legal)
         return seats, legal, priors, values
-
-    def _add(self, path: _Path, worth: float, *, certain: bool) -> None:
-        """Average into every move of the path what it earned and what it led to; `worth` is that of the last one."""
-        exact: float | None = worth if certain else None
-        sign = 0.0  # of the position that the move leads to; the last move's worth is given
-        for node, move in reversed(path):
-            if sign:
-                worth = node.reward[move] + self._discount * sign * worth
-                exact = None if exact is None else node.reward[move] + sign * exact
-            node.visits[move] += 1
-            node.pending[move] -= 1
-            node.value[move] += worth
-            mean = node.value[move] / node.visits[move]
-            self._low, self._high = min(self._low, mean), max(self._high, mean)
-            if exact is not None:
-                node.settled[move] = exact
-                exact = node.worth(self._most)
-            sign = node.sign
-        self._simulations += 1
