@@ -23,8 +23,9 @@ from bench import ledger
 from bench.alpha_beta import AlphaBeta
 from bench.league_champion import trained
 
-from sparring.acting.evaluate import Player, evaluate, named
+from sparring.acting.evaluate import evaluate
 from sparring.acting.lookahead import Searching
+from sparring.acting.players import Player, named
 from sparring.games.catalogue import open_game
 from sparring.nets.forward import forward_without_torch
 from sparring.nets.model_files import read_weights

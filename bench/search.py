@@ -21,8 +21,9 @@ from bench import ledger
 from bench.alpha_beta import AlphaBeta
 from bench.league_champion import trained
 
-from sparring.acting.evaluate import Evaluation, Player, evaluate, named
+from sparring.acting.evaluate import Evaluation, evaluate
 from sparring.acting.lookahead import Searching
+from sparring.acting.players import Player, named
 from sparring.registry.file import FileRegistry
 from sparring.wire.model import Model
 

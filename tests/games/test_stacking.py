@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sparring.acting.actor import Actor
-from sparring.acting.evaluate import NetworkPlayer
 from sparring.acting.opponents import Opponents
+from sparring.acting.players import NetworkPlayer
 from sparring.games.frame_stack import FrameStacks
 from sparring.games.protocol import TERMINATED, TRUNCATED, Columns, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, discrete, vector

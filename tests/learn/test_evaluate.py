@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from sparring.acting.evaluate import evaluate, games_at_once, named
+from sparring.acting.evaluate import evaluate, games_at_once
+from sparring.acting.players import named
 from sparring.acting.return_histogram import lines, summary
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of

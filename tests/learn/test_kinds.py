@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.acting.evaluate import Lineup, evaluate, named
+from sparring.acting.evaluate import evaluate
+from sparring.acting.players import Lineup, named
 from sparring.config import NodesConfig
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game, spec_of

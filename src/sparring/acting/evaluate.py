@@ -1,5 +1,4 @@
-"""Evaluation: `evaluate` plays exactly so many episodes, each seat in turn; `named` finds a player by its name (a
-model's id or the beginning of one, champion:GAME, script:GAME/NAME; models of different kinds of seats as ID,ID).
+"""Evaluation: `evaluate` plays exactly so many episodes, each seat in turn.
 
 Episode e is played in seat e mod seats, and the episodes of one round of seats share their seed, so that two
 players meet in the same situations from both sides. A player has all seats of its team; where there are no others,
@@ -10,7 +9,7 @@ A model whose card says that it samples its actions does so here.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from sparring.acting.lookahead import Lookahead, Searching
+from sparring.acting.lookahead import Searching
+from sparring.acting.players import Lineup, NetworkPlayer, Player, acting, decide, draws
 from sparring.acting.video import VideoFile, check_video
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.frame_stack import FrameStacks
 from sparring.games.pictures import open_rendered
-from sparring.games.protocol import Columns, Game, View
-from sparring.games.scripts import Script, script, scripts_for
+from sparring.games.protocol import Game, View
+from sparring.games.scripts import Script
 from sparring.games.spec import GameSpec, Leaf
-from sparring.nets import policies
-from sparring.nets.forward import Forward, forward_for_matches
-from sparring.nets.model_files import read_weights
-from sparring.nets.shapes import STATE, initial_state
-from sparring.registry.registry import Registry
-from sparring.wire.champion import verify
 from sparring.wire.chunk import Array
-from sparring.wire.ids import GameId
 from sparring.wire.model import Model
 
 MAX_GAMES = 64  # at once,
@@ -44,43 +36,7 @@ Note = Callable[[Array, Array, list[Array], Array], None]  # episodes [n], their
 OPENINGS = 100_000  # that two deterministic players may meet in, if the game is long enough
 FEWEST_DECISIONS = 4  # of a seat in games whose first ones are drawn
 OPENING_SHARE = 6  # of a game's ticks at most one in so many is drawn
-LEAST = 6  # digits of a model's id
 _PRIME = np.uint64(0x100000001B3)  # of the hash FNV-1a
-
-
-@dataclass(frozen=True, slots=True)
-class Lineup:
-    """A player for each seat of a game. Where it is evaluated it plays `own` in turn."""
-
-    game: GameId
-    seats: tuple[Model | Forward | str, ...]  # a string names a script
-    own: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls, spec: GameSpec, models: Sequence[Model], others: "Lineup | Model | Forward | str" = "random"
-    ) -> "Lineup":
-        """These models in the seats of their kinds, and `others` in those that are left."""
-        seated: list[Model | Forward | str] = []
-        for place in range(len(spec.seats)):
-            mine = [model for model in models if place in seats_of(model, spec)]
-            if len(mine) > 1:
-                wrong = f"models {mine[0].id[:12]} and {mine[1].id[:12]} both play seat {spec.seats[place].name!r}"
-                raise ConfigError(wrong, where=f"game {spec.id}", do="Name one model for each kind of seats")
-            rest = others.seats[place] if isinstance(others, Lineup) else others
-            if isinstance(rest, Model) and place not in seats_of(rest, spec):
-                rest = "random"
-            seated.append(mine[0] if mine else rest)
-        own = sorted(place for model in models for place in seats_of(model, spec))
-        return cls(spec.id, tuple(seated), tuple(own))
-
-
-def seats_of(model: Model, spec: GameSpec) -> tuple[int, ...]:
-    """The seats that a model plays."""
-    return model.card.kind or tuple(range(len(spec.seats)))
-
-
-Player = Model | Searching | Forward | Lineup | str  # a string names a script of the game
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,61 +65,6 @@ class Evaluation:
         if self.wins is None or self.draws is None:
             return None
         return (self.wins + self.draws / 2) / len(self.returns)
-
-
-class NetworkPlayer:
-    """A network in n games, with what it remembers of each game in each seat and the last frames of it. It takes its
-    best action, with `samples` one drawn from its probabilities, with `ahead` what it finds by looking ahead."""
-
-    def __init__(
-        self, forward: Forward, spec: GameSpec, games: int, ahead: Lookahead | None = None, *, samples: bool = False
-    ) -> None:
-        self._forward, self._spec, self._ahead, self.samples = forward, spec, ahead, samples
-        self._stacks = [FrameStacks(seat, spec.frame_stack, games) for seat in spec.seats]
-        self._states = [None if forward.spec.memory is None else initial_state(forward.spec, games) for _ in spec.seats]
-
-    @property
-    def remembers(self) -> bool:
-        """Whether what it does depends on more than what it sees now."""
-        return self._spec.frame_stack > 1 or self._forward.spec.memory is not None
-
-    def act(
-        self, seat: int, rows: Array, begins: Array, seen: Columns, legal: Array | None, rng: Generator | None
-    ) -> Array:
-        """What it does in the games `rows`; in those that `begins` (bool) the seat decides for the first time. One
-        that does not sample draws numbers of a given `rng`, too, which change only what a script draws next."""
-        if self._ahead is not None:
-            return self._ahead.act(seat, rows)
-        self._stacks[seat].begin(rows[begins])
-        seen, state = self._stacks[seat].push(seen, rows), self._states[seat]
-        if state is None:
-            out = self._forward(seen)
-        else:
-            state[rows[begins]] = 0
-            out = self._forward(seen, state[rows])
-            state[rows] = out[STATE]
-        action = self._spec.seats[seat].action
-        if action.choices:
-            return policies.choose(action, out["logits"], legal, rng, samples=self.samples).action
-        mean = policies.squashed(out["mean"], policies.bounds_of(action))
-        return mean.reshape(len(mean), *action.shape)
-
-
-class LineupPlayer(NetworkPlayer):
-    """A player for each seat, asked as one."""
-
-    def __init__(self, seats: Sequence[NetworkPlayer | Script]) -> None:
-        self._seats = seats
-        self.samples = any(isinstance(one, Script) or one.samples for one in seats)  # it draws random numbers
-
-    @property
-    def remembers(self) -> bool:
-        return any(isinstance(one, NetworkPlayer) and one.remembers for one in self._seats)
-
-    def act(
-        self, seat: int, rows: Array, begins: Array, seen: Columns, legal: Array | None, rng: Generator | None
-    ) -> Array:
-        return decide(self._seats[seat], seat, rows, begins, seen, legal, rng)
 
 
 def evaluate(
@@ -260,7 +161,7 @@ def games_at_once(game_id: str, player: Player, against: Player | None) -> int:
     """How many games are played side by side. Two networks play the same moves whatever their number is: they choose
     their best action, and openings are drawn by episode. Scripts and models that sample draw from one generator, so
     theirs stays fixed."""
-    if any(who is None or _draws(who) for who in (player, against)):
+    if any(who is None or draws(who) for who in (player, against)):
         return MAX_GAMES
     spec = spec_of(game_id)
     short = min(MAX_SHORT_GAMES, SHORT_TICKS // spec.max_ticks) if spec.has_rivals else 0
@@ -407,66 +308,6 @@ def _with_actions(digest: Array, actions: list[Array], to_act: Array) -> Array:
     return digest
 
 
-def decide(
-    who: NetworkPlayer | Script,
-    seat: int,
-    rows: Array,
-    begins: Array,
-    seen: Columns,
-    legal: Array | None,
-    rng: Generator | None,
-) -> Array:
-    """What the player does in the games `rows`; a script needs not know which, nor what was before, and needs `rng`."""
-    if isinstance(who, NetworkPlayer):
-        return who.act(seat, rows, begins, seen, legal, rng)
-    assert rng is not None
-    return who.act(seat, seen, legal, rng)
-
-
-def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
-    """The player, opened for these games; ConfigError where it was made for others."""
-    spec = game.spec
-    if isinstance(player, str):
-        return script(game_id, player)
-    if isinstance(player, Model) and player.card.kind:
-        player = Lineup.of(spec, [player])
-    if isinstance(player, Lineup):
-        known = {id(one): _opened(game, game_id, one) for one in player.seats}  # a model has one memory of all seats
-        return LineupPlayer([known[id(one)] for one in player.seats])
-    return _opened(game, game_id, player)
-
-
-def _opened(game: Game, game_id: str, player: Model | Searching | Forward | str) -> NetworkPlayer | Script:
-    """One player, whichever seats it is for."""
-    spec = game.spec
-    if isinstance(player, str):
-        return script(game_id, player)
-    model = player.model if isinstance(player, Searching) else player
-    if not isinstance(model, Model):
-        return NetworkPlayer(model, spec, game.n)
-    if model.card.spec != spec.hash:
-        raise ConfigError(
-            f"it was made for {model.card.game} with spec {model.card.spec[:12]}, not {spec.hash[:12]}",
-            where=f"model {model.id[:12]}",
-            do=f"Choose a model of {game_id}",
-        )
-    forward = forward_of(model)
-    ahead = Lookahead(game, game_id, player, forward) if isinstance(player, Searching) else None
-    return NetworkPlayer(forward, spec, game.n, ahead, samples=model.card.samples)
-
-
-def _draws(player: Player) -> bool:
-    """Whether what it does is drawn."""
-    if isinstance(player, Lineup):
-        return any(map(_draws, player.seats))
-    return isinstance(player, str) or (isinstance(player, Model) and player.card.samples)
-
-
-def forward_of(model: Model) -> Forward:
-    """The model's network, ready to act."""
-    return forward_for_matches(model.card.network, read_weights(model))
-
-
 def drawn_actions(chance: Array, legal: Array | None, rows: Array, action: Leaf) -> Array:
     """The legal action at the share `chance` of the way along them; of several entries the first counts most."""
     allowed = np.ones((len(rows), action.masks), bool) if legal is None else legal[rows].astype(bool)
@@ -490,78 +331,3 @@ def opening_decisions(spec: GameSpec) -> int:
     if spec.max_ticks < FEWEST_DECISIONS * (len(spec.seats) if spec.turns == "alternating" else 1):
         return 0
     return max(1, min(wanted, spec.max_ticks // (OPENING_SHARE * len(spec.seats))))
-
-
-def champions_of(registry: Registry, spec: GameSpec, version: str) -> Lineup:
-    """The champion of each kind of seats; random play where there is none, or none of this spec."""
-    found = [champion_model(registry, spec.id, version, seats[0]) for seats in spec.kinds]
-    return Lineup.of(spec, [model for model in found if model is not None and model.card.spec == spec.hash])
-
-
-def strongest(game: str) -> str | None:
-    """The script that a game's models are measured against, since against chance all soon look alike; None: alone."""
-    return scripts_for(game)[-1] if spec_of(game).has_rivals else None
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A player, the game that it plays, and its full name."""
-
-    game: str
-    name: str
-    player: Model | Lineup | str
-
-
-def named(text: str, registry: Registry, game: str | None = None) -> Named:
-    """The model or script of that name, or Missing. With `game`, NAME and script:NAME are that game's scripts."""
-    kind, colon, rest = text.partition(":")
-    if colon and kind == "champion":
-        return _champion(rest, registry)
-    if "," in text:
-        return _together([named(one.strip(), registry, game) for one in text.split(",")])
-    if colon and kind == "script":
-        place, slash, name = rest.rpartition("/")
-        place = place if slash else game or ""
-        if not place:
-            raise ConfigError(f"{text!r} names no game", where="player", do="Write script:GAME/NAME")
-        script(place, name)
-        return Named(place, f"script:{place}/{name}", name)
-    if len(text) >= LEAST and all(char in "0123456789abcdef" for char in text):
-        model = registry.fetch(registry.find(text))
-        return Named(model.card.game, model.id, model)
-    if game is not None:
-        script(game, text)
-        return Named(game, f"script:{game}/{text}", text)
-    raise ConfigError(
-        f"{text!r} is no player",
-        where="player",
-        do="Write champion:GAME, script:GAME/NAME, or a model's id (at least 6 digits of it)",
-    )
-
-
-def _champion(game: str, registry: Registry) -> Named:
-    spec = spec_of(game)
-    places: list[int | None] = [seats[0] for seats in spec.kinds] if len(spec.kinds) > 1 else [None]
-    found = [champion_model(registry, spec.id, spec.version, place) for place in places]
-    models = [model for model in found if model is not None]
-    if not models:
-        raise Missing(f"{game} has no champion yet", where="registry", do=f"Train one: `spar train {game}`")
-    if len(spec.kinds) == 1:
-        return Named(game, models[0].id, models[0])
-    return Named(game, ",".join(model.id for model in models), Lineup.of(spec, models))
-
-
-def champion_model(registry: Registry, game: GameId, version: str, seat: int | None) -> Model | None:
-    """The champion of that seat, or of all; None where there is none."""
-    signed = registry.champion(game, version, seat)
-    return None if signed is None else registry.fetch(verify(signed, signed.key).model)  # the registry is our own
-
-
-def _together(players: Sequence[Named]) -> Named:
-    """Models of different kinds of seats as one player."""
-    models = [one.player for one in players if isinstance(one.player, Model)]
-    if len(models) < len(players) or len({one.game for one in players}) > 1:
-        do = "Write the ids of models of one game, ID,ID, one for each kind of its seats"
-        raise ConfigError("players that play together are models of one game", where="player", do=do)
-    spec = spec_of(players[0].game)
-    return Named(players[0].game, ",".join(one.name for one in players), Lineup.of(spec, models))

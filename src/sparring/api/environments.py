@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from sparring.acting.evaluate import NetworkPlayer, acting, decide
+from sparring.acting.players import NetworkPlayer, acting, decide
 from sparring.api.models import LoadedModel, check_arguments, player_of
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game

@@ -12,7 +12,7 @@ import numpy as np
 
 from sparring import config as configs
 from sparring.acting import evaluate as games
-from sparring.acting.evaluate import Lineup, Named, named
+from sparring.acting.players import Lineup, Named, named
 from sparring.acting.return_histogram import check_format, draw, save_picture, summary
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of

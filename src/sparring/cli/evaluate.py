@@ -14,8 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sparring.acting.evaluate import Lineup, Player, evaluate, named
+from sparring.acting.evaluate import evaluate
 from sparring.acting.lookahead import Searching
+from sparring.acting.players import Lineup, Player, named
 from sparring.acting.return_histogram import check_format, lines, plot, summary
 from sparring.cli.output import Output
 from sparring.errors import ConfigError

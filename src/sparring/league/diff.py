@@ -15,13 +15,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.random import Generator
 
-from sparring.acting.evaluate import (
-    NetworkPlayer,
-    decide,
-    drawn_actions,
-    forward_of,
-    opening_decisions,
-)
+from sparring.acting.evaluate import drawn_actions, opening_decisions
+from sparring.acting.players import NetworkPlayer, decide, forward_of
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import BUILT_IN, open_game, spec_of
 from sparring.games.protocol import View

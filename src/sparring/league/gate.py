@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from sparring.acting.evaluate import Evaluation, Lineup, Player, evaluate, evaluate_beside, strongest
+from sparring.acting.evaluate import Evaluation, evaluate, evaluate_beside
+from sparring.acting.players import Lineup, Player, strongest
 from sparring.config import DEFAULT, Config
 from sparring.errors import Missing
 from sparring.games.catalogue import spec_of

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as with_fields
 
-from sparring.acting.evaluate import Evaluation, Lineup, champion_model, champions_of
+from sparring.acting.evaluate import Evaluation
+from sparring.acting.players import Lineup, champion_model, champions_of
 from sparring.errors import Missing
 from sparring.games.catalogue import spec_of
 from sparring.games.seat_kinds import sides

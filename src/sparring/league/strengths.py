@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from sparring.acting.evaluate import evaluate, forward_of
+from sparring.acting.evaluate import evaluate
+from sparring.acting.players import forward_of
 from sparring.errors import Missing, Refused
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec

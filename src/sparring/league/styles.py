@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from sparring.acting.evaluate import NetworkPlayer, evaluate_watched, forward_of, opening_decisions
+from sparring.acting.evaluate import evaluate_watched, opening_decisions
+from sparring.acting.players import NetworkPlayer, forward_of
 from sparring.games.protocol import View
 from sparring.games.spec import GameSpec, Leaf
 from sparring.wire.chunk import Array

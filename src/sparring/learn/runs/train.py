@@ -21,7 +21,8 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from sparring.acting.evaluate import Evaluation, evaluate, strongest
+from sparring.acting.evaluate import Evaluation, evaluate
+from sparring.acting.players import strongest
 from sparring.config import DEFAULT, Config, TrainConfig, open_data_folder
 from sparring.errors import ConfigError, Missing, StoreFailed, TrainingStopped
 from sparring.league.gate import GateLimits

@@ -1,0 +1,53 @@
+"""One of five nodes is hostile within every bound that is checked (bench/hostile_node.py); CartPole.
+
+    spar bench node-attacks [--quick] [--seeds S,S,…]
+
+flip and drift: nodes learn by A3C and send weights, merged by `median`; beside it what `average` reaches under the same
+attack. replay: nodes send experience for PPO, and one sends the same again and again. The figure is the return of 50
+greedy episodes, the median of the seeds; it passes where CartPole is solved (475). Quick: flip alone, one seed.
+"""
+
+import argparse
+import statistics
+import sys
+from dataclasses import replace
+from typing import Any
+
+from bench import ledger
+from bench.node_runs import NodeRun
+
+SEEDS, SOLVED = (1, 2, 3, 4, 5), 475.0
+WEIGHTS = NodeRun("cartpole", "a3c", 400_000, "median", nodes=4, exchange_s=0.3, episodes=50)
+EXPERIENCE = NodeRun("cartpole", "ppo", 100_000, nodes=4, hostile="replay", contribute="experience", episodes=50)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The benchmark's JSON."""
+    seeds = args.seeds or (SEEDS[:1] if args.quick else SEEDS)
+    goals = {} if args.quick else {"solved": 1.0}
+    cases = []
+    for attack in ("flip",) if args.quick else ("flip", "drift"):
+        median = replace(WEIGHTS, hostile=attack)
+        average = statistics.median(_returns(replace(median, merge="average"), seeds))
+        peers = {"average": average, "solved": SOLVED}
+        cases.append(_case(f"{attack}, weights by median", _returns(median, seeds), seeds, peers, goals))
+    if not args.quick:
+        returns = _returns(EXPERIENCE, seeds)
+        cases.append(_case("replay, experience that is played again", returns, seeds, {"solved": SOLVED}, goals))
+    return ledger.result("node_attacks", cases)
+
+
+def _returns(one: NodeRun, seeds: tuple[int, ...]) -> list[float]:
+    runs = [one.measured(seed) for seed in seeds]
+    found = [float(each["return"]) for each in runs]
+    told = ", ".join(f"{each:.0f}" for each in found)
+    refused = sum(each["contributions_refused"] for each in runs)
+    about = f"{one.hostile}, {one.contribute} by {one.merge}"
+    print(f"node-attacks: {about}: {told}; {refused} contributions refused", file=sys.stderr, flush=True)
+    return found
+
+
+def _case(name: str, returns: list[float], seeds: tuple[int, ...], peers: Any, goals: Any) -> dict[str, Any]:
+    spread = (min(returns), max(returns))
+    name, middle = f"one of five nodes hostile: {name}", statistics.median(returns)
+    return ledger.case(name, middle, "return", peers=peers, goals=goals, seeds=seeds, spread=spread, returns=returns)
