@@ -47,7 +47,8 @@ class Node:
         self.exchanges = 0
         self._secret = secrets.token_hex(16)  # by which the parent knows that it is the same node again
         self._run, self._version = "", -1
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        # Not a SimpleQueue: one that waits while a signal comes may wait for ever (CPython 3.11).
+        self._calls: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue()
         self._stopping = threading.Event()
         self._talks = False  # with a parent
         self._lost_s = 0.0  # since when it does not

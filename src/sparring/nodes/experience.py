@@ -44,7 +44,7 @@ class ExperienceSessions(NodeSessions):
 
     def prepare(self, raw_bytes: int) -> None:
         self.raw_bytes = raw_bytes
-        self.book, self.results = LeaseBook(refused=self.merger.refused), queue.SimpleQueue[Result]()
+        self.book, self.results = LeaseBook(refused=self.merger.refused), queue.Queue[Result]()
 
     @property
     def max_bytes(self) -> int:
