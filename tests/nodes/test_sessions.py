@@ -8,6 +8,7 @@ import pytest
 
 from peers import LAYOUT, PATIENCE_S, Peer, dial, parent, run
 from sparring.errors import Refused, Unreachable
+from sparring.nodes.pace import KNOWN, Pace
 
 ONES = np.ones(LAYOUT.size, np.float32)
 
@@ -173,3 +174,29 @@ def test_nodes_are_told_that_the_run_is_done(tmp_path):
 
     with parent(tmp_path) as here:
         run(conversation(here))
+
+
+def test_a_round_waits_little_longer_than_usual_for_a_node_that_froze(tmp_path):
+    async def conversation(here):
+        one, frozen = Peer(here, "one"), Peer(here, "frozen")
+        for peer in (one, frozen):
+            await peer.join()
+        await one.exchange(1.0)
+        for _ in range(KNOWN):
+            await frozen.send(1.0)
+            await one.exchange(1.0)
+            await frozen.answer()
+        await one.exchange(1.0)  # nodes.round_s is longer than this test may take
+
+    with parent(tmp_path, round_s=1e6) as here:
+        run(conversation(here))
+
+
+def test_a_round_does_not_wait_for_a_node_that_is_slower_than_most():
+    pace = Pace()
+    assert pace.patience_s(10.0) == 10.0  # nobody knows yet
+    assert all(pace.note(2.0) for _ in range(KNOWN))
+    assert pace.patience_s(10.0) == 4.0
+    assert pace.note(2.9)
+    assert not pace.note(3.1)
+    assert pace.patience_s(3.0) == 3.0

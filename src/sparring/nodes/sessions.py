@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.merge_rules import Contribution, Merger
 from sparring.nodes.messages import HEAD_BYTES, PROTOCOL, Agreed, Hello, Idle, Job, Weights
 from sparring.nodes.multiplex import Channel, RelayPeer
+from sparring.nodes.pace import Pace
 from sparring.wire.chunk import Array
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,8 @@ class Session:
     state: NodeState
     base: Array
     secret: str
-    awaited: bool = False  # rounds wait for it: since its first contribution, until it is late for one
+    awaited: bool = False  # rounds wait for it: since its first contribution, while it keeps pace
+    given_s: float = field(default_factory=time.monotonic)  # when it got its weights
 
     def give(self, version: int, weights: Array, codec: Codec) -> bytes:
         """The payload of the next message: those weights for this node, or nothing where its relay puts them in."""
@@ -86,6 +89,7 @@ class NodeSessions:
         self._next_number = 0
         self.leaving = ""  # why all nodes are to stop
         self._closed_round: asyncio.Event
+        self._pace = Pace()
         self._late: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -351,7 +355,7 @@ class NodeSessions:
 
     async def _merged(self, session: Session, given: messages.Contribution) -> str:
         """What became of a contribution, once it was merged: "" or why it does not count."""
-        state, session.awaited = session.state, True
+        state, session.awaited = session.state, self._pace.note(time.monotonic() - session.given_s)
         weights = self.codec.decode(given.payload, session.base)
         with self.lock:
             self._count(given)
@@ -369,7 +373,8 @@ class NodeSessions:
         state.merges += 1
         if not self.merger.rule.at_once and not self._close_round(late=False):
             if self._late is None:
-                self._late = self._loop.call_later(self.config.round_s, self._round_is_late)
+                patience_s = self._pace.patience_s(self.config.round_s)
+                self._late = self._loop.call_later(patience_s, self._round_is_late)
             await self._closed_round.wait()
         self.changed.set()
         return ""
@@ -403,6 +408,7 @@ class NodeSessions:
         if not idle or version != session.state.version:
             payload = session.give(version, weights, self.codec)
         session.state.version = version
+        session.given_s = time.monotonic()
         await session.link.send(Weights(version, payload, refused=reason, leave=leave), self.config.silent_s)
         self.count_bytes(session)
 
