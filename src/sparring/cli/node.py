@@ -68,7 +68,10 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         with output.waits():
             if door is not None:
                 output.say(f"paste on the parent: spar train GAME --algo a3c --nodes '{line}'")
-            said = node.listen(door) if door is not None else node.join(address)  # type: ignore[arg-type]
+                said = node.listen(door)
+            else:
+                assert address is not None  # one of the two is required
+                said = node.join(address)
     output.say(f"node {node.name}: {said} after {node.exchanges} exchanges")
     return {"node": node.name, "exchanges": node.exchanges, "ended": said}
 
