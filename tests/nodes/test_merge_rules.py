@@ -51,14 +51,15 @@ def test_a_round_closes_when_all_have_contributed_or_when_it_is_late():
     parent = merger("average")
     parent.offer(given("a", (2, 4)), nodes=3)
     parent.offer(given("b", (4, 0)), nodes=3)
-    assert not parent.close_round(3, late=False)
-    assert parent.close_round(3, late=True)
+    assert not parent.close_round({"a", "b", "c"}, late=False)
+    assert not parent.close_round({"a", "c"}, late=False)  # b does not stand in for c
+    assert parent.close_round({"a", "b", "c"}, late=True)
     assert parent.weights.tolist() == [3, 2]
-    assert not parent.close_round(3, late=True)  # nobody has contributed to the next
+    assert not parent.close_round({"a"}, late=True)  # nobody has contributed to the next
     parent.offer(given("c", (1, 1)), nodes=3)  # one round late: it counts in this one
     parent.offer(given("c", (3, 3)), nodes=3)  # again, after a reconnection: its last one counts
     assert parent.contributors() == {"c"}
-    assert parent.close_round(1, late=False)
+    assert parent.close_round({"c"}, late=False)
     assert parent.weights.tolist() == [6, 5]
 
 
@@ -67,9 +68,9 @@ def test_robust_rules_wait_for_enough_nodes_and_leave_a_hostile_one_out():
         parent = merger(rule)
         for node, to in (("a", (1, 2)), ("b", (1.5, 2.5))):
             parent.offer(given(node, to), nodes=2)
-        assert not parent.close_round(2, late=True), rule
+        assert not parent.close_round({"a", "b"}, late=True), rule
         parent.offer(given("evil", (-900, -900)), nodes=3)
-        assert parent.close_round(3, late=False), rule
+        assert parent.close_round({"a", "b", "evil"}, late=False), rule
         assert parent.weights.tolist() == [1, 2], rule
     deltas = [vector(1, 1), vector(1.1, 1), vector(1, 1.1), vector(-50, 70)]
     assert combined(read_rule("krum(1)"), deltas).tolist() in [one.tolist() for one in deltas[:3]]
@@ -108,7 +109,7 @@ def test_a_banned_node_is_taken_out_of_the_open_round():
     parent.offer(given("a", (2, 2)), 2)
     parent.offer(given("evil", (8, 8)), 2)
     parent.leave("evil")
-    assert parent.close_round(1, late=False)
+    assert parent.close_round({"a"}, late=False)
     assert parent.weights.tolist() == [2, 2]
 
 

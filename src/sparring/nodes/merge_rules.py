@@ -17,7 +17,7 @@ of the nodes' own merges all at once, so for the first two rules it is divided b
 
 import re
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,9 +148,10 @@ class Merger:
         """The nodes that contributed to the open round."""
         return set(self._round)
 
-    def close_round(self, nodes: int, *, late: bool) -> bool:
-        """Merge the round if all live nodes contributed, or if it is `late` and enough did; whether it was merged."""
-        if not self._round or len(self._round) < (self.rule.quorum if late else max(nodes, self.rule.quorum)):
+    def close_round(self, awaited: Set[str], *, late: bool) -> bool:
+        """Merge the round if all `awaited` nodes contributed, or if it is `late`, and enough did; whether it was
+        merged. Others do not stand in for them: who was awaited would be alone in the next round."""
+        if not self._round or len(self._round) < self.rule.quorum or not (late or awaited <= self._round.keys()):
             return False
         deltas = [delta for delta, _ in self._round.values()]
         self._round = {}

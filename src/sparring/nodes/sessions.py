@@ -381,7 +381,7 @@ class NodeSessions:
 
     def _close_round(self, *, late: bool, forced: bool = False) -> bool:
         """Merge the round if it is complete, and let those go on that wait for it. `forced`: they go on anyhow."""
-        awaited = sum(session.awaited for session in self.live.values())
+        awaited = {name for name, session in self.live.items() if session.awaited}
         with self.lock:
             merged = self.merger.close_round(awaited, late=late)
         if merged or forced:
