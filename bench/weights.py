@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     steps = 150_000 if args.quick else 400_000
     found: dict[str, list[dict[str, Any]]] = {}
     for codec in codecs:
-        one = NodeRun("cartpole", "a3c", steps, codec=codec, exchange_s=0.3, episodes=100)
+        one = NodeRun("cartpole", "a3c", steps, codec=codec, exchange_s=0.1, episodes=100)
         found[codec] = [one.measured(seed) for seed in (seeds if codec in JUDGED else seeds[:1])]
         print(f"weights: {codec}: returns {[each['return'] for each in found[codec]]}", file=sys.stderr, flush=True)
     whole = _bytes(found["f32"])
