@@ -24,7 +24,8 @@ def test_a_row_compares_medians_of_what_returns_are_missing():
 
 
 def test_the_curves_of_all_seeds_are_drawn(tmp_path):
-    plot([SPREAD], (0, 1), found([-10.0, -30.0], [-14.0, -13.0]), tmp_path / "mappo.png")
+    case = row(SPREAD, (0, 1), found([-10.0, -30.0], [-14.0, -13.0]), goal=False)
+    plot({"cases": [case]}, tmp_path / "mappo.png")
     assert (tmp_path / "mappo.png").read_bytes()[1:4] == b"PNG"
 
 
