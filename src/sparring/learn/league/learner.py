@@ -22,15 +22,8 @@ from sparring.errors import Missing, SparringError, TrainingStopped, Unreachable
 from sparring.league.roles import RoleRules
 from sparring.league.service import SERVICE as LEAGUE
 from sparring.learn.plan import Plan, TrainRequest
-from sparring.learn.runs.train import (
-    Learned,
-    PublishedModel,
-    TrainingLoop,
-    TrainOptions,
-    TrainProgress,
-    model_of,
-    train,
-)
+from sparring.learn.runs.publisher import Learned, PublishedModel, model_of
+from sparring.learn.runs.train import TrainingLoop, TrainOptions, TrainProgress, train
 from sparring.pool import open_pool
 from sparring.pool.protocol import Pool
 from sparring.registry import open_registry

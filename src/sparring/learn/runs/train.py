@@ -12,42 +12,38 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 
-from sparring.acting.evaluate import Evaluation, evaluate
+from sparring.acting.evaluate import evaluate
 from sparring.acting.players import strongest
 from sparring.config import DEFAULT, Config, TrainConfig, open_data_folder
 from sparring.errors import ConfigError, Missing, StoreFailed, TrainingStopped
 from sparring.league.gate import GateLimits
-from sparring.league.promotion import stand_for_promotion
 from sparring.learn import plan as plans
 from sparring.learn.algorithms.learner import TorchLearner
 from sparring.learn.offline.parallel_store import ParallelStore
 from sparring.learn.plan import Plan, TrainRequest
-from sparring.learn.protocol import Iteration, Learner, Sources, Topology, published_weights
-from sparring.learn.runs.folder import RunFolder, another_build, commit
+from sparring.learn.protocol import Iteration, Learner, Topology, published_weights
+from sparring.learn.runs.folder import RunFolder, another_build
+from sparring.learn.runs.publisher import Learned, ModelPublisher, PublishedModel, Publisher, model_of
 from sparring.learn.runs.trackers import Trackers, open_trackers, tracker_class
 from sparring.learn.topologies import build
 from sparring.nets.forward import Forward, forward_with_torch
-from sparring.nets.model_files import make_model
-from sparring.nets.policies import BUILT_IN
 from sparring.nets.shapes import multiplications
-from sparring.nets.user_code import open_policy
 from sparring.registry import open_registry
 from sparring.registry.registry import Registry
 from sparring.store import open_store
 from sparring.store.protocol import Store
 from sparring.user_code import user_error
 from sparring.wire.ids import ModelId
-from sparring.wire.model import WEIGHTS, Lineage, Model
-from sparring.wire.network import NetworkSpec, Weights
+from sparring.wire.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -60,83 +56,6 @@ LEAST_GATE_SHARE, MOST_GATE_SHARE = 0.05, 0.25  # and between these shares of th
 FIRST_GATE_SHARE = 0.15  # this share where no gate has been timed yet
 GRACE_S = 5.0  # that the last gate's games may end later: writing a model takes its time, too
 UNTIL_SHARE = 0.04  # of a run's steps between two checks of --until
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedModel:
-    """A model in the registry, its score, and whether it was promoted."""
-
-    model: ModelId
-    evaluation: Evaluation | None  # None: the game has no simulator here
-    promoted: bool
-    verdict: str  # a sentence
-    weights: str = ""  # SHA-256 of the weights alone: the same weights published twice have two model ids
-    seats: tuple[int, ...] = ()  # of its kind, where the game has several
-    others: tuple["PublishedModel", ...] = ()  # of the other kinds of seats
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What a run, or its part for one kind of seats, has learned."""
-
-    plan: Plan
-    network: NetworkSpec
-    weights: Weights
-    sources: Sources
-
-
-class Publisher(Protocol):
-    """What becomes of the weights that a run has learned, every `train.publish_every_s`."""
-
-    parents: list[ModelId]  # the last models of this run, once there are any: one, or one for each kind of seats
-
-    def publish(self, learned: Sequence[Learned], deadline: float = math.inf) -> PublishedModel: ...
-
-
-@dataclass(slots=True)
-class ModelPublisher:
-    """Publishes the models of one run, and lets each stand for champion."""
-
-    run: str
-    registry: Registry
-    gate: GateLimits
-    promote: bool = True
-    parents: list[ModelId] = field(default_factory=list)
-
-    def publish(self, learned: Sequence[Learned], deadline: float = math.inf) -> PublishedModel:
-        """Publish what was learned as models, let them play the gate's games, as many as fit before the `deadline` (of
-        time.monotonic), and promote those that the gate lets pass."""
-        parents = [self.parents[kind : kind + 1] for kind in range(len(learned))]
-        models = [model_of(one, self.run, before) for one, before in zip(learned, parents, strict=True)]
-        self.parents = [self.registry.publish(model) for model in models]
-        found = stand_for_promotion(self.registry, models, self.gate, promote=self.promote, deadline=deadline)
-        published = [
-            PublishedModel(
-                model.id, one.evaluation, one.promoted, one.verdict, model.card.files[WEIGHTS], learns.plan.kind
-            )
-            for model, one, learns in zip(models, found, learned, strict=True)
-        ]
-        return replace(published[0], others=tuple(published[1:]))
-
-
-def model_of(learned: Learned, run: str, parents: Sequence[ModelId]) -> Model:
-    """The weights that a run has learned, as a model."""
-    plan, sources = learned.plan, learned.sources
-    lineage = Lineage(
-        algorithm=plan.algo,
-        config=asdict(plan.settings),
-        parents=tuple(parents),
-        steps=dict(sources.steps),
-        store_until_ms=sources.store_until_ms,
-        commit=commit(),
-        seed=plan.seed,
-        run=run,
-    )
-    policy = plan.policy
-    if policy not in BUILT_IN:
-        policy = open_policy(policy, plan.spec.seats[0].action).deployed
-    made = (learned.network, learned.weights, policy, lineage, int(time.time() * 1000))
-    return make_model(plan.whole or plan.spec, *made, plan.kind)
 
 
 @dataclass(frozen=True, slots=True)
