@@ -174,7 +174,7 @@ class NodesConfig:
     merge: str = "average"  # elastic(α, β), gradient, average; for nodes of others median, trimmed(s), krum(f)
     codec: str = "f32-delta"  # of weights: f32, f16, int8, f32-delta, f16-delta, int8-delta, topk(share)
     exchange_s: float = 2.0  # a node contributes this often
-    round_s: float = 10.0  # with rules of rounds: the longest wait for nodes; shorter once their pace is known
+    round_s: float = 10.0  # with rules of rounds: the longest wait; shorter once usual response times are known
     max_staleness: int = 4  # rounds, or merges of each node, after which a contribution is refused
     max_norm: float = 0.0  # of a contribution; 0: norm_factor times the median of those accepted last
     norm_factor: float = 8.0  # see max_norm

@@ -132,7 +132,7 @@ def _sell(game: str, args: argparse.Namespace, output: Output) -> None:
     from sparring.league.strengths import make_strengths
     from sparring.registry import open_registry
 
-    output.say("making the ladder of strengths anew: its models play each other, which takes minutes …")
+    output.say("rebuilding the ladder of strengths: its models play each other, which takes minutes …")
     with open_registry(args.config.registry_url) as registry:
         try:
             made = make_strengths(registry, Path(args.config.data), spec_of(game), tell=output.progress)

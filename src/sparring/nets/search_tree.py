@@ -14,7 +14,7 @@ from sparring.wire.chunk import Array
 
 EXPLORATION = 1.25  # c
 UNTRIED = 0.1  # a move that was not tried counts as so much worse than its position
-NOT_TRIED, WAITS = -1, -2  # in place of a child: nobody went there; its value is waited for
+NOT_TRIED, WAITS = -1, -2  # in `child` where there is no node: the move was not tried; its evaluation is pending
 
 
 class SearchTree(NamedTuple):
@@ -62,7 +62,7 @@ class SearchTree(NamedTuple):
 class Reached(NamedTuple):
     """The positions behind some moves."""
 
-    seat: Array  # to move; where nobody is, the one that moved last
+    seat: Array  # the one to move; at the end of a game the one that moved last
     sign: Array  # 1 where that is the team that made the move, else -1
     legal: Array  # [positions, choices]
     prior: Array

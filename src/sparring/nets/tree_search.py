@@ -102,7 +102,7 @@ class TreeSearch:
         if wrong := obstacle(game, spec):
             raise Refused(wrong, where=self._where, do="Act without search_ms", field="search_ms")
         self._idle = [self._started(game)]
-        _Search(self._idle[0], _Even(), None).simulate(1)  # compiles: the first search has its whole time
+        _Search(self._idle[0], _Even(), None).simulate(1)  # compiles now, so that the first search has its whole time
 
     def row_of(self, seat: int, observation: Mapping[str, Array]) -> bytes:
         """The game's state, rebuilt from what the seat to move sees; Refused where that does not show all of it."""
@@ -179,7 +179,7 @@ class _Search:
     """One search. The game's first row is the root."""
 
     def __init__(self, game: SearchableGame, model: SearchModel | _Even, allowed: Array | None) -> None:
-        from sparring.nets import search_tree  # compiles: not before somebody searches
+        from sparring.nets import search_tree  # imports numba, and compiles: with the first search
 
         self._trees, self._game, self._model, self._discount = search_tree, game, model, model.discount
         self._teams = np.array([seat.team for seat in game.spec.seats])

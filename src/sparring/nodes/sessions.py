@@ -26,7 +26,7 @@ from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.merge_rules import Contribution, Merger
 from sparring.nodes.messages import HEAD_BYTES, PROTOCOL, Agreed, Hello, Idle, Job, Weights
 from sparring.nodes.multiplex import Channel, RelayPeer
-from sparring.nodes.pace import Pace
+from sparring.nodes.stragglers import ResponseTimes
 from sparring.wire.chunk import Array
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Session:
     state: NodeState
     base: Array
     secret: str
-    awaited: bool = False  # rounds wait for it: since its first contribution, while it keeps pace
+    awaited: bool = False  # rounds wait for it: since its first contribution, unless it straggles
     given_s: float = field(default_factory=time.monotonic)  # when it got its weights
 
     def give(self, version: int, weights: Array, codec: Codec) -> bytes:
@@ -89,7 +89,7 @@ class NodeSessions:
         self._next_number = 0
         self.leaving = ""  # why all nodes are to stop
         self._closed_round: asyncio.Event
-        self._pace = Pace()
+        self._response_times = ResponseTimes()
         self._late: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -355,7 +355,8 @@ class NodeSessions:
 
     async def _merged(self, session: Session, given: messages.Contribution) -> str:
         """What became of a contribution, once it was merged: "" or why it does not count."""
-        state, session.awaited = session.state, self._pace.note(time.monotonic() - session.given_s)
+        state = session.state
+        session.awaited = not self._response_times.straggles(time.monotonic() - session.given_s)
         weights = self.codec.decode(given.payload, session.base)
         with self.lock:
             self._count(given)
@@ -373,7 +374,7 @@ class NodeSessions:
         state.merges += 1
         if not self.merger.rule.at_once and not self._close_round(late=False):
             if self._late is None:
-                patience_s = self._pace.patience_s(self.config.round_s)
+                patience_s = self._response_times.patience_s(self.config.round_s)
                 self._late = self._loop.call_later(patience_s, self._round_is_late)
             await self._closed_round.wait()
         self.changed.set()
