@@ -32,6 +32,7 @@ from sparring.nodes.board import Board
 NODES, QUOTA, KEEPS, SEEDS = 4, 0.15, 0.9, (1, 2)
 WHOLE_S = {"before": 60.0, "killed": 180.0, "frozen": 30.0, "link down": 20.0, "10 % loss": 30.0, "256 kbit/s": 30.0}
 KILL_EVERY_S, PERIOD_US = 10.0, 100_000
+PARENT = "10.77.19.1"  # an address of the loopback device, which the namespaces have a route to
 LOSES_A_TENTH = "4,32 0 0 4294963256,37 1 0 429496729,6 0 0 2,6 0 0 4294967295,"  # by a random number of the kernel
 CPU, CPU_COUNT = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpuacct")
 
@@ -55,7 +56,11 @@ class QuotaNode:
             _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.space)
             _ip("addr", "add", f"{self.ours}/24", "dev", self.link)
             _ip("link", "set", self.link, "up")
-            for words in (("addr", "add", f"{self._theirs}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
+            for words in (
+                ("addr", "add", f"{self._theirs}/24", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("route", "add", PARENT, "via", self.ours),
+            ):
                 _ip("-n", self.space, *words)
             for group in self._groups:
                 group.mkdir()
@@ -168,9 +173,11 @@ class FaultyRun:
 def faulty_run(folder: Path) -> Iterator[FaultyRun]:
     """The parent, and the nodes, once each of them contributed."""
     words = ["cartpole", "--algo", "a3c", "--steps", str(1 << 40), "--seed", "1", "--no-promote", "--json"]
-    words += ["--accept-nodes", "0.0.0.0:0", "--data", "data", "--set", "train.publish_every_s=1e9"]
+    words += ["--accept-nodes", f"{PARENT}:0", "--data", "data", "--set", "train.publish_every_s=1e9"]
     log = folder / "parent.log"
     with ExitStack() as stack:
+        _ip("addr", "add", f"{PARENT}/32", "dev", "lo")
+        stack.callback(_ip, "addr", "del", f"{PARENT}/32", "dev", "lo")
         nodes = [stack.enter_context(QuotaNode(number, folder).opened()) for number in range(NODES)]
         with log.open("w") as file:
             command = [*SPAR, "train", *words, "--set", "nodes.exchange_s=0.5"]
@@ -178,9 +185,10 @@ def faulty_run(folder: Path) -> Iterator[FaultyRun]:
         stack.callback(parent.wait)
         stack.callback(parent.terminate)
         wait_for(lambda: "wss://" in log.read_text() or parent.poll() is not None, 240, "the parent does not start")
-        ((token, port, mark),) = set(re.findall(r"wss://([^@']+)@[^:']+:(\d+)#([^' ]+)", log.read_text()))
+        if (url := re.search(r"wss://[^' ]*", log.read_text())) is None:
+            raise SystemExit(f"the parent did not start: {log.read_text()[-500:]}")
         for node in nodes:
-            node.url = f"wss://{token}@{node.ours}:{port}#{mark}"
+            node.url = url[0]
             node.start()
         found = FaultyRun(folder, nodes, parent)
         wait_for(lambda: min([found.merges().get(node.name, 0) for node in nodes]) > 3, 300, "nodes did not join")
