@@ -2,12 +2,12 @@
 
     spar bench tasks [--quick] [--seeds S,S,…]
 
-Five tasks have a preset (learn/presets.py), five are learned with an algorithm's defaults alone. A cell is one process:
-ours (`python -m bench.tasks ORDER`) or the peer's (bench/peers/tasks_sb3.py), one after the other. It learns for the
-task's budget of seconds with one thread, imports left out, then plays 100 greedy episodes. Its CPU seconds are shown
-too: where they are far below the budget the machine did other work, and the row says little. A row's figure is the
-median over seeds of the mean return; a row is "even" where both differ by less than 5 % of the larger one. A cell that
-fails is shown as failed, and the others go on.
+Five tasks have a preset (learn/presets.py), five are learned with an algorithm's defaults alone. A cell is one process
+with one thread: ours (`python -m bench.tasks ORDER`) or the peer's (bench/peers/tasks_sb3.py), the two of a seed side
+by side. It learns for the task's budget, imports left out, then plays 100 greedy episodes. The budget is CPU time of
+the process, which is the wall-clock time on a machine of two idle cores, and is the same for both where the machine
+does other work, too; the wall-clock time is shown. A row's figure is the median over seeds of the mean return; a row is
+"even" where both differ by less than 5 % of the larger one. A cell that fails is shown as failed, and the others go on.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ EPISODES, FIRST_SEED = 100, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row: an environment of Gymnasium, an algorithm of both libraries, and seconds to learn."""
+    """One row: an environment of Gymnasium, an algorithm of both libraries, and seconds of CPU to learn."""
 
     env: str
     algo: str
@@ -64,12 +65,10 @@ def measure(tasks: Sequence[Task], seeds: Sequence[int]) -> dict[str, Any]:
     """Every cell, and a table of the rows."""
     cases = []
     for task in tasks:
-        cells: dict[str, list[dict[str, Any]]] = {OURS: [], PEER: []}
-        for seed in seeds:
-            for who, found in cells.items():
-                found.append(cell(who, task, seed))
-                print(f"tasks {task.env} {task.algo} {who} seed {seed}: {told(found[-1])}", file=sys.stderr, flush=True)
-        cases.append(row(task, seeds, cells))
+        orders = [(who, task, seed) for seed in seeds for who in (OURS, PEER)]
+        with ThreadPoolExecutor(2) as processes:
+            found = list(processes.map(lambda order: cell(*order), orders))
+        cases.append(row(task, seeds, {OURS: found[::2], PEER: found[1::2]}))
     print("\n".join(table(cases)), file=sys.stderr, flush=True)
     return ledger.result("tasks", cases)
 
@@ -80,16 +79,18 @@ def cell(who: str, task: Task, seed: int) -> dict[str, Any]:
     script = str(Path("bench") / "peers" / "tasks_sb3.py")
     try:
         ours = [sys.executable, "-W", "ignore", "-m", "bench.tasks", order]
-        return answer(ours if who == OURS else [str(python_of("sb3")), "-W", "ignore", script, order])
+        found = answer(ours if who == OURS else [str(python_of("sb3")), "-W", "ignore", script, order])
     except (SystemExit, OSError, ValueError) as error:
-        return {"failed": str(error)[-500:]}
+        found = {"failed": str(error)[-500:]}
+    print(f"tasks {task.env} {task.algo} {who} seed {seed}: {told(found)}", file=sys.stderr, flush=True)
+    return found
 
 
 def told(found: Mapping[str, Any]) -> str:
     """One cell as text."""
     if "failed" in found:
         return f"failed: {str(found['failed']).strip().splitlines()[-1]}"
-    seconds = f"{found['seconds']:.0f} s (CPU {found['cpu_s']:.0f} s)"
+    seconds = f"{found['cpu_s']:.0f} s of CPU ({found['seconds']:.0f} s)"
     return f"{found['mean']:.1f} ± {found['sd']:.1f}, {found['env_steps']:,} steps in {seconds}"
 
 
@@ -144,9 +145,9 @@ def learn(order: Mapping[str, Any]) -> dict[str, Any]:
     topology = build(plan(TrainRequest(game, order["algo"], seed=order["seed"]), Config()), None)
     try:
         begun, cpu_begun = time.perf_counter(), time.process_time()
-        while (seconds := time.perf_counter() - begun) < order["budget_s"]:
+        while (cpu_s := time.process_time() - cpu_begun) < order["budget_s"]:
             topology.iterate()
-        cpu_s = time.process_time() - cpu_begun
+        seconds = time.perf_counter() - begun
         returns = greedy_returns(game, topology.learner.network, topology.learner.weights(), order["seed"])
         steps = topology.env_steps
     finally:

@@ -15,8 +15,7 @@ def test_a_verdict_compares_returns_of_any_sign():
 @pytest.mark.slow
 def test_ours_learns_for_its_budget_and_plays():
     said = cell(OURS, Task("CartPole-v1", "ppo", 2.0), 3)
-    assert said["seconds"] >= 2.0
-    assert 0 < said["cpu_s"] <= said["seconds"] + 0.1
+    assert 2.0 <= said["cpu_s"] <= said["seconds"] + 0.1
     assert said["env_steps"] > 0
     assert 8 <= said["mean"] <= 500
 
@@ -34,4 +33,4 @@ def test_a_failing_cell_is_a_row_that_says_so(monkeypatch, capsys):
     assert (said["cases"][1]["peers"], said["passed"]) == ({PEER: 7.0}, False)
     shown = capsys.readouterr().err
     assert "seed 2: failed: it ended with 1" in shown
-    assert "7.0 ± 1.0, 10 steps in 1 s (CPU 0 s)" in shown
+    assert "7.0 ± 1.0, 10 steps in 0 s of CPU (1 s)" in shown
