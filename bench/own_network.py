@@ -4,8 +4,8 @@
 
 Both learn in one process, an update of one and an update of the other in turn, so that both meet the same machine: on
 CartPole with 64-64 on one thread, on Pong from pixels with the network of Mnih et al. 2015 on two threads. The built-in
-network skips windows of images that did not change (train.delta_conv) in its first two layers, a module in its first
-while it learns; the built-in network with ordinary convolutions stands beside them.
+network skips windows of images that did not change (train.delta_conv), and so does a module while it learns; the
+built-in network with ordinary convolutions stands beside them.
 """
 
 import argparse

@@ -14,7 +14,8 @@ from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.topologies import build
 from sparring.nets import delta_conv
 from sparring.nets.delta_conv import (
-    FirstConvolution,
+    LazyConvolutions,
+    Table,
     changed_windows,
     channels_last,
     first_layers,
@@ -58,44 +59,80 @@ def ordinary(layers: tuple[Conv, ...], leaf: Input, seen: Tensor, pairs: dict[st
 
 def learned(module: torch.nn.Module, leaf: Input, seen: Tensor, *, skips: bool) -> list[Tensor]:
     """What a module makes of images, and its gradients."""
-    x = (seen.float() - leaf.shift) * leaf.scale
-    with FirstConvolution(leaf, seen, x) if skips else contextlib.nullcontext():
-        y = module(x)
+
+    def scaled() -> Tensor:
+        return (seen.float() - leaf.shift) * leaf.scale
+
+    lazy = LazyConvolutions(leaf, seen, scaled)
+    with lazy if skips else contextlib.nullcontext():
+        y = module(lazy.given if skips else scaled()).flatten(1)
     module.zero_grad()
     (y * torch.linspace(-1, 1, y.numel()).reshape(y.shape)).sum().backward()
     return [y.detach(), *(value.grad for value in module.parameters() if value.grad is not None)]
 
 
-@pytest.mark.parametrize(
-    ("first", "skips"),
-    [
-        ((4, 8, 8, 4), True),
-        ((4, 8, 8, 4, 2), False),  # padding
-        ((4, 8, (8, 6), 4), False),
-        ((4, 8, 8, 4, 0, 1, 2), False),  # groups
-    ],
-)
-def test_the_first_convolution_of_a_module_skips_windows_where_it_can(
-    first: tuple[int, ...], skips: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which convolutions were computed as tables."""
+    done: list[str] = []
+    of_images, through = Table.of_images, Table.through
+    monkeypatch.setattr(Table, "of_images", lambda *given: done.append("first") or of_images(*given))
+    monkeypatch.setattr(Table, "through", lambda *given: done.append("next") or through(*given))
+    return done
+
+
+class Shared(torch.nn.Module):
+    """Uses its images, and what its first convolution gives, more than once, in ways of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.lines = Conv2d(4, 8, 8, 4), Conv2d(8, 4, 3), torch.nn.Linear(84, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert (x.shape[0], x.dim(), x.dtype, len(x)) == (40, 4, torch.float32, 40)
+        y = self.first(x)
+        z = self.second(functional.relu(y, inplace=True))
+        return torch.cat([z.flatten(1), y.mean((2, 3)), self.lines(x).flatten(1), (x[:, 0] * 2).flatten(1)], 1)
+
+
+Conv2d, ReLU, Sequential = torch.nn.Conv2d, torch.nn.ReLU, torch.nn.Sequential
+NEXT = (ReLU(), Conv2d(8, 4, 3))
+MODULES = [
+    (Sequential(Conv2d(4, 8, 8, 4), *NEXT), ["first", "next"]),
+    (Sequential(Conv2d(4, 8, 8, 4), ReLU(inplace=True), Conv2d(8, 4, 4, 2), torch.nn.ELU()), ["first", "next"]),
+    (Sequential(Conv2d(4, 8, 8, 4), torch.nn.MaxPool2d(2), Conv2d(8, 4, 3)), ["first"]),
+    (Sequential(Conv2d(4, 8, 8, 4), ReLU(), Conv2d(8, 4, 3, padding=1)), ["first"]),
+    (Sequential(Conv2d(4, 8, 8, 4, 2), *NEXT), []),  # padding
+    (Sequential(Conv2d(4, 8, (8, 6), 4), *NEXT), []),
+    (Sequential(Conv2d(4, 8, 8, 4, 0, 1, 2), *NEXT), []),  # groups
+    (Sequential(torch.nn.AvgPool2d(2), Conv2d(4, 8, 8, 4), *NEXT), []),
+    (Shared(), ["first", "next"]),
+]
+
+
+@pytest.mark.parametrize(("module", "skip"), MODULES)
+def test_first_convolutions_of_a_module_skip_windows_where_they_can(
+    module: torch.nn.Module, skip: list[str], tables: list[str]
 ) -> None:
-    leaf, seen, done = Input("screen", (4, 84, 84), 10.0, 1 / 255, dtype="uint8", image=True), scene(40, 4, 84, 84), []
-    monkeypatch.setattr(delta_conv, "first_layers", lambda *given: done.append(1) or first_layers(*given))
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Conv2d(*first), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+    leaf, seen = Input("screen", (4, 84, 84), 10.0, 1 / 255, dtype="uint8", image=True), scene(40, 4, 84, 84)
     found, expected = (learned(module, leaf, seen, skips=one) for one in (True, False))
-    assert len(done) == skips
+    assert tables == skip
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_a_convolution_that_is_called_otherwise_is_an_ordinary_one() -> None:
+def test_images_that_were_changed_in_place_go_the_ordinary_way(tables: list[str]) -> None:
     seen, weight = scene(40, 4, 84, 84), torch.ones(8, 4, 8, 8)
-    x, leaf = seen.float(), Input("screen", (4, 84, 84), dtype="uint8", image=True)
-    with FirstConvolution(leaf, seen, x):
-        module = torch.nn.Conv2d(4, 8, 8, 4)
-        assert torch.equal(module(x.neg_()), functional.conv2d(x, module.weight, module.bias, 4))  # changed in place
-        for y in (functional.conv2d(x, weight), functional.conv2d(input=x, weight=weight, stride=1)):
-            torch.testing.assert_close(y, functional.conv2d(x, weight))
+    lazy = LazyConvolutions(Input("screen", (4, 84, 84), dtype="uint8", image=True), seen, seen.float)
+    expected = functional.conv2d(-seen.float(), weight, stride=4)
+    with lazy:
+        lazy.given.neg_()
+        for y in (
+            functional.conv2d(lazy.given, weight, None, 4),
+            functional.conv2d(input=lazy.given, weight=weight, stride=4),
+        ):
+            torch.testing.assert_close(y, expected)
+    assert tables == []
 
 
 SHAPES = [

@@ -10,12 +10,12 @@ from sparring.games.catalogue import spec_of
 from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.forward import forward_without_torch
 from sparring.nets.model_files import MODULE_TOLERANCE, check_agreement, disagreement, make_model, read_weights
-from sparring.nets.module_network import open_network, torch_forward
+from sparring.nets.module_network import ModuleNetwork, open_network, torch_forward
 from sparring.nets.shapes import parameters, state_width
 from sparring.nets.torch_network import default_heads, policy_heads
 from sparring.nets.user_code import own_network
 from sparring.wire.model import ONNX, Lineage, Model
-from sparring.wire.network import Carried, Head, NetworkSpec
+from sparring.wire.network import Carried, Head, Input, NetworkSpec
 
 GAME = spec_of("cartpole")
 
@@ -48,6 +48,41 @@ def test_a_module_becomes_data_that_runs_like_it(name, game):
     assert {key: value.shape for key, value in weights.items()} == parameters(again)
     worst = disagreement(spec, torch_forward(spec, weights), forward_without_torch(again, weights), 7)
     assert worst <= MODULE_TOLERANCE
+
+
+class Squared(torch.autograd.Function):
+    """Keeps what it is given for its gradient, as functions of one's own do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+class Convolved(torch.nn.Module):
+    """An unpadded convolution of a board, then a function."""
+
+    def __init__(self, function, outputs):
+        super().__init__()
+        self.body, self.function, self.flat = torch.nn.Conv2d(2, 8, 3), function, torch.nn.Flatten()
+        self.heads = torch.nn.ModuleDict({name: torch.nn.Linear(160, units) for name, units in outputs.items()})
+
+    def forward(self, board):
+        features = self.flat(self.function(self.body(board)))
+        return {name: head(features) for name, head in self.heads.items()}
+
+
+@pytest.mark.parametrize(("function", "skips"), [(torch.relu, True), (torch.square, True), (Squared.apply, False)])
+def test_convolutions_skip_windows_where_a_trial_shows_that_nothing_changes(function, skips):
+    (seat, *_), heads = spec_of("connect-four").seats, {"logits": 7, "value": 1}
+    leaf = Input("observation/board", seat.observation[0].shape, dtype="uint8", image=True)
+    net = ModuleNetwork(NetworkSpec((leaf,), tuple(Head(*one) for one in heads.items())), Convolved(function, heads))
+    net.skip_windows()
+    assert net._skips == skips
 
 
 def test_equal_seeds_give_equal_parameters_and_leave_torchs_generator_alone():

@@ -14,7 +14,8 @@ false` switches it off.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, TypeGuard
 
@@ -33,6 +34,8 @@ from sparring.wire.network import Conv, Input, Layer
 
 MAX_CHANGED = 0.5  # of the windows: where more differ from the reference, ordinary convolutions are as fast
 MIN_IMAGES = 8  # the reference has to be computed, too
+
+Params = Callable[[], tuple[Tensor, Tensor]]  # of one layer: weight and bias
 
 _enabled = True  # in this process
 
@@ -56,6 +59,45 @@ class Windows:
         return bool(self.own[1:].sum() <= MAX_CHANGED * self.own[1:].size)
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Outputs of one layer for all images, as a table of windows."""
+
+    rows: Tensor  # [rows, channels]
+    windows: Windows
+    size: tuple[int, ...]  # channels, high, wide of the layer's output
+
+    @classmethod
+    def of_images(cls, layer: Conv, leaf: Input, images: Tensor, params: Params) -> "Table | None":
+        """The first layer on bytes [n, channels, height, width] as the game shows them; None where it does not pay."""
+        if not _enabled or len(images) < MIN_IMAGES:
+            return None
+        size = after(layer, tuple(images.shape[1:]))
+        x = channels_last(images).permute(0, 2, 3, 1).numpy()
+        x = np.concatenate([reference(x)[None], x])
+        windows = changed_windows(x, layer, size[1:])
+        if not windows.worth_it:
+            return None
+        columns = torch.from_numpy(_views(x, layer, size[1:])[windows.own]).flatten(1).float()
+        return cls(_conv(layer, params(), columns.sub_(leaf.shift).mul_(leaf.scale)), windows, size)
+
+    def through(self, layer: Conv, params: Params) -> "Table | None":
+        """The next layer; None where it does not pay."""
+        size = after(layer, self.size)
+        windows = windows_over(self.windows.own, layer.kernel, layer.stride, size[1:])
+        if not windows.worth_it:
+            return None
+        seen = _views(self.windows.row_of[..., None], layer, size[1:])[windows.own]
+        columns = _TableRows.apply(self.rows, seen.reshape(-1)).reshape(len(seen), -1)
+        return Table(_conv(layer, params(), columns), windows, size)
+
+    def whole(self) -> Tensor:
+        """The outputs as images, [n, channels, high, wide]."""
+        out: Tensor = _TableRows.apply(self.rows, self.windows.row_of[1:].reshape(-1))
+        channels, *place = self.size
+        return out.reshape(-1, *place, channels).permute(0, 3, 1, 2)
+
+
 def first_layers(
     layers: tuple[Layer, ...], leaf: Input, images: Tensor, params: Callable[[str], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, int]:
@@ -64,50 +106,97 @@ def first_layers(
 
     `images` are bytes [n, channels, height, width] as the game shows them; `params` gives a layer's weight and bias.
     """
-    first = layers[0] if layers else None
-    if not _enabled or len(images) < MIN_IMAGES or not _unpadded(first):
-        return images, 0
-    size = after(first, tuple(images.shape[1:]))
-    x = channels_last(images).permute(0, 2, 3, 1).numpy()
-    x = np.concatenate([reference(x)[None], x])
-    windows = changed_windows(x, first, size[1:])
-    if not windows.worth_it:
-        return images, 0
-    columns = torch.from_numpy(_views(x, first, size[1:])[windows.own]).flatten(1).float()
-    table = _conv(first, params("image/0"), columns.sub_(leaf.shift).mul_(leaf.scale))
-    done = 1
-    for layer in layers[1:]:
+    table, done = None, 0
+    for layer in layers:
+        own = partial(params, f"image/{done}")
         if not _unpadded(layer):
             break
-        next_size = after(layer, size)
-        following = windows_over(windows.own, layer.kernel, layer.stride, next_size[1:])
-        if not following.worth_it:
+        found = Table.of_images(layer, leaf, images, own) if table is None else table.through(layer, own)
+        if found is None:
             break
-        rows = _views(windows.row_of[..., None], layer, next_size[1:])[following.own]
-        table = _conv(layer, params(f"image/{done}"), _TableRows.apply(table, rows.reshape(-1)).reshape(len(rows), -1))
-        windows, size, done = following, next_size, done + 1
-    out: Tensor = _TableRows.apply(table, windows.row_of[1:].reshape(-1))
-    return out.reshape(len(images), *size[1:], size[0]).permute(0, 3, 1, 2), done
+        table, done = found, done + 1
+    return (images if table is None else table.whole()), done
 
 
-class FirstConvolution(TorchFunctionMode):
-    """While it is entered, a module's own convolution on `scaled`, which `images` became, skips windows, too."""
+class LazyConvolutions(TorchFunctionMode):
+    """While it is entered, a module's own first convolutions are computed as tables.
 
-    def __init__(self, leaf: Input, images: Tensor, scaled: Tensor) -> None:
+    The module is given a placeholder for its scaled images. An unpadded convolution of a placeholder gives another one,
+    and so does an activation of that. A placeholder has the shape and type of the tensor that it stands for, and no
+    content: any other function is given the tensor itself, which is computed then. A module that reaches the content
+    otherwise (an autograd.Function of its own does) must not be run so: `ModuleNetwork` finds out by a trial.
+    """
+
+    def __init__(self, leaf: Input, images: Tensor, scaled: Callable[[], Tensor]) -> None:
         super().__init__()
-        self._leaf, self._images, self._scaled, self._version = leaf, images, scaled, scaled._version
+        self._leaf, self._images, self._scaled = leaf, images, scaled
+        self._tables: dict[int, Table] = {}  # by id of the placeholder
+        self._computed: dict[int, Tensor] = {}
+        self._placeholders: list[Tensor] = []  # so that no id is used twice
+        self.given = self._placeholder(tuple(images.shape))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # As nn.Conv2d calls it, on images that nobody has changed in place.
-        if func is torch.conv2d and len(args) == 7 and args[0] is self._scaled and args[0]._version == self._version:
-            _, weight, bias, stride, *rest = args
-            (*_, high, wide), step = weight.shape, max(stride) if isinstance(stride, tuple) else 0
-            if high == wide and stride == (step, step) and rest == [(0, 0), (1, 1), 1]:
-                layer = Conv(len(weight), high, step, activation="none")
-                out, done = first_layers((layer,), self._leaf, self._images, lambda _: (weight, bias))
-                if done:
-                    return out
-        return func(*args, **(kwargs or {}))
+        kwargs, first = dict(kwargs or {}), args[0] if args and isinstance(args[0], Tensor) else None
+        if func in _DESCRIBE:
+            return func(*args, **kwargs)
+        if first is not None and self._waits(first):
+            table = self._tables.get(id(first))
+            if func is torch.conv2d and (found := self._convolved(table, *args[1:], **kwargs)) is not None:
+                return self._placeholder((len(self._images), *found.size), found)
+            if func in _ACTIVATIONS and table is not None:
+                in_place = kwargs.pop("inplace", False)
+                made = replace(table, rows=func(table.rows, *args[1:], **kwargs))
+                if not in_place:
+                    return self._placeholder(tuple(first.shape), made)
+                self._tables[id(first)] = made
+                return first
+        return func(*self._contents(args), **{name: self._contents(value) for name, value in kwargs.items()})
+
+    def _convolved(self, table: Table | None, *given: Any, **named: Any) -> Table | None:
+        """As nn.Conv2d calls it, of square windows without padding, dilation or groups; None otherwise."""
+        if named or len(given) != 6 or given[1] is None or given[3:] != ((0, 0), (1, 1), 1):
+            return None
+        weight, bias, stride, *_ = given
+        (*_, high, wide), step = weight.shape, max(stride) if isinstance(stride, tuple) else 0
+        if high != wide or stride != (step, step):
+            return None
+        layer = Conv(len(weight), high, step, activation="none")
+        if table is None:
+            return Table.of_images(layer, self._leaf, self._images, lambda: (weight, bias))
+        return table.through(layer, lambda: (weight, bias))
+
+    def _placeholder(self, shape: tuple[int, ...], table: Table | None = None) -> Tensor:
+        made = torch.zeros(()).expand(shape)
+        self._placeholders.append(made)
+        if table is not None:
+            self._tables[id(made)] = table
+        return made
+
+    def _waits(self, one: Tensor) -> bool:
+        """Whether it is a placeholder whose tensor was not computed yet."""
+        return id(one) not in self._computed and (one is self.given or id(one) in self._tables)
+
+    def _contents(self, one: Any) -> Any:
+        """The same with the tensors in the place of placeholders."""
+        if type(one) in (tuple, list):
+            return type(one)(self._contents(part) for part in one)
+        if not isinstance(one, Tensor):
+            return one
+        if self._waits(one):
+            table = self._tables.get(id(one))
+            self._computed[id(one)] = self._scaled() if table is None else table.whole()
+        return self._computed.get(id(one), one)
+
+
+# What a placeholder answers itself, and activations of each number alone.
+_DESCRIBE = frozenset(
+    (Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__)
+    + tuple(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "is_cuda", "layout"))
+)
+_ACTIVATIONS = frozenset(
+    (torch.relu, torch.tanh, torch.sigmoid, Tensor.relu, Tensor.tanh, Tensor.sigmoid)
+    + (functional.relu, functional.elu, functional.gelu, functional.leaky_relu, functional.silu, functional.tanh)
+)
 
 
 def channels_last(images: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from sparring.errors import ConfigError, SparringError
 from sparring.nets import shapes
-from sparring.nets.delta_conv import FirstConvolution
+from sparring.nets.delta_conv import MIN_IMAGES, LazyConvolutions
 from sparring.nets.model_files import MODULE_TOLERANCE, disagreement, random_rows
 from sparring.nets.onnx_graph import NET, NET_OUT, OPSET, ModuleForward
 from sparring.nets.shapes import STATE
@@ -47,6 +47,7 @@ class ModuleNetwork(Network):
         drops = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in module.modules())
         self._rows_apart = not drops and next(module.buffers(), None) is None
         self._channels_last = False
+        self._skips = False  # its first convolutions may skip windows: see `skip_windows`
 
     @property
     def moving(self) -> list[str]:
@@ -67,6 +68,31 @@ class ModuleNetwork(Network):
         except RuntimeError:
             self.module.to(memory_format=torch.contiguous_format)
             self._channels_last = False
+
+    def skip_windows(self) -> None:
+        """Let the first convolutions skip unchanged windows (nets/delta_conv.py) from now on, if a trial gives the same
+        outputs and gradients with and without."""
+        rng, tried = np.random.default_rng(0), []
+        rows = {leaf.name: tensor(random_rows(leaf, 1, rng).repeat(2 * MIN_IMAGES, 0)) for leaf in self.spec.inputs}
+        for leaf in rows.values():
+            leaf[0].flatten()[:4] = 0  # one image differs
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            for skips in (False, True):
+                net = copy.deepcopy(self)
+                net._skips = skips
+                torch.manual_seed(0)
+                try:
+                    out = net._forward(rows)
+                    total = torch.stack([head.square().sum() for head in out.values()]).sum()
+                    learned = [value for value in net.module.parameters() if value.requires_grad]
+                    gradients = torch.autograd.grad(total, learned, materialize_grads=True)
+                except RuntimeError:
+                    return
+                tried.append([*(head.detach() for head in out.values()), *gradients])
+        self._skips = all(
+            torch.allclose(mine, theirs, rtol=1e-2, atol=1e-3 * float(theirs.abs().max()) + 1e-7)
+            for theirs, mine in zip(*tried, strict=True)
+        )
 
     def arranged(self, observation: Leaves) -> dict[str, Tensor]:
         return super().arranged(observation) if self._channels_last else dict(observation)
@@ -108,17 +134,20 @@ class ModuleNetwork(Network):
         learns = torch.is_grad_enabled()
         if self.module.training != learns:
             self.module.train(learns)
-        seen = {leaf.name: scaled(leaf, observation[leaf.name]) for leaf in self.spec.inputs}
-        if self._channels_last:
-            seen = super().arranged(seen)
         if self.spec.memory is not None and state is None:
-            state = self.initial_state(len(next(iter(seen.values()))))
+            state = self.initial_state(len(next(iter(observation.values()))))
         images = shapes.images(self.spec)
-        raw = observation[images[0].name] if learns and len(images) == 1 else None
-        if raw is not None and raw.dtype == torch.uint8 and raw.dim() == 4 and raw.is_cpu:
-            with FirstConvolution(images[0], raw, seen[images[0].name]):
-                return self.heads(seen, state)
-        return self.heads(seen, state)
+        raw = observation[images[0].name] if learns and self._skips and len(images) == 1 else None
+        if raw is None or raw.dtype != torch.uint8 or raw.dim() != 4 or not raw.is_cpu:
+            return self.heads({leaf.name: self._seen(leaf, observation) for leaf in self.spec.inputs}, state)
+        lazy = LazyConvolutions(images[0], raw, lambda: self._seen(images[0], observation))
+        others = {leaf.name: self._seen(leaf, observation) for leaf in self.spec.inputs if leaf != images[0]}
+        with lazy:
+            return self.heads({leaf.name: others.get(leaf.name, lazy.given) for leaf in self.spec.inputs}, state)
+
+    def _seen(self, leaf: Input, observation: Leaves) -> Tensor:
+        x = scaled(leaf, observation[leaf.name])
+        return super().arranged({leaf.name: x})[leaf.name] if self._channels_last else x
 
     def heads(self, seen: Leaves, state: Tensor | None) -> Heads:
         """What the module makes of scaled leaves, as a `Network` gives it."""
@@ -220,8 +249,12 @@ def _made(spec: NetworkSpec, maker: Maker, seed: int) -> ModuleNetwork:
             seen = {leaf.name: scaled(leaf, rows[leaf.name]) for leaf in spec.inputs}
             with torch.no_grad():
                 net.eval().call(seen, torch.zeros(2, size) if size else None)
-    if not getattr(net.module, "state_size", 0) and any(leaf.image and len(leaf.shape) == 3 for leaf in spec.inputs):
-        net.arrange()
+    if any(leaf.image and len(leaf.shape) == 3 for leaf in spec.inputs):
+        stateless = not getattr(net.module, "state_size", 0)
+        if stateless:
+            net.arrange()
+        if stateless or spec.memory is not None:
+            net.skip_windows()
     return net
 
 
