@@ -2,9 +2,10 @@
 
     spar bench node-attacks [--quick] [--seeds S,S,…]
 
-flip and drift: nodes learn by A3C and send weights, merged by `median`; beside it what `average` reaches under the same
-attack. replay: nodes send experience for PPO, and one sends the same again and again. The figure is the return of 50
-greedy episodes, the median of the seeds; it passes where CartPole is solved (475). Quick: flip alone, one seed.
+flip and drift: nodes learn by PPO and send weights, merged by `median`; beside it what `average` reaches under the same
+attack. replay: nodes send experience for PPO, and one sends the same again and again. The figure is the return of 100
+greedy episodes of the last model, the median of the seeds; it passes where CartPole is solved (475). Quick: flip alone,
+one seed.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from bench import ledger
 from bench.node_runs import NodeRun
 
 SEEDS, SOLVED = (1, 2, 3, 4, 5), 475.0
-WEIGHTS = NodeRun("cartpole", "a3c", 400_000, "median", nodes=4, exchange_s=0.3, episodes=50)
-EXPERIENCE = NodeRun("cartpole", "ppo", 100_000, nodes=4, hostile="replay", contribute="experience", episodes=50)
+WEIGHTS = NodeRun("cartpole", "ppo", 200_000, "median", nodes=4, exchange_s=0.3)
+EXPERIENCE = NodeRun("cartpole", "ppo", 100_000, nodes=4, hostile="replay", contribute="experience")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
