@@ -107,7 +107,7 @@ def _case_row(case: dict[str, Any]) -> str:
     peers = ", ".join(f"{name} {'>' * (name in stopped)}{_number(figure)}" for name, figure in shown.items()) or "–"
     spread = f" ({'–'.join(map(_number, case['spread']))})" if case["spread"] else ""
     goals = ", ".join(f"{factor:g}x {peer}" for peer, factor in case["goals"].items())
-    verdict = "–" if not goals else f"{goals}: {'met' if case['passed'] else 'NOT met'}"
+    verdict = case.get("verdict", "–") if not goals else f"{goals}: {'met' if case['passed'] else 'NOT met'}"
     least = bool(stopped) and min(case["peers"], key=lambda name: case["peers"][name]) in stopped
     ratio = "–" if case["ratio"] is None else f"{'>' * least}{case['ratio']:.2f}"
     return f"| {case['name']} | {_number(case['ours'])} {case['unit']}{spread} | {peers} | {ratio} | {verdict} |"
