@@ -151,7 +151,7 @@ class Relay:
             self._up = up = await self._greet(link)
             writer = asyncio.create_task(up.out.write())
             self._tries = 0
-            log.info(f"{link.peer}: passing on what nodes learn …")
+            log.info(f"{link.peer}: passing on what nodes learn")
             while True:
                 batch = await link.expect(Batch, self.config.silent_s)
                 for part in batch.parts:
@@ -210,8 +210,9 @@ class Relay:
             try:
                 if self._up is not None:
                     link = await dial(address, self.config.max_message_bytes, self.config.handshake_s)
-                    tries, said = 0, ""
-                    await self._behind(link, "")
+                    said = ""
+                    if await self._pass_on(link):
+                        tries = 0
                     await link.close()
             except (Refused, Unreachable) as error:
                 if str(error) != said:
@@ -221,11 +222,15 @@ class Relay:
             await asyncio.sleep(redial_wait_s(tries - 1, self.config.reconnect_s))
 
     async def _behind(self, link: Link, holder: str) -> None:
-        """One node from its first message to its last."""
+        """One node that dialled."""
+        await self._pass_on(link)
+
+    async def _pass_on(self, link: Link) -> bool:
+        """One node from its first message to its last; whether the parent admitted it, which then gave it weights."""
         up = self._up
         if up is None:
             await link.close(NO_PARENT)
-            return
+            return False
         self._channels += 1
         number, node, why = self._channels, _Behind(link), "it left its relay"
         up.behind[number] = node
@@ -238,7 +243,7 @@ class Relay:
                 if isinstance(frame, str) or len(frame) > up.max_frame or node.unanswered > UNANSWERED:
                     why = "its message was above the limit, or no answer to one of the parent's"
                     await link.refuse(why)
-                    return
+                    break
                 self.passed += 1
                 up.out.put(Through(number, frame))
         except Unreachable as error:
@@ -247,6 +252,7 @@ class Relay:
             writer.cancel()
             del up.behind[number]
             up.out.put(Closed(number, why[:1_000]))
+        return node.base.size > 0
 
     async def _write(self, node: _Behind) -> None:
         """Messages to one node, until the parent is done with it; what reads from the link is told when it breaks."""
