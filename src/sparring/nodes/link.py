@@ -32,7 +32,7 @@ from cryptography import x509
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection as WebSocket
 from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, WebSocketException
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
@@ -191,7 +191,7 @@ class Link:
         """The next message. Refused where it is a refusal, Unreachable where none came, WireError where it is none."""
         message = decode(await self.receive_frame(within_s))
         if isinstance(message, Refusal):
-            raise Refused(message.sentence, where=self.peer, do="It is not asked again as things are")
+            raise Refused(message.sentence, where=self.peer, do="Correct what it names")
         return message
 
     async def receive_frame(self, within_s: float | None = None) -> bytes | str:
@@ -285,8 +285,12 @@ async def dial(address: Address, max_bytes: int, within_s: float) -> Link:
         wrong = said or f"it answered {error.response.status_code}"
         raise Refused(wrong, where=address.place, do="Paste its line again: tokens can be rotated") from None
     except (WebSocketException, OSError, TimeoutError) as error:
-        wrong = f"no answer ({type(error).__name__})"
-        raise Unreachable(wrong, where=address.place, do="Check that it runs, and that its port is open") from None
+        wrong, do = f"no answer ({type(error).__name__})", "Check that it runs, and that its port is open"
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            wrong, do = "what answers there does not speak TLS", "Paste its line again: it may begin with ws://"
+        elif isinstance(error, InvalidMessage) and not address.secure:
+            wrong, do = "no answer in plain HTTP", "Paste its line again: it may begin with wss://"
+        raise Unreachable(wrong, where=address.place, do=do) from None
     return Link(websocket, address.place)
 
 
