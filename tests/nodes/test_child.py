@@ -53,6 +53,18 @@ def test_a_node_that_waits_for_a_round_stops_when_it_is_told_to(tmp_path):
     assert time.monotonic() - began < STOP_S + 20  # of a busy machine; a round would last for ever
 
 
+def test_a_node_that_exchanges_seldom_hears_that_the_run_is_done_all_the_same(tmp_path):
+    node, said = Node(Config(), "one", 1), []
+    with parent(tmp_path, asked=cartpole_job(algo="ppo", exchange_s=15.0)) as here:
+        thread = threading.Thread(target=lambda: said.append(node.join(here.address)))
+        thread.start()
+        here.wait(lambda: "one" in here.sessions.live)
+    thread.join(PATIENCE_S)
+    node.stop()
+    thread.join(PATIENCE_S)
+    assert said == ["the run is done"]
+
+
 @contextmanager
 def listening(tmp_path):
     """A node that waits for a parent, and where."""

@@ -212,9 +212,9 @@ class Node:
         try:
             return await self._speak(link)
         except Unreachable as error:
-            if not self._tries:
+            if not link.farewell and not self._tries:
                 log.warning("%s", error)
-            return ""
+            return link.farewell
         except SparringError as error:  # refused by either side
             await link.refuse(error.wrong)
             raise

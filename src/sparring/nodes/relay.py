@@ -23,7 +23,7 @@ import numpy as np
 from sparring.config import Config
 from sparring.errors import Refused, SparringError, Unreachable
 from sparring.nodes.codecs import Codec, Layout
-from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
+from sparring.nodes.link import DONE_CODE, Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.messages import (
     PROTOCOL,
     Agreed,
@@ -146,7 +146,7 @@ class Relay:
 
     async def _session(self, link: Link) -> str:
         """Serve the parent of that link; why it said that the run is done. Unreachable where it is lost."""
-        writer = None
+        writer, done = None, ""
         try:
             self._up = up = await self._greet(link)
             writer = asyncio.create_task(up.out.write())
@@ -156,13 +156,13 @@ class Relay:
                 batch = await link.expect(Batch, self.config.silent_s)
                 for part in batch.parts:
                     self._take(up, part)
-                if batch.leave:
+                if done := batch.leave:
                     async with asyncio.timeout(LEAVE_S):
                         while up.behind:
                             await asyncio.sleep(0.02)
-                    return batch.leave
+                    return done
         except TimeoutError:
-            return "the run is done"
+            return done
         except Unreachable:
             raise
         except SparringError as error:  # refused by either side
@@ -173,7 +173,8 @@ class Relay:
                 writer.cancel()
             if (lost := self._up) is not None:
                 self._up = None
-                await asyncio.gather(*(node.link.close(NO_PARENT) for node in tuple(lost.behind.values())))
+                why, code = (done, DONE_CODE) if done else (NO_PARENT, 1000)
+                await asyncio.gather(*(node.link.close(why, code) for node in tuple(lost.behind.values())))
             await link.close()
 
     async def _greet(self, link: Link) -> _Upstream:

@@ -22,7 +22,7 @@ from sparring.errors import Refused, SparringError, Unreachable, WireError
 from sparring.nodes import messages
 from sparring.nodes.board import Board, NodeState, Orders, ParentState
 from sparring.nodes.codecs import Codec, Layout
-from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
+from sparring.nodes.link import DONE_CODE, Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.merge_rules import Contribution, Merger
 from sparring.nodes.messages import HEAD_BYTES, PROTOCOL, Agreed, Hello, Idle, Job, Weights
 from sparring.nodes.multiplex import Channel, RelayPeer
@@ -147,6 +147,8 @@ class NodeSessions:
         while self.live and self._loop.time() < until:  # each hears it with its next answer
             self._close_round(late=True, forced=True)
             await asyncio.sleep(0.02)
+        late = [session.link for session in self.live.values()]  # they exchange more seldom: they hear it when they try
+        await asyncio.gather(*(link.close(DONE, DONE_CODE) for link in late))
         for relay in tuple(self.relays.values()):
             with suppress(SparringError):
                 await relay.out.end(DONE)
