@@ -19,8 +19,8 @@ from peers import PATIENCE_S, Peer, parent, run
 
 @pytest.fixture
 def nodes(tmp_path):
-    """A server with an admin key, a parent on its data folder, and two nodes that contribute until they are sent away:
-    one of them a number that is not finite."""
+    """A server with an admin key, a parent on its data folder, a node that has contributed nothing yet, and two that
+    contribute until they are sent away: one of them a number that is not finite."""
     told = {}
 
     async def contribute(here, name, learned):
@@ -33,13 +33,14 @@ def nodes(tmp_path):
         except SparringError as error:  # refused; or closed, where it was sending
             told[name] = error.wrong
 
-    async def both(here):
+    async def all_three(here):
+        await Peer(here, "new").join()
         await asyncio.gather(contribute(here, "honest", 0.1), contribute(here, "noise", float("nan")))
 
     objects = Folder(tmp_path, 0o600)
     admin, reader = (ApiKeys(objects).create(scope, (scope,), 1)[1] for scope in ("admin", "read"))
-    with serving(tmp_path) as server, parent(tmp_path, merge="gradient") as here:
-        thread = threading.Thread(target=run, args=(both(here),))
+    with serving(tmp_path) as server, parent(tmp_path, merge="gradient", silent_s=PATIENCE_S) as here:
+        thread = threading.Thread(target=run, args=(all_three(here),))
         thread.start()
         here.wait(lambda: any(one.refused for state in here.board.parents() for one in state.nodes))
         yield server, admin, reader, told, here
@@ -56,7 +57,7 @@ def test_readers_see_nodes_without_their_addresses_and_only_admins_order(nodes):
     url = f"{server.url}/api/nodes"
     said = httpx.get(url, headers=headers(reader), timeout=60).json()
     [state] = said["parents"]
-    assert {one["node"] for one in state["nodes"]} == {"honest", "noise"}
+    assert {one["node"] for one in state["nodes"]} == {"honest", "noise", "new"}
     assert {one["peer"] for one in state["nodes"]} == {""}
     assert not said["may_order"]
     order = {"node": "honest", "action": "drain"}
@@ -80,11 +81,13 @@ def test_an_admin_bans_a_node_on_the_page_and_allows_it_again(nodes, page):
     page.on("dialog", lambda dialog: dialog.accept())
     page.goto(f"{server.url}/nodes")
     page.locator("tr[data-row=noise]").get_by_text("not finite").wait_for()
-    assert page.locator("#working").inner_text() == "2"
+    assert page.locator("#working").inner_text() == "3"
+    assert page.locator("tr[data-row=new] td[data-label=merged]").inner_text().strip() == "0"
     page.get_by_role("button", name="Ban noise").click()
     page.get_by_role("button", name="Allow noise").wait_for()
     here.wait(lambda: "noise" in told)
     page.locator("tr[data-row=noise] .tag.failed").wait_for()
+    page.locator("tr[data-row=noise]").get_by_text("an operator banned it").wait_for()
     page.get_by_role("button", name="Allow noise").click()
     page.get_by_role("button", name="Ban noise").wait_for()
     assert here.board.orders().banned == {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sparring.config import NodesConfig
+from sparring.config import Config, NodesConfig
 from sparring.gateway.connections import bound
+from sparring.learn.plan import NodesPlan, TrainRequest, plan
 from sparring.nodes import link
 from sparring.nodes.board import Board
 from sparring.nodes.codecs import Codec, Layout
 from sparring.nodes.link import Address, Door, Link, Tokens, server_tls
 from sparring.nodes.merge_rules import Limits, Merger, read_rule
-from sparring.nodes.messages import Agreed, Contribution, Hello, Job, Terms, Weights
+from sparring.nodes.messages import Agreed, Contribution, Hello, Job, Terms, Weights, encode, terms_of
 from sparring.nodes.sessions import NodeSessions
 from sparring.wire.network import Head, Input, NetworkSpec
 
@@ -47,25 +49,46 @@ class Parent:
             time.sleep(0.01)
 
 
+def cartpole_job(merge: str = "average", codec: str = "f32", algo: str = "a3c", exchange_s: float = 1.0) -> Job:
+    """What a run asks of its nodes: CartPole, with a network of four units."""
+    settings = ("hidden_units=[4]", "rollout_ticks=4")
+    request = TrainRequest("cartpole", algo, envs=2, settings=settings, nodes=NodesPlan(Config().nodes, "data"))
+    made = plan(request, Config())
+    network = made.algorithm.begin(made.spec, made.settings, 0).network
+    record = msgspec.msgpack.decode(encode(made.record()))
+    return Job("run", "cartpole", terms_of(made.spec, network, codec, merge), record, 7, exchange_s, 2)
+
+
 @contextmanager
-def parent(tmp_path: Path, merge: str = "average", codec: str = "f32", layout: Layout = LAYOUT, **settings):
+def parent(
+    tmp_path: Path,
+    merge: str = "average",
+    codec: str = "f32",
+    layout: Layout = LAYOUT,
+    asked: Job | None = None,
+    dial: Sequence[Address] = (),
+    **settings,
+):
+    """`asked`: a job that real nodes can do, in place of one that only `Peer` takes."""
     patient = {"exchange_s": 0.01, "handshake_s": 60.0, "round_s": PATIENCE_S, **settings}
     config = NodesConfig(merge=merge, codec=codec, **patient)
     terms = msgspec.structs.replace(TERMS, codec=Codec(codec, layout).name, merge=str(read_rule(merge)))
     terms = msgspec.structs.replace(terms, layout=layout.shapes, byte_length=layout.byte_length)
+    if asked is not None:
+        terms, layout = asked.terms, Layout(asked.terms.layout)
     limits = Limits(config.max_staleness, config.max_norm, config.norm_factor)
     merger = Merger(read_rule(merge), np.zeros(layout.size, np.float32), limits)
     folder, board = tmp_path / "nodes", Board(tmp_path)
     plan = {"algo": "a3c"}
 
     def job(number: int) -> Job:
-        return Job("run", "cartpole", terms, plan, number, config.exchange_s, config.max_staleness)
+        return asked or Job("run", "cartpole", terms, plan, number, config.exchange_s, config.max_staleness)
 
     tokens, (tls, mark) = Tokens(folder), server_tls(folder, "127.0.0.1", "", "")
     with bound("127.0.0.1", 0) as listening:
         address = Address("127.0.0.1", listening.getsockname()[1], tokens.read(), True, mark)
         sessions = NodeSessions(job, merger, config, board)
-        sessions.start([], Door(listening, tls, tokens.holder))
+        sessions.start(dial, Door(listening, tls, tokens.holder))
         try:
             yield Parent(sessions, address, tokens, board, terms)
         finally:

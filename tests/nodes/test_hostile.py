@@ -59,6 +59,14 @@ def test_a_wrong_token_is_refused(tmp_path):
     beside_a_good_node(tmp_path, attack)
 
 
+def test_ws_in_place_of_wss_is_told_as_that(tmp_path):
+    async def attack(here):
+        with pytest.raises(Unreachable, match=r"no answer in plain HTTP. .* begin with wss://"):
+            await dial(replace(here.address, secure=False, sha256=""))
+
+    beside_a_good_node(tmp_path, attack)
+
+
 def test_a_wrong_fingerprint_is_noticed_before_the_token_is_sent(tmp_path):
     seen = []
 
@@ -208,6 +216,7 @@ def test_five_hundred_idle_sockets_hurt_nobody(tmp_path):
         ("wss://token@host", "it is no wss"),
         ("wss://host:1", "without a token"),
         ("ws://token@host:1", "is not encrypted"),
+        ("ws://token@127.0.0.1:1#sha256:" + "0a" * 32, "shows no certificate"),
         ("wss://token@host:1#sha256:abc", "fingerprint"),
         ("wss://token@[::1", "it is no wss"),
     ],

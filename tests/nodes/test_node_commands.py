@@ -20,6 +20,7 @@ from sparring.nodes.link import Tokens
         (["--listen", "127.0.0.1:0", "--cert", "x.pem", "--key", "y.pem"], "they do not fit"),
         (["--join", "ws://token@example.org:1"], "is not encrypted"),
         (["--join", "wss://example.org:1"], "without a token"),
+        (["--listen", "127.0.0.1:0", "--name", "my node"], "--name 'my node'. Use 1 to 64 letters"),
     ],
 )
 def test_a_wrong_call_is_refused_in_words(tmp_path, capsys, words, sentence):
@@ -38,7 +39,9 @@ def test_a_token_is_for_its_owner_alone_and_is_rotated(tmp_path, capsys):
         assert tokens.read() != before
         assert tokens.holder(before) == ""
         before = tokens.read()
-    assert before not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count(str(tokens.path)) == 2
+    assert before not in said
 
 
 def test_nodes_are_listed_and_ordered_by_name(tmp_path, capsys):
@@ -61,6 +64,9 @@ def test_nodes_are_listed_and_ordered_by_name(tmp_path, capsys):
         [node] = said["parents"][0]["nodes"]
         assert (node["node"], node["merges"], node["refused"]) == ("one", 1, {"not finite": 1})
         assert main(["nodes", "allow", "one", "--data", str(tmp_path)]) == 0
+        assert "no run here" not in capsys.readouterr().out
+        assert main(["nodes", "ban", "onee", "--data", str(tmp_path)]) == 0
+        assert "no run here has a node called 'onee' now" in capsys.readouterr().out
         assert main(["nodes", "allow", "one", "--data", str(tmp_path)]) == 1
         assert "neither drained nor banned" in capsys.readouterr().err
     assert main(["nodes", "drain", "--data", str(tmp_path)]) == 1

@@ -126,6 +126,8 @@ def test_an_operator_bans_drains_and_allows_while_it_runs(tmp_path):
         assert (await tired.exchange(1.0)).leave == "it was drained"
         with pytest.raises(Refused, match="was drained"):
             await tired.join()
+        states = {name: (one.state, one.why) for name, one in here.sessions.states.items()}
+        assert states == {"bad": ("banned", "noise"), "tired": ("drained", "it was drained")}
         for name in ("bad", "tired"):
             here.board.order("allow", name)
             await Peer(here, name).join()
@@ -134,6 +136,20 @@ def test_an_operator_bans_drains_and_allows_while_it_runs(tmp_path):
         run(conversation(here))
         here.wait(lambda: [one.node for state in here.board.parents() for one in state.nodes] == ["bad", "tired"])
     assert here.board.parents() == []
+
+
+def test_a_rule_that_waits_for_more_nodes_says_so_once(tmp_path, caplog):
+    async def conversation(here):
+        one, two = Peer(here, "one"), Peer(here, "two")
+        for peer in (one, two):
+            await peer.join()
+            await peer.send(1.0)
+            await asyncio.sleep(0.5)
+
+    with parent(tmp_path, "median", round_s=0.1) as here:
+        run(conversation(here))
+    said = [message for message in caplog.messages if "it waits" in message]
+    assert said == [f"median merges 3 nodes or more, and {count} contributed: it waits" for count in (1, 2)]
 
 
 def test_a_token_that_was_rotated_holds_no_more_and_connections_stay(tmp_path):

@@ -4,26 +4,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from peers import cartpole_job
 from sparring.config import Config
 from sparring.errors import Refused
 from sparring.games.catalogue import spec_of
 from sparring.learn.algorithms import open_algorithm
-from sparring.learn.plan import NodesPlan, TrainRequest, plan
+from sparring.learn.plan import TrainRequest, plan
 from sparring.nodes.learner_weights import LearnerWeights
-from sparring.nodes.messages import Job, Weights, encode, terms_of
+from sparring.nodes.messages import Weights, terms_of
 from sparring.nodes.work import Work
 from sparring.wire.network import Dense, Input
 
-SMALL = ("hidden_units=[4]", "rollout_ticks=4")
-
 
 def work(merge="average", codec="f32", algo="a3c", change=lambda job: job):
-    request = TrainRequest("cartpole", algo, envs=2, settings=SMALL, nodes=NodesPlan(Config().nodes, "data"))
-    made = plan(request, Config())
-    network = made.algorithm.begin(made.spec, made.settings, 0).network
-    record = msgspec.msgpack.decode(encode(made.record()))
-    job = Job("run", "cartpole", terms_of(made.spec, network, codec, merge), record, 7, 1.0, 2)
-    return Work(change(job), Config(), 1)
+    return Work(change(cartpole_job(merge, codec, algo)), Config(), 1)
 
 
 @pytest.fixture

@@ -40,15 +40,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     from sparring.nodes.link import Tokens, read_address
+    from sparring.nodes.messages import NAME
 
     folder = Path(args.config.data) / "nodes"
     if args.rotate_token:
         Tokens(folder).rotate()
-        output.say("a new token holds from now on; start again to see the new line")
+        output.say(f"a new token holds from now on, in {folder / 'token'}: put it into the line that parents have")
         return {"rotated": True}
     workers = max(1, len(os.sched_getaffinity(0)) - 1) if args.workers is None else args.workers
     if workers < 1:
         raise ConfigError(f"--workers {workers}", where="spar node", do="Count them from 1")
+    if args.name and not NAME.fullmatch(args.name):
+        raise ConfigError(f"--name {args.name!r}", where="spar node", do="Use 1 to 64 letters, digits and any of _.:-")
     address = read_address(args.join, "--join") if args.join else None
     if (args.relay or args.nodes) and not (args.relay and args.listen):
         do = "Write spar node --relay URL --listen HOST:PORT"

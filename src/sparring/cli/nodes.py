@@ -29,8 +29,9 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.action == "rotate":
         from sparring.nodes.link import Tokens
 
-        Tokens(Path(args.config.data) / "nodes").rotate()
-        output.say("a new token holds from now on; the next `spar train --accept-nodes` prints its line")
+        tokens = Tokens(Path(args.config.data) / "nodes")
+        tokens.rotate()
+        output.say(f"a new token holds from now on, in {tokens.path}: put it into the line that nodes join with")
         return {"rotated": True}
     if args.action != "list":
         if not args.node:
@@ -38,6 +39,9 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
             raise ConfigError(wrong, where=f"spar nodes {args.action}", do=do)
         board.order(args.action, args.node, args.why)
         output.say(f"{args.node}: {args.action}; parents obey within seconds")
+        known = {one.node for parent in board.parents() for one in parent.nodes}
+        if args.node not in known and not args.node.startswith("key:"):
+            output.say(f"no run here has a node called {args.node!r} now")
     return _shown(board, output, quiet=args.action != "list")
 
 

@@ -22,8 +22,8 @@ class NodeState(msgspec.Struct, kw_only=True):
     peer: str  # its address
     holder: str = ""  # whose token it showed: "token", or an API key; "": the parent dialled it
     relay: str = ""  # behind which it is
-    state: str = "connecting"  # connecting, relaying, building, working, draining, lost, refused, banned
-    why: str = ""  # the last refusal, or how it was lost
+    state: str = "connecting"  # connecting, relaying, building, working, draining, drained, lost, banned
+    why: str = ""  # it was lost, drained or banned
     workers: int = 0
     version: int = -1  # that it had
     lag: int = 0  # versions of the parent since then
@@ -40,6 +40,13 @@ class NodeState(msgspec.Struct, kw_only=True):
         """It contributed, and said how fast it plays."""
         self.seen_at_ms = int(time.time() * 1000)
         self.steps_per_s = steps_per_s if math.isfinite(steps_per_s) else 0.0
+
+    def leave(self, why: str) -> None:
+        """Its connection ended: `why` says how, unless an order ended it, whose reason stays."""
+        if self.state == "draining":
+            self.state = "drained"
+        elif self.state != "banned":
+            self.state, self.why = "lost", why
 
     def refuse(self, reason: str) -> None:
         """Count a refusal."""

@@ -35,6 +35,7 @@ from sparring.nodes.work import Play, Work
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.1  # between two looks while there is nothing to do
+STOP_S = 5.0  # in which a node that is to stop finishes its exchange
 Found = TypeVar("Found")
 
 
@@ -53,6 +54,7 @@ class Node:
         self._talks = False  # with a parent
         self._lost_s = 0.0  # since when it does not
         self._tries = 0  # in vain since it had a job
+        self._said = ""  # why it worked for no parent that dialled
         self._over: SparringError | None = None
 
     def join(self, address: Address) -> str:
@@ -74,7 +76,7 @@ class Node:
 
         def run() -> None:
             try:
-                said.set_result(asyncio.run(speak()))
+                said.set_result(asyncio.run(self._until_stopped(speak())))
             except BaseException as error:  # noqa: BLE001  (told in the main thread)
                 said.set_exception(error)
 
@@ -97,7 +99,7 @@ class Node:
         if self.work is None:
             return
         if not self._talks and time.monotonic() - self._lost_s > self.config.nodes.orphan_s:
-            log.info(f"no parent for {self.config.nodes.orphan_s:g} s: it stops playing, and goes on calling")
+            log.info(f"no parent for {self.config.nodes.orphan_s:g} s: it stops playing until it has one again")
             self._drop()
         elif isinstance(self.work, Work) and self.work.version >= 0:
             try:
@@ -111,6 +113,8 @@ class Node:
         try:
             call, future = self._calls.get(timeout=wait_s) if wait_s else self._calls.get_nowait()
         except queue.Empty:
+            return
+        if not future.set_running_or_notify_cancel():  # whoever asked is gone
             return
         try:
             future.set_result(call())
@@ -148,6 +152,19 @@ class Node:
 
     # --- the thread that speaks
 
+    async def _until_stopped(self, speaking: Coroutine[Any, Any, str]) -> str:
+        """Why the conversation ended. When the node is to stop it may wait for its parent no longer than STOP_S: a
+        round stays open until enough nodes contributed."""
+        task = asyncio.create_task(speaking)
+        while not task.done() and not self._stopping.is_set():
+            await asyncio.wait([task], timeout=IDLE_S)
+        await asyncio.wait([task], timeout=STOP_S)
+        task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return self._end()
+
     async def _dial(self, address: Address) -> str:
         nodes = self.config.nodes
         while not self._stopping.is_set():
@@ -177,10 +194,12 @@ class Node:
             return
         try:
             if why := await self._session(link):
-                log.info(f"{link.peer}: {why}; waiting for the next parent …")
+                log.info(f"{link.peer}: {why}; waiting for the next parent")
                 await self._on_main(self._drop)
         except SparringError as error:
-            log.warning("%s", error)
+            if error.wrong != self._said:  # once, not at every try of the same parent
+                self._said = error.wrong
+                log.warning("%s", error)
 
     def _end(self) -> str:
         if self._over is not None:
@@ -193,9 +212,9 @@ class Node:
         try:
             return await self._speak(link)
         except Unreachable as error:
-            if not self._tries:
+            if not link.farewell and not self._tries:
                 log.warning("%s", error)
-            return ""
+            return link.farewell
         except SparringError as error:  # refused by either side
             await link.refuse(error.wrong)
             raise
@@ -211,7 +230,7 @@ class Node:
         if sentence := hello_disagreement(theirs, "node"):
             raise Refused(sentence, where=link.peer, do="Correct it")
         job = await link.expect(Job, nodes.handshake_s)
-        self._tries = 0
+        self._tries, self._said = 0, ""
         log.info(f"{link.peer}: learning {job.game} by {job.plan.get('algo')}, merged by {job.terms.merge}")
         terms = await self._on_main(lambda: self._build(job))
         await link.send(Agreed(terms), nodes.silent_s)

@@ -32,7 +32,7 @@ from cryptography import x509
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection as WebSocket
 from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, WebSocketException
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 PING_S, PONG_S = 5.0, 20.0  # a peer whose machine is gone is noticed after both
 CLOSE_S = 2.0
+DONE_CODE = 4000  # of a WebSocket that is closed because the run is done
 NODE_SCOPE = "node"  # of an API key with which a machine may join
 FIRST_WAIT_S = 0.5  # before somebody who was lost is dialled again; doubled each time
 Expected = TypeVar("Expected")
@@ -94,6 +95,8 @@ def read_address(text: str, where: str) -> Address:
         raise ConfigError(f"{host}:{port} comes without a token", where=where, do=do)
     if parts.scheme == "ws" and not is_loopback(host):
         raise ConfigError(f"ws://{host} is not encrypted", where=where, do="Use wss://, beyond this machine")
+    if parts.scheme == "ws" and parts.fragment:
+        raise ConfigError("ws:// shows no certificate, and a fingerprint is given", where=where, do=do)
     mark = _FINGERPRINT.fullmatch(parts.fragment.replace(":", "").lower().replace("sha256", "sha256:", 1))
     if parts.fragment and mark is None:
         raise ConfigError("its fingerprint is no sha256: and 64 hex digits", where=where, do=do)
@@ -191,7 +194,7 @@ class Link:
         """The next message. Refused where it is a refusal, Unreachable where none came, WireError where it is none."""
         message = decode(await self.receive_frame(within_s))
         if isinstance(message, Refusal):
-            raise Refused(message.sentence, where=self.peer, do="It is not asked again as things are")
+            raise Refused(message.sentence, where=self.peer, do="Correct what it names")
         return message
 
     async def receive_frame(self, within_s: float | None = None) -> bytes | str:
@@ -216,11 +219,16 @@ class Link:
             await self.send(Refusal(sentence[:1_000]), CLOSE_S)
         await self.close()
 
-    async def close(self, why: str = "") -> None:
+    async def close(self, why: str = "", code: int = 1000) -> None:
         with suppress(WebSocketException, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await self._websocket.close(reason=why)
+                await self._websocket.close(code, why)
         self._websocket.transport.abort()
+
+    @property
+    def farewell(self) -> str:
+        """Why the other side closed it, where that was because the run is done."""
+        return self._websocket.close_reason or "" if self._websocket.close_code == DONE_CODE else ""
 
     @contextmanager
     def _lost(self) -> Iterator[None]:
@@ -285,8 +293,10 @@ async def dial(address: Address, max_bytes: int, within_s: float) -> Link:
         wrong = said or f"it answered {error.response.status_code}"
         raise Refused(wrong, where=address.place, do="Paste its line again: tokens can be rotated") from None
     except (WebSocketException, OSError, TimeoutError) as error:
-        wrong = f"no answer ({type(error).__name__})"
-        raise Unreachable(wrong, where=address.place, do="Check that it runs, and that its port is open") from None
+        wrong, do = f"no answer ({type(error).__name__})", "Check that it runs, and that its port is open"
+        if isinstance(error, InvalidMessage) and not address.secure:
+            wrong, do = "no answer in plain HTTP", "Paste its line again: it may begin with wss://"
+        raise Unreachable(wrong, where=address.place, do=do) from None
     return Link(websocket, address.place)
 
 

@@ -17,6 +17,7 @@ Nothing in a message is executed, imported or unpickled (see `child.py` for what
 """
 
 import hashlib
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -34,7 +35,8 @@ MAX_PARTS = 1_024  # of a batch
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=1_000)]
 Peer = Annotated[str, msgspec.Meta(max_length=100)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
+NAME = re.compile(r"[\w.:-]{1,64}")
+Name = Annotated[str, msgspec.Meta(pattern=rf"^{NAME.pattern}\Z")]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

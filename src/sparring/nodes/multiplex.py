@@ -121,7 +121,7 @@ class Channel(Link):
         self.relay.carried_bytes[1] += len(frame)
         return frame
 
-    async def close(self, why: str = "") -> None:
+    async def close(self, why: str = "", code: int = 1000) -> None:
         if self.relay.channels.pop(self._number, None) is not None:
             self.relay.out.put(Closed(self._number, why))
         self.lose(why or "it was closed")

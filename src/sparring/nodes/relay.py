@@ -23,7 +23,7 @@ import numpy as np
 from sparring.config import Config
 from sparring.errors import Refused, SparringError, Unreachable
 from sparring.nodes.codecs import Codec, Layout
-from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
+from sparring.nodes.link import DONE_CODE, Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.messages import (
     PROTOCOL,
     Agreed,
@@ -146,23 +146,23 @@ class Relay:
 
     async def _session(self, link: Link) -> str:
         """Serve the parent of that link; why it said that the run is done. Unreachable where it is lost."""
-        writer = None
+        writer, done = None, ""
         try:
             self._up = up = await self._greet(link)
             writer = asyncio.create_task(up.out.write())
             self._tries = 0
-            log.info(f"{link.peer}: passing on what nodes learn …")
+            log.info(f"{link.peer}: passing on what nodes learn")
             while True:
                 batch = await link.expect(Batch, self.config.silent_s)
                 for part in batch.parts:
                     self._take(up, part)
-                if batch.leave:
+                if done := batch.leave:
                     async with asyncio.timeout(LEAVE_S):
                         while up.behind:
                             await asyncio.sleep(0.02)
-                    return batch.leave
+                    return done
         except TimeoutError:
-            return "the run is done"
+            return done
         except Unreachable:
             raise
         except SparringError as error:  # refused by either side
@@ -173,7 +173,8 @@ class Relay:
                 writer.cancel()
             if (lost := self._up) is not None:
                 self._up = None
-                await asyncio.gather(*(node.link.close(NO_PARENT) for node in tuple(lost.behind.values())))
+                why, code = (done, DONE_CODE) if done else (NO_PARENT, 1000)
+                await asyncio.gather(*(node.link.close(why, code) for node in tuple(lost.behind.values())))
             await link.close()
 
     async def _greet(self, link: Link) -> _Upstream:
@@ -210,8 +211,9 @@ class Relay:
             try:
                 if self._up is not None:
                     link = await dial(address, self.config.max_message_bytes, self.config.handshake_s)
-                    tries, said = 0, ""
-                    await self._behind(link, "")
+                    said = ""
+                    if await self._pass_on(link):
+                        tries = 0
                     await link.close()
             except (Refused, Unreachable) as error:
                 if str(error) != said:
@@ -221,11 +223,15 @@ class Relay:
             await asyncio.sleep(redial_wait_s(tries - 1, self.config.reconnect_s))
 
     async def _behind(self, link: Link, holder: str) -> None:
-        """One node from its first message to its last."""
+        """One node that dialled."""
+        await self._pass_on(link)
+
+    async def _pass_on(self, link: Link) -> bool:
+        """One node from its first message to its last; whether the parent admitted it, which then gave it weights."""
         up = self._up
         if up is None:
             await link.close(NO_PARENT)
-            return
+            return False
         self._channels += 1
         number, node, why = self._channels, _Behind(link), "it left its relay"
         up.behind[number] = node
@@ -238,7 +244,7 @@ class Relay:
                 if isinstance(frame, str) or len(frame) > up.max_frame or node.unanswered > UNANSWERED:
                     why = "its message was above the limit, or no answer to one of the parent's"
                     await link.refuse(why)
-                    return
+                    break
                 self.passed += 1
                 up.out.put(Through(number, frame))
         except Unreachable as error:
@@ -247,6 +253,7 @@ class Relay:
             writer.cancel()
             del up.behind[number]
             up.out.put(Closed(number, why[:1_000]))
+        return node.base.size > 0
 
     async def _write(self, node: _Behind) -> None:
         """Messages to one node, until the parent is done with it; what reads from the link is told when it breaks."""

@@ -20,9 +20,9 @@ import numpy as np
 from sparring.config import NodesConfig
 from sparring.errors import Refused, SparringError, Unreachable, WireError
 from sparring.nodes import messages
-from sparring.nodes.board import Board, NodeState, ParentState
+from sparring.nodes.board import Board, NodeState, Orders, ParentState
 from sparring.nodes.codecs import Codec, Layout
-from sparring.nodes.link import Address, Door, Link, Server, dial, redial_wait_s
+from sparring.nodes.link import DONE_CODE, Address, Door, Link, Server, dial, redial_wait_s
 from sparring.nodes.merge_rules import Contribution, Merger
 from sparring.nodes.messages import HEAD_BYTES, PROTOCOL, Agreed, Hello, Idle, Job, Weights
 from sparring.nodes.multiplex import Channel, RelayPeer
@@ -88,9 +88,11 @@ class NodeSessions:
         self._numbers: dict[str, int] = {}  # of nodes: each has a seed of its own
         self._next_number = 0
         self.leaving = ""  # why all nodes are to stop
+        self._new_orders: asyncio.Event  # of an operator, since they were last obeyed
         self._closed_round: asyncio.Event
         self._response_times = ResponseTimes()
         self._late: asyncio.TimerHandle | None = None
+        self._told_too_few = 0  # contributions, of the last round that waited for more
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -130,7 +132,8 @@ class NodeSessions:
     # --- in the thread of the sessions
 
     async def _run(self, addresses: Sequence[Address], door: Door | None, ready: threading.Event) -> None:
-        self._loop, self._stop, self._closed_round = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._new_orders, self._closed_round = asyncio.Event(), asyncio.Event()
         self.server = server = None if door is None else Server(door, self.accepted, self.config, self.max_bytes)
         ready.set()
         tasks = [asyncio.create_task(self._dialled(address)) for address in addresses]
@@ -144,6 +147,8 @@ class NodeSessions:
         while self.live and self._loop.time() < until:  # each hears it with its next answer
             self._close_round(late=True, forced=True)
             await asyncio.sleep(0.02)
+        late = [session.link for session in self.live.values()]  # they exchange more seldom: they hear it when they try
+        await asyncio.gather(*(link.close(DONE, DONE_CODE) for link in late))
         for relay in tuple(self.relays.values()):
             with suppress(SparringError):
                 await relay.out.end(DONE)
@@ -157,6 +162,7 @@ class NodeSessions:
 
     async def _watch(self) -> None:
         """Every second: obey the orders, and show the state."""
+        obeyed = Orders()
         while True:
             try:
                 orders = self.board.orders()
@@ -165,8 +171,12 @@ class NodeSessions:
                         await self._ban(session, why)
                 for name, relay in tuple(self.relays.items()):
                     if why := orders.banned.get(name) or orders.banned.get(relay.state.holder):
-                        relay.state.state = "banned"
+                        relay.state.state, relay.state.why = "banned", why
                         await relay.link.refuse(f"this relay is banned: {why}")
+                if orders != obeyed:
+                    obeyed = orders
+                    self._new_orders.set()
+                    self._new_orders = asyncio.Event()
                 self.board.publish(self.described())
             except (SparringError, OSError) as error:
                 log.error("%s", error)
@@ -197,21 +207,33 @@ class NodeSessions:
         while True:
             try:
                 link = await dial(address, self.max_bytes, self.config.handshake_s)
+                await self._serve(link, "")
                 tries, said = 0, ""
-                await self.accepted(link, "")
             except (Refused, Unreachable) as error:
                 if str(error) != said:  # once, not at every try
                     said = str(error)
                     log.warning("node %s", said)
             tries += 1
-            await asyncio.sleep(redial_wait_s(tries - 1, self.config.reconnect_s))
+            with suppress(TimeoutError):  # an order may allow a node that was drained or banned
+                wait_s = redial_wait_s(tries - 1, self.config.reconnect_s)
+                await asyncio.wait_for(self._new_orders.wait(), wait_s)
 
     @property
     def max_bytes(self) -> int:
         return self.codec.max_bytes + HEAD_BYTES + 9 * messages.MAX_RETURNS
 
     async def accepted(self, link: Link, holder: str) -> None:
-        """One connection from its hello to its end."""
+        """One connection of somebody who dialled, from its hello to its end."""
+        try:
+            await self._serve(link, holder)
+        except Refused as error:
+            log.warning("node %s", error)
+        except Unreachable as error:
+            log.debug("node %s", error)
+
+    async def _serve(self, link: Link, holder: str) -> None:
+        """One connection from its hello to its end. Refused or Unreachable where it became no node; Refused also where
+        the node refused to go on."""
         session: Session | RelayPeer | None = None
         why = "it left"
         try:
@@ -224,12 +246,15 @@ class NodeSessions:
                 await self.exchange(session)
         except Refused as error:
             why = error.wrong
-            log.warning("node %s", error)
-        except (Unreachable, WireError) as error:
+            raise
+        except Unreachable as error:
             why = error.wrong
-            if isinstance(error, WireError):
-                self._count_refused(session, "bytes")
-                await link.refuse(str(error))
+            if session is None:
+                raise
+        except WireError as error:
+            why = error.wrong
+            self._count_refused(session, "bytes")
+            await self.refuse(link, why)
         finally:
             self._left(session, link, why)
             await link.close()
@@ -244,16 +269,15 @@ class NodeSessions:
             session.count_bytes()
             if self.relays.get(state.node) is session:
                 del self.relays[state.node]
-                state.state, state.why = "banned" if state.state == "banned" else "lost", why
+                state.leave(why)
                 log.info(f"relay {state.node} ({link.peer}) is gone: {why}")
             return
         self.count_bytes(session)
         if self.live.get(state.node) is session:
             del self.live[state.node]
-            state.state = "banned" if state.state == "banned" else "lost"
-            state.why = why
+            state.leave(why)
             if not self.leaving:
-                log.info(f"node {state.node} ({link.peer}) is gone: {why}")
+                log.info(f"node {state.node} ({link.peer}) is gone: {state.why}")
             self._close_round(late=False)
 
     async def _greet(self, link: Link, holder: str) -> Session | RelayPeer:
@@ -349,7 +373,7 @@ class NodeSessions:
         """Why a node is to stop; "": it is not."""
         drained = self.board.orders().drained
         if state.node in drained or state.relay in drained:
-            state.state = "draining"
+            state.state, state.why = "draining", "it was drained"
             return "it was drained"
         return self.leaving
 
@@ -401,6 +425,10 @@ class NodeSessions:
             for name, session in self.live.items():
                 session.awaited = name in contributed
         elif contributed:  # too few for the rule: wait on
+            if self._told_too_few != len(contributed):
+                self._told_too_few = len(contributed)
+                rule = self.merger.rule
+                log.warning(f"{rule} merges {rule.quorum} nodes or more, and {len(contributed)} contributed: it waits")
             self._late = self._loop.call_later(self.config.round_s, self._round_is_late)
 
     async def _answer(self, session: Session, reason: str, leave: str, *, idle: bool) -> None:
@@ -414,7 +442,7 @@ class NodeSessions:
         self.count_bytes(session)
 
     async def _ban(self, session: Session, why: str) -> None:
-        session.state.state = "banned"
+        session.state.state, session.state.why = "banned", why
         with self.lock:
             self.merger.leave(session.state.node)
         await session.link.refuse(f"this node is banned: {why}")

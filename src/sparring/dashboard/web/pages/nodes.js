@@ -3,7 +3,8 @@
 import { $, ago, brief, count, figure, h, linked, poll, say, server, show } from "../page.js";
 import { SparringError } from "../server.js";
 
-const LOOKS = { working: "running", relaying: "running", banned: "failed", refused: "failed", lost: "failed" };
+const LOOKS = { working: "running", relaying: "running", banned: "failed", lost: "failed" };
+const GONE = new Set(["lost", "drained", "banned"]);
 const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
 const total = (refused) => sum(Object.values(refused), (n) => n);
 const bytes = (one) => one.received_bytes + one.sent_bytes;
@@ -25,7 +26,7 @@ function orderButton(node, action, word) {
 function orders(node, said) {
   const ordered = node.node in said.orders.banned || said.orders.drained.includes(node.node);
   if (ordered) return orderButton(node.node, "allow", "Allow");
-  return [node.state === "lost" || orderButton(node.node, "drain", "Drain"), orderButton(node.node, "ban", "Ban")]
+  return [GONE.has(node.state) || orderButton(node.node, "drain", "Drain"), orderButton(node.node, "ban", "Ban")]
     .filter((one) => one !== true);
 }
 
@@ -35,20 +36,20 @@ function row(node, said) {
   const under = (words) => words && h("span", { class: "under" }, words);
   const relay = node.state === "relaying";
   const none = () => h("span", { class: "quiet" }, "–");
-  return h("tr", { "data-row": node.node, class: node.state === "lost" && "gone" },
+  return h("tr", { "data-row": node.node, class: GONE.has(node.state) && "gone" },
     cell("node", h("code", {}, node.node), under(node.relay && `behind ${node.relay}`), under(node.peer),
       under(node.holder.startsWith("key:") && node.holder)),
     cell("state", h("span", { class: `tag ${LOOKS[node.state] ?? ""}` }, node.state), under(node.why)),
     cell("workers", relay ? none() : number(count(node.workers))),
     cell("steps/s", relay ? none() : [number(brief(node.steps_per_s)), under(`${brief(node.steps)} in all`)]),
     cell("lag", relay || node.version < 0 ? none() : number(`${count(node.lag)}`)),
-    cell("merged", relay ? none() : [number(count(node.merges)), under(node.seen_at_ms && ago(node.seen_at_ms, said.now_ms))]),
+    cell("merged", relay ? none() : [number(count(node.merges)), under(node.seen_at_ms > 0 && ago(node.seen_at_ms, said.now_ms))]),
     cell("refused", total(node.refused) ? [number(count(total(node.refused))), under(reasons(node.refused))] : none()),
     cell("moved", number(size(bytes(node))), under(node.connections > 1 && `${node.connections} connections`)),
     said.may_order && cell("orders", h("span", { class: "actions" }, orders(node, said))));
 }
 
-const RANK = ["relaying", "working", "building", "connecting", "draining", "lost", "refused", "banned"];
+const RANK = ["relaying", "working", "building", "connecting", "draining", "lost", "drained", "banned"];
 const order = (a, b) => RANK.indexOf(a.state) - RANK.indexOf(b.state) || Boolean(b.relay) - Boolean(a.relay)
   || a.relay.localeCompare(b.relay) || a.node.localeCompare(b.node);
 
