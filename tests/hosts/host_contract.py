@@ -199,6 +199,11 @@ def test_services_find_each_other_by_name(kept, worker):
     kept.scale("answerer", 0)
 
 
+def test_a_process_that_an_instance_starts_finds_the_services_too(kept, worker):
+    asked = worker.ask("ask_in_a_process", kept.discovery, "pair", "add", "1", "2")  # as a learner's actors do
+    assert asked.result(PATIENCE_S) == "12"
+
+
 def test_it_scales_up_and_down(host):
     handles = host.start(Worker, "worker", 1, ONE, {"word": "hi"})
     more = host.scale("worker", 3)

@@ -1,6 +1,7 @@
 """Services that the tests of the hosts start."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,16 @@ from sparring.errors import Missing
 from sparring.services.register import register
 from sparring.services.solver import Solver
 from worker_verbs import Verbs
+
+ASKING = """
+import sys
+from contextlib import closing
+from sparring.services.discovery import open_discovery
+from sparring.services.solver import Solver
+url, service, verb, *words = sys.argv[1:]
+with closing(open_discovery(url)) as found, Solver(found) as solver:
+    print(solver.retrieve(service, verb, *words))
+"""
 
 
 class Worker(Verbs):
@@ -72,6 +83,14 @@ class Worker(Verbs):
     def ask_others(self, service, verb, *values):
         with Solver() as solver:
             return solver.retrieve(service, verb, *values)
+
+    @register()
+    def ask_in_a_process(self, discovery, *words):
+        """What a service answers to a process that this one starts."""
+        command = [sys.executable, "-c", ASKING, discovery, *words]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+        return said.stdout.strip()
 
     @register()
     def newest(self, topic, version):

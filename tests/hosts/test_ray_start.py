@@ -1,10 +1,13 @@
-"""A start of Ray that fails: what it says, and that nothing of it goes on running."""
+"""A start of Ray that fails: what it says, and that nothing of it goes on running. Discovery starts none."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+
+from sparring.errors import Unreachable
+from sparring.services.discovery import open_discovery
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +43,15 @@ def test_a_ray_that_did_not_come_up_leaves_no_process_behind():
     assert said["wrong"].startswith("Ray did not come up: ")
     assert said["do"] == "See its logs in Ray's session_latest/logs"
     assert "starting Ray on this machine …" in ended.stderr.splitlines()
+
+
+def test_a_process_that_looks_for_services_starts_no_cluster_of_its_own(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `ray start` says which cluster runs
+    with pytest.raises(Unreachable) as caught:
+        open_discovery("ray://auto/ours")
+    assert str(caught.value) == (
+        "ray://auto/ours: no Ray cluster runs on this machine. "
+        "Start the services first, or name their cluster: ray://HOST:PORT/NAMESPACE."
+    )

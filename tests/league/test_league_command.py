@@ -166,3 +166,39 @@ def test_a_wrong_call_is_one_sentence(spar, words, said):
     code, answer, _ = spar("league", *words)
     assert code == 1
     assert said in answer["error"], answer
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[mian]\ncount = 1", "{file}: unknown key 'mian'. Did you mean 'main'."),
+        ("[main]\nwieghting = 'linear'", "{file} [main]: unknown key 'wieghting'. Did you mean 'weighting'."),
+        ("[main\n", "{file}: it is not TOML: "),
+        ("[main]\nalgo = 'pop'", "there is no algorithm 'pop'"),
+        ("[main]\ntopology = 'centre'", "there is no topology 'centre'"),
+        ("[train]\nenvz = 8", "league.toml [train]: unknown key 'envz'. Did you mean 'envs'."),
+        ("[services.mine]\nservice = 'nowhere:Mine'", "nowhere"),
+        ("on = 'rya://auto'", "'rya://auto' is no host. Choose local://, ray://auto or ray://HOST:PORT."),
+        (None, "{file}: there is no such file. Write it (docs/league.md), or drop --file."),
+    ],
+)
+def test_a_wrong_league_file_is_one_sentence_and_nothing_begins(spar, tmp_path, text, said):
+    file = tmp_path / "wrong.toml"
+    if text is not None:
+        file.write_text(text)
+    code, answer, _ = spar("league", "connect-four", "--file", str(file), "--for", "1s")
+    assert code == 1
+    assert said.format(file=file) in "{where}: {error}. {do}.".format(**answer), answer
+    assert not (tmp_path / "league" / "connect-four.db").exists()
+
+
+def test_a_pool_that_does_not_answer_is_one_sentence_and_nothing_begins(spar, tmp_path):
+    pytest.importorskip("redis")
+    away = "league.pool_url=redis://127.0.0.1:1/0?timeout_s=1"
+    code, answer, _ = spar("league", "connect-four", "--for", "1s", "--set", away)
+    assert code == 1
+    assert (answer["where"], answer["error"][:40]) == (
+        "[league] pool_url",
+        "redis://127.0.0.1:1/0 does not answer wi",
+    ), answer
+    assert not (tmp_path / "league").exists()

@@ -80,6 +80,12 @@ def fill(folder):
             return filler
 
 
+def stored_in(folder):
+    """The ids of all results and matches."""
+    with closing(sqlite3.connect(folder / "league" / "connect-four.db")) as file:
+        return {id for (id,) in file.execute("SELECT id FROM results UNION ALL SELECT id FROM matches")}
+
+
 def frozen_until_refused(league):
     """The first model that the league cannot store: pages that are there already may take a few."""
     for number in range(1000):
@@ -114,6 +120,8 @@ def test_a_league_on_a_full_disk_ends_with_a_sentence_and_goes_on_once_there_is_
     (small_disk / "league.toml").write_text(TOML)
     with spar_league(small_disk) as process:
         wait_for(lambda: any(one.role == "main" for one in state_of(small_disk)[1]), "a main agent is frozen")
+        wait_for(lambda: stored_in(small_disk), "games are counted")
+        acknowledged = stored_in(small_disk)
         filler = fill(small_disk)
         assert process.wait(120) == 1
         said = process.stderr.read().strip().splitlines()[-1]
@@ -122,6 +130,7 @@ def test_a_league_on_a_full_disk_ends_with_a_sentence_and_goes_on_once_there_is_
     filler.unlink()
     with closing(sqlite3.connect(small_disk / "league" / "connect-four.db")) as file:
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert acknowledged <= stored_in(small_disk)
     learners, members = state_of(small_disk)
     registry = FileRegistry(small_disk / "models")
     assert all(registry.fetch(one.name) for one in members if one.role != "script")  # whole, each of them

@@ -1,40 +1,92 @@
 """A league on Ray, and learners that have workers of their own: the same files, elsewhere."""
 
 import json
+import os
+import sqlite3
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 
+import psutil
 import pytest
 from test_league_kills import TOML
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+# `spar`, whose ladder of strengths in the end takes few games.
+SPAR = """
+import sys
+from sparring.cli import main
+from sparring.league import strengths
+strengths.PAIR_GAMES = strengths.LAST_PAIR_GAMES = 4
+sys.exit(main(sys.argv[1:]))
+"""
+# The evaluator never rests, and a main agent is frozen late enough that members meet before the next.
+LATER = TOML.replace("core_share = 0.2", "core_share = 1.0").replace("steps = 2_000", "steps = 20_000")
 
-def league(folder, toml, *words):
+
+def league(folder, toml, *words, **environment):
     """What `spar league` says at its end, as JSON."""
     (folder / "league.toml").write_text(toml)
-    command = [sys.executable, "-m", "sparring", "league", "connect-four", "--data", str(folder), "--json"]
+    command = [sys.executable, "-c", SPAR, "league", "connect-four", "--data", str(folder), "--json"]
     limits = ["--rounds", "2", "--for", "300s"]
-    said = subprocess.run([*command, *limits, *words], cwd=folder, capture_output=True, text=True, check=False)
+    around = {**os.environ, **environment}
+    said = subprocess.run(
+        [*command, *limits, *words], cwd=folder, env=around, capture_output=True, text=True, check=False
+    )
     assert said.returncode == 0, said.stderr
     return json.loads(said.stdout.splitlines()[-1])
 
 
+def counted(folder, query):
+    with closing(sqlite3.connect(folder / "league" / "connect-four.db")) as file:
+        return file.execute(query).fetchall()
+
+
+def results_of(folder, learner):
+    """What its games in all came to: won, drawn, lost."""
+    return counted(folder, f"SELECT SUM(wins), SUM(draws), SUM(losses) FROM results WHERE learner = '{learner}'")[0]
+
+
+def with_workers(toml, topology, workers):
+    """The main agent has that topology; all have as many workers."""
+    return toml.replace("[main]", f'[main]\ntopology = "{topology}"').replace("[train]", f"[train]\n{workers}")
+
+
 def test_a_league_learns_and_plays_its_matches_on_ray(tmp_path):
+    """Its main agent has processes of its own, which are no part of Ray; its exploiter has none."""
     pytest.importorskip("ray")
-    said = league(tmp_path, TOML, "--on", "ray://local")
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets are there: their paths must not be long
+        toml = with_workers(LATER, "central", "actors = 2")
+        said = league(tmp_path, toml, "--on", "ray://local", RAY_TMPDIR=short)
+        left = [one.info for one in psutil.process_iter(["pid", "cmdline"]) if short in str(one.info["cmdline"])]
+        assert left == []
     assert said["frozen"] >= 2
-    assert said["matches"] > 0
     assert {one["name"] for one in said["learners"]} == {"main-0", "main-exploiter-0"}
-    assert max(one["steps"] for one in said["learners"]) > 0  # two rounds may be over before the other has begun
+    frozen = {name for (name,) in counted(tmp_path, "SELECT name FROM members WHERE role = 'main'")}
+    assert len(frozen) >= 2
+    met = {name for pair in counted(tmp_path, "SELECT first, second FROM matches") for name in pair}
+    assert met & frozen
+    won, _, lost = results_of(tmp_path, "main-0")
+    assert won
+    assert lost
 
 
-@pytest.mark.parametrize(("topology", "workers"), [("central", "actors = 2"), ("allreduce", "learners = 2")])
+@pytest.mark.parametrize(
+    ("topology", "workers"),
+    [("central", "actors = 2"), ("allreduce", "learners = 2"), ("allreduce", "learners = 2\ngradient_share = 0.05")],
+)
 def test_a_learner_may_have_two_workers(tmp_path, topology, workers):
-    toml = TOML.replace("[main]", f'[main]\ntopology = "{topology}"').replace("[train]", f"[train]\n{workers}")
+    toml = with_workers(LATER, topology, workers)
     said = league(tmp_path, toml.replace("[main_exploiter]", "[main_exploiter]\ncount = 0"))
     assert said["frozen"] >= 2
     (run,) = (tmp_path / "runs").iterdir()
     settings = {one["key"]: one["value"] for one in json.loads((run / "settings.json").read_text())}
-    key, _, count = workers.partition(" = ")
-    assert (settings["topology"], settings[f"train.{key}"]) == (topology, int(count))
+    assert settings["topology"] == topology
+    for line in workers.splitlines():
+        key, _, value = line.partition(" = ")
+        assert settings[f"train.{key}"] == json.loads(value)
+    won, _, lost = results_of(tmp_path, "main-0")
+    assert won
+    assert lost

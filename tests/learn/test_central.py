@@ -10,6 +10,7 @@ from hosted_runs import ON_POLICY as SMALL
 from hosted_runs import REPLAYED
 from msgspec.structs import replace
 
+from sparring.acting.opponents import Opponents
 from sparring.errors import Unreachable
 from sparring.games import cartpole
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED
@@ -279,6 +280,25 @@ def test_seats_and_memories_are_kept_for_each_environment(game, config):
                 pairs = list(zip(ends[place], ends[8 + place], strict=False))
                 assert all(mine == -theirs for mine, theirs in pairs)
             assert sum(map(len, ends.values())) > 4
+
+
+def test_what_games_against_others_came_to_is_noted_as_it_was(config, monkeypatch):
+    """A league goes by it: it is known to the worker that played, and to nobody else."""
+    noted = []
+    monkeypatch.setattr(Opponents, "note", lambda self, rivals, scores: noted.extend(scores.tolist()))
+    past = dataclasses.replace(config.train, script_share=0.0, opponent_share=1.0)
+    settings = (*SMALL, 'image_layers=["flat"]')
+    with beside(dataclasses.replace(config, train=past), game="connect-four", settings=settings) as made:
+        made.new_past_selves = lambda snapshot: {0: made.weights[0]}
+        made.use(0)
+        crew, rng, rollouts = [made.environments(worker) for worker in range(2)], np.random.default_rng(1), []
+        for _ in range(200):
+            crew[rng.integers(2)].tick()
+            rollouts += made.taken()
+    earned = np.concatenate([one.episodes.returns[one.episodes.against_others] for one in rollouts])
+    told = sorted(noted[: len(earned)])  # games that end in one tick are in another order
+    assert told == sorted((one + 1.0) / 2 for one in earned.tolist())
+    assert {0.0, 1.0} <= set(told)
 
 
 def with_replay(config, **keys):

@@ -197,6 +197,8 @@ class RayServiceActor:
     def __init__(self, service: str, name: str, index: int, given: dict[str, Any], around: dict[str, Any]) -> None:
         """`around`: the discovery's URL, and where the driver finds its modules."""
         os.environ["SPARRING_DISCOVERY"] = around["discovery"]
+        # Processes that the instance starts (a learner's actors) find this cluster by it, and so the services above.
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         sys.path.extend(path for path in around["paths"] if path not in sys.path)
         self._instance = construct(service, given, index, _generation())
         self._name = f"{name}/{index}"

@@ -72,7 +72,7 @@ def join(address: str, store_bytes: int, patience_s: float = START_S) -> bool:
     """Let this process be a driver at `address` ("auto", "local", host:port); False where it is one already. A start
     that fails is tried again for `patience_s`, and leaves nothing behind."""
     if address == "auto":
-        address = _running_here() or "local"
+        address = running_here() or "local"
     prepare(loopback=address == "local")
     try:
         import ray
@@ -193,7 +193,7 @@ def _connect(address: str, timeout_s: float) -> None:
     socket.create_connection((host, int(port)), timeout_s).close()
 
 
-def _running_here() -> str | None:
+def running_here() -> str | None:
     """The address of the cluster that was started on this machine, where it still answers."""
     found = os.environ.get("RAY_ADDRESS", "")
     with suppress(OSError, ValueError):

@@ -25,7 +25,7 @@ from ray.util import list_named_actors
 
 from sparring.errors import ConfigError, Unreachable
 from sparring.hosts.ray.actor import RayCallee, call, plain
-from sparring.hosts.ray.cluster import STORE_BYTES, address_of, join
+from sparring.hosts.ray.cluster import STORE_BYTES, address_of, join, running_here
 from sparring.services.discovery import Instance, Router
 from sparring.services.errors import CallLost
 from sparring.services.topics import TopicReader, TopicWriter, next_version, service_of
@@ -40,12 +40,19 @@ PREFIX, TOPICS = "sparring/", "topics/"
 
 
 def open_ray(url: str) -> "RayDiscovery":
-    """The discovery behind a URL; the cluster is joined where this process is not in one yet."""
+    """The discovery behind a URL; the cluster is joined where this process is not in one yet. None is started: it
+    would have none of the services that are looked for."""
     namespace = urlsplit(url).path.strip("/")
     if not namespace:
         do = "Say ray://auto/NAMESPACE, as the host does in SPARRING_DISCOVERY"
         raise ConfigError(f"{url!r} names no namespace", where="services.discovery", do=do)
-    join(address_of(url), STORE_BYTES)
+    address = address_of(url)
+    if address in ("auto", "local") and not ray.is_initialized():
+        address = running_here() or ""
+        if not address:
+            do = "Start the services first, or name their cluster: ray://HOST:PORT/NAMESPACE"
+            raise Unreachable("no Ray cluster runs on this machine", where=url, do=do)
+    join(address, STORE_BYTES)
     return RayDiscovery(namespace)
 
 

@@ -199,13 +199,14 @@ class RemoteGames:
         )
         tick = self._spread(before.tick.copy(), workers, shown["tick"])
         nothing = np.zeros_like(before.reward)
-        self.shown = View(to_act, seen, legal, nothing, np.full_like(ending, RUNNING), before.outcome, tick)
+        self.shown = View(to_act, seen, legal, nothing, np.full_like(ending, RUNNING), nothing, tick)
         reward = self._spread(nothing.copy(), stepping, shown["reward"][still])
+        outcome = self._spread(nothing.copy(), stepping, shown["outcome"][still])
         over = (ending != RUNNING).all(axis=1)
         waits = np.tile(over[:, None], (1, to_act.shape[1]))
         new = self._spread(np.zeros_like(waits), workers[fresh], True)
         last = self._with_finals(seen, stepping, [shown["finals"][i] for i in np.flatnonzero(still)])
-        return View(to_act & ~waits & ~new, last, legal, reward, ending, before.outcome, tick)
+        return View(to_act & ~waits & ~new, last, legal, reward, ending, outcome, tick)
 
     def reset(self, seeds: Array, which: Array) -> View:
         """Their workers have reset them."""
@@ -414,6 +415,7 @@ def shown_by(stepped: View, now: View) -> dict[str, Any]:
         "legal": [] if any(one is None for one in now.legal) else list(now.legal),
         "reward": stepped.reward,
         "ending": stepped.ending,
+        "outcome": stepped.outcome,
         "tick": stepped.tick,
         "finals": finals,
     }
