@@ -20,6 +20,7 @@ from sparring.nodes.link import Tokens
         (["--listen", "127.0.0.1:0", "--cert", "x.pem", "--key", "y.pem"], "they do not fit"),
         (["--join", "ws://token@example.org:1"], "is not encrypted"),
         (["--join", "wss://example.org:1"], "without a token"),
+        (["--join", ""], "it is no wss://TOKEN@HOST:PORT"),
         (["--listen", "127.0.0.1:0", "--name", "my node"], "--name 'my node'. Use 1 to 64 letters"),
     ],
 )

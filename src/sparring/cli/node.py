@@ -52,12 +52,12 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         raise ConfigError(f"--workers {workers}", where="spar node", do="Count them from 1")
     if args.name and not NAME.fullmatch(args.name):
         raise ConfigError(f"--name {args.name!r}", where="spar node", do="Use 1 to 64 letters, digits and any of _.:-")
-    address = read_address(args.join, "--join") if args.join else None
+    address = None if args.join is None else read_address(args.join, "--join")
     if (args.relay or args.nodes) and not (args.relay and args.listen):
         do = "Write spar node --relay URL --listen HOST:PORT"
         raise ConfigError("a relay listens for nodes and joins a parent", where="spar node --relay", do=do)
     with ExitStack() as opened:
-        door, line = (None, "") if address else _door(args, folder, opened)
+        door, line = (None, "") if address is not None else _door(args, folder, opened)
         if args.relay and door is not None:
             return _relay(args, output, door, line)
         import torch
