@@ -1,14 +1,13 @@
 """A parent and nodes over real TLS sockets: rounds, lost and frozen nodes, bans, drains, tokens."""
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from peers import LAYOUT, PATIENCE_S, Peer, dial, parent, run
 from sparring.errors import Refused, Unreachable
-from sparring.nodes.stragglers import KNOWN, ResponseTimes
+from sparring.nodes.rounds import KNOWN, ResponseTimes
 
 ONES = np.ones(LAYOUT.size, np.float32)
 
@@ -49,9 +48,9 @@ def test_a_round_goes_on_without_a_node_that_froze_or_left(tmp_path):
         await one.exchange(1.0)
         await asyncio.gather(frozen.answer(), gone.answer())
         await gone.link.close()
-        here.sessions.config = replace(here.sessions.config, round_s=0.5)
+        here.sessions.rounds.longest_s = 0.5
         await one.exchange(1.0)  # at the deadline, without the frozen one
-        here.sessions.config = replace(here.sessions.config, round_s=1e6)  # nobody waits for the frozen one now
+        here.sessions.rounds.longest_s = 1e6  # nobody waits for the frozen one now
         await one.exchange(1.0)
         await frozen.send(1.0)
         while here.merger.contributors() != {"frozen"}:
@@ -170,7 +169,7 @@ def test_a_fault_in_the_thread_of_the_sessions_ends_the_run(tmp_path):
         here.sessions.check()
         here.sessions.board = None  # which its watch reads
         here.wait(lambda: here.sessions._failed is not None)
-        with pytest.raises(AttributeError, match="orders"):
+        with pytest.raises(AttributeError, match="orders|publish"):
             here.sessions.check()
 
 

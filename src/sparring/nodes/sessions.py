@@ -26,7 +26,7 @@ from sparring.nodes.link import DONE_CODE, Address, Door, Link, Server, dial, re
 from sparring.nodes.merge_rules import Contribution, Merger
 from sparring.nodes.messages import HEAD_BYTES, PROTOCOL, Agreed, Hello, Idle, Job, Weights
 from sparring.nodes.multiplex import Channel, RelayPeer
-from sparring.nodes.stragglers import ResponseTimes
+from sparring.nodes.rounds import Rounds
 from sparring.wire.chunk import Array
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,6 @@ class Session:
     state: NodeState
     base: Array
     secret: str
-    awaited: bool = False  # rounds wait for it: since its first contribution, unless it straggles
     given_s: float = field(default_factory=time.monotonic)  # when it got its weights
 
     def give(self, version: int, weights: Array, codec: Codec) -> bytes:
@@ -89,10 +88,7 @@ class NodeSessions:
         self._next_number = 0
         self.leaving = ""  # why all nodes are to stop
         self._new_orders: asyncio.Event  # of an operator, since they were last obeyed
-        self._closed_round: asyncio.Event
-        self._response_times = ResponseTimes()
-        self._late: asyncio.TimerHandle | None = None
-        self._told_too_few = 0  # contributions, of the last round that waited for more
+        self.rounds = Rounds(merger, self.lock, config.round_s, self.changed.set)
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -132,8 +128,7 @@ class NodeSessions:
     # --- in the thread of the sessions
 
     async def _run(self, addresses: Sequence[Address], door: Door | None, ready: threading.Event) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._new_orders, self._closed_round = asyncio.Event(), asyncio.Event()
+        self._loop, self._stop, self._new_orders = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         self.server = server = None if door is None else Server(door, self.accepted, self.config, self.max_bytes)
         ready.set()
         tasks = [asyncio.create_task(self._dialled(address)) for address in addresses]
@@ -145,7 +140,7 @@ class NodeSessions:
         self.leaving = DONE
         until = self._loop.time() + STOP_S
         while self.live and self._loop.time() < until:  # each hears it with its next answer
-            self._close_round(late=True, forced=True)
+            self.rounds.close(late=True, forced=True)
             await asyncio.sleep(0.02)
         late = [session.link for session in self.live.values()]  # they exchange more seldom: they hear it when they try
         await asyncio.gather(*(link.close(DONE, DONE_CODE) for link in late))
@@ -278,7 +273,7 @@ class NodeSessions:
             state.leave(why)
             if not self.leaving:
                 log.info(f"node {state.node} ({link.peer}) is gone: {state.why}")
-            self._close_round(late=False)
+            self.rounds.leave(state.node)
 
     async def _greet(self, link: Link, holder: str) -> Session | RelayPeer:
         """The handshake, by its deadline; Refused where the two do not suit each other."""
@@ -338,6 +333,7 @@ class NodeSessions:
         version, weights = self.merger.version, self.merger.weights
         session = Session(link, state, weights, secret)
         self.live[state.node] = session
+        self.rounds.join(state.node)
         state.state, state.version, state.why = "working", version, ""
         whole = (
             session.give(version, weights, self.codec) if isinstance(link, Channel) else weights.astype("<f4").tobytes()
@@ -361,7 +357,8 @@ class NodeSessions:
             if isinstance(given, messages.Contribution):
                 reason = await self._merged(session, given)
             elif isinstance(given, Idle):
-                reason, session.awaited = "", False
+                reason = ""
+                self.rounds.skip(state.node)
             else:
                 await self.refuse(session.link, f"it sent {type(given).__name__}, not a contribution")
             leave = self.reason_to_leave(state)
@@ -380,7 +377,7 @@ class NodeSessions:
     async def _merged(self, session: Session, given: messages.Contribution) -> str:
         """What became of a contribution, once it was merged: "" or why it does not count."""
         state = session.state
-        session.awaited = not self._response_times.straggles(time.monotonic() - session.given_s)
+        self.rounds.responded(state.node, time.monotonic() - session.given_s)
         weights = self.codec.decode(given.payload, session.base)
         with self.lock:
             self._count(given)
@@ -396,40 +393,10 @@ class NodeSessions:
             state.refuse(reason)
             return reason
         state.merges += 1
-        if not self.merger.rule.at_once and not self._close_round(late=False):
-            if self._late is None:
-                patience_s = self._response_times.patience_s(self.config.round_s)
-                self._late = self._loop.call_later(patience_s, self._round_is_late)
-            await self._closed_round.wait()
+        if not self.merger.rule.at_once:
+            await self.rounds.wait()
         self.changed.set()
         return ""
-
-    def _close_round(self, *, late: bool, forced: bool = False) -> bool:
-        """Merge the round if it is complete, and let those go on that wait for it. `forced`: they go on anyhow."""
-        awaited = {name for name, session in self.live.items() if session.awaited}
-        with self.lock:
-            merged = self.merger.close_round(awaited, late=late)
-        if merged or forced:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-            self._closed_round.set()
-            self._closed_round = asyncio.Event()
-            self.changed.set()
-        return merged
-
-    def _round_is_late(self) -> None:
-        self._late = None
-        contributed = self.merger.contributors()
-        if self._close_round(late=True):
-            for name, session in self.live.items():
-                session.awaited = name in contributed
-        elif contributed:  # too few for the rule: wait on
-            if self._told_too_few != len(contributed):
-                self._told_too_few = len(contributed)
-                rule = self.merger.rule
-                log.warning(f"{rule} merges {rule.quorum} nodes or more, and {len(contributed)} contributed: it waits")
-            self._late = self._loop.call_later(self.config.round_s, self._round_is_late)
 
     async def _answer(self, session: Session, reason: str, leave: str, *, idle: bool) -> None:
         """The newest weights; none to a node that contributed nothing and has them already."""
