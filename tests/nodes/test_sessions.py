@@ -169,7 +169,7 @@ def test_a_fault_in_the_thread_of_the_sessions_ends_the_run(tmp_path):
         here.sessions.check()
         here.sessions.board = None  # which its watch reads
         here.wait(lambda: here.sessions._failed is not None)
-        with pytest.raises(AttributeError, match="orders|publish"):
+        with pytest.raises(AttributeError, match=r"orders|publish"):
             here.sessions.check()
 
 

@@ -8,11 +8,9 @@ environment is stepped one by one, without the wrappers that only guard against 
 (docs/decisions/0150-native-vectors.md).
 """
 
-import copy
 import importlib.util
-import inspect
+import logging
 import math
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,11 +25,24 @@ from sparring.games.catalogue import register_game
 from sparring.games.game_state import REWARD_BOUND, SEEDS, OneSeatGame, id_with_options, library, name_and_options
 from sparring.games.protocol import RUNNING, Actions, Columns, Game, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, checked, discrete
+from sparring.games.user_environments import (
+    as_registered,
+    check_answers,
+    check_finite,
+    check_spaces,
+    check_step,
+    copies_of,
+    layers,
+    name_of,
+)
 from sparring.user_code import import_from_current_folder, note_code
 from sparring.wire.chunk import DTYPES, Array
 from sparring.wire.ids import GameId
 
-MOST_TICKS = 1_000_000  # where an environment sets no limit of its own
+log = logging.getLogger(__name__)
+_told_endless: set[str] = set()  # games that set no limit, of which that was said
+
+MOST_TICKS = 10_000  # where an environment sets no limit of its own: who plays well would play for ever
 _UNBOUNDED = 1e30  # some libraries write "no bound" as the largest float
 _MOST_CHANNELS = 4
 SIDE = 84  # pixels: as large as Atari's
@@ -60,65 +71,64 @@ def from_factory(make: Callable[[], Any], game_id: str, n: int) -> Game:
         if not isinstance(env, gym.Env):
             do = "Return a gymnasium.Env"
             raise ConfigError(f"the function made a {type(env).__name__}", where=f"game {game_id!r}", do=do)
-    _check(envs[0], f"game {game_id!r}")
-    return _from_envs(envs, getattr(envs[0].spec, "max_episode_steps", None), game_id)
-
-
-def _check(env: Any, where: str) -> None:
-    """ConfigError where a user's environment does not answer as its spaces and Gymnasium's reset and step say."""
-    if missing := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
-        raise ConfigError(f"it has no {' and no '.join(missing)}", where=where, do="Set it in __init__ or in the class")
-    if "seed" not in (known := inspect.signature(env.reset).parameters) and "kwargs" not in known:
-        do = "Define reset(self, *, seed=None, options=None)"
-        raise ConfigError("its reset takes no seed", where=where, do=do)
-    begun, space = env.reset(seed=0), env.observation_space
-    if not isinstance(begun, tuple) or len(begun) != 2:
-        raise ConfigError("its reset gives no pair", where=where, do="Return observation, info")
-    if np.shape(begun[0]) != space.shape and space.shape is not None:
-        do = f"Return {space.shape}, or declare another observation_space"
-        raise ConfigError(f"its reset gives an observation of shape {np.shape(begun[0])}", where=where, do=do)
-    stepped = env.step(env.action_space.sample())
-    if not isinstance(stepped, tuple) or len(stepped) != 5:
-        do = "Return observation, reward, terminated, truncated, info"
-        raise ConfigError("its step gives no five values", where=where, do=do)
+    return _from_envs(envs, getattr(envs[0].spec, "max_episode_steps", None) or _time_limit(envs[0]), game_id, own=True)
 
 
 def register(given: Any) -> str:
     """The id under which a Gymnasium environment, or a function that makes one, is played in this process."""
-    gym = library("gymnasium", "gymnasium", "sparring.train(game)")
+    gym, where = library("gymnasium", "gymnasium", "sparring.train(game)"), "sparring.train(game)"
     if isinstance(given, gym.Env):
-        name, spec = type(given.unwrapped).__name__, given.spec
-        if spec is not None and not spec.kwargs and not spec.additional_wrappers and spec.id in gym.registry:
-            return f"gym:{spec.id}"
-        # Several are played at once: others of the same kind are made, and the given one is left as it is.
-        make: Callable[[], Any] = (lambda: gym.make(spec)) if spec is not None else lambda: copy.deepcopy(given)
+        if as_registered(gym, given):
+            return f"gym:{given.spec.id}"
+        make = copies_of(gym, given, where)  # several are played at once
     elif callable(given):
-        name, make = getattr(given, "__name__", type(given).__name__), given
+        make = given
     else:
         do = "Give an id, a Gymnasium environment, or a function that makes one"
-        raise ConfigError(f"it is a {type(given).__name__}", where="sparring.train(game)", do=do)
-    game_id = f"gym:python/{'-'.join(re.findall('[A-Za-z0-9_]+', name))}"
+        raise ConfigError(f"it is a {type(given).__name__}", where=where, do=do)
+    game_id = f"gym:python/{name_of(given)}"
     register_game(game_id, lambda n: from_factory(make, game_id, n))
     return game_id
 
 
-def _from_envs(envs: list[Any], limit: int | None, game_id: str) -> "Environments":
+def _time_limit(env: Any) -> int | None:
+    """Of a TimeLimit around an environment that Gymnasium did not make."""
+    found = (getattr(one, "_max_episode_steps", None) for one in layers(env))
+    return next((int(limit) for limit in found if limit), None)
+
+
+def _from_envs(envs: list[Any], limit: int | None, game_id: str, *, own: bool = False) -> "Environments":
+    """`own`: a user's Python program gave them; others may be a user's, too."""
     where, kind = f"game {game_id!r}", type(envs[0].unwrapped)
     if not kind.__module__.startswith("gymnasium."):
+        own = True
         note_code(getattr(sys.modules.get(kind.__module__), "__file__", None), "environment")
+    check_spaces(envs[0], where)
     reader = observation_reader(envs[0].observation_space, where, full_images=FULL_IMAGES in game_id)
     action, to_env = action_leaf(envs[0].action_space, where)
     bounds = (-REWARD_BOUND, REWARD_BOUND)
     seat = SeatSpec(name="player", observation=reader.leaves, action=action, reward_bounds=bounds)
     spec = GameSpec(id=GameId(game_id), turns="simultaneous", seats=(seat,), max_ticks=limit or MOST_TICKS)
-    return Environments(checked(spec, where), envs, reader, to_env)
+    if own:
+        check_answers(envs[0], where)
+    if limit is None and game_id not in _told_endless:
+        _told_endless.add(game_id)
+        log.warning(
+            f"{game_id} sets no limit to an episode: it is cut short after {MOST_TICKS:,} steps (another limit: "
+            "gymnasium.wrappers.TimeLimit, or max_episode_steps where it is registered)"
+        )
+    return Environments(checked(spec, where), envs, reader, to_env, own=own)
 
 
 class Environments(OneSeatGame):
     """n environments, stepped one by one."""
 
-    def __init__(self, spec: GameSpec, envs: list[Any], reader: "Reader", to_env: Callable[[Array], Any]) -> None:
+    def __init__(
+        self, spec: GameSpec, envs: list[Any], reader: "Reader", to_env: Callable[[Array], Any], *, own: bool = False
+    ) -> None:
+        """`own`: a user's environments, whose answers are looked at more closely."""
         super().__init__(len(envs))
+        self._own, self._where = own, f"game {spec.id!r}"
         self.spec, self._envs, self._reader, self._to_env = spec, envs, reader, to_env
         self._steps = [env.step for env in envs]
         self._observation = {leaf.name: np.zeros((self.n, *leaf.shape), leaf.dtype) for leaf in reader.leaves}
@@ -141,10 +151,15 @@ class Environments(OneSeatGame):
         reward, terminated, truncated = np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool)
         observations: Any = ()
         infos: Any = ()
-        if results:
-            observations, reward[rows], terminated[rows], truncated[rows], infos = zip(*results, strict=True)
-        earned = self._advance(running, reward, terminated, truncated)
-        self._show(rows, observations, infos)
+        try:
+            if results:
+                observations, reward[rows], terminated[rows], truncated[rows], infos = zip(*results, strict=True)
+            earned = self._advance(running, reward, terminated, truncated)
+            self._show(rows, observations, infos)
+        except (TypeError, ValueError):
+            for i, stepped in zip(rows.tolist(), results, strict=True):
+                check_step(self._envs[i], stepped, self._where)
+            raise
         return self._copied_view(earned)
 
     def render(self) -> tuple[Any, float]:
@@ -159,6 +174,8 @@ class Environments(OneSeatGame):
             for i, one in zip(rows.tolist(), observations, strict=True):
                 for name, array in self._reader.read(one).items():
                     self._observation[name][i] = array
+        if self._own:
+            check_finite(self._observation, self._where)
         for i, info in zip(rows.tolist(), infos, strict=True):
             mask = info.get("action_mask") if info else None  # Taxi's convention; an environment gives one or never
             if mask is not None and self.spec.seats[0].action.kind == "discrete":
@@ -367,6 +384,8 @@ def _reader(space: Any, path: str, where: str) -> Reader:
 
 
 def _joined(inner: dict[str, tuple[Any, Any]], path: str, where: str) -> Reader:
+    if not inner:
+        raise ConfigError(f"observation{path} is an empty space", where=where, do="Show the player something")
     parts = [(key, _reader(space, f"{path}/{name}", where)) for name, (key, space) in inner.items()]
     leaves = tuple(leaf for _, part in parts for leaf in part.leaves)
     return Reader(leaves, lambda value: {k: a for key, part in parts for k, a in part.read(value[key]).items()})
