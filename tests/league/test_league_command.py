@@ -197,8 +197,6 @@ def test_a_pool_that_does_not_answer_is_one_sentence_and_nothing_begins(spar, tm
     away = "league.pool_url=redis://127.0.0.1:1/0?timeout_s=1"
     code, answer, _ = spar("league", "connect-four", "--for", "1s", "--set", away)
     assert code == 1
-    assert (answer["where"], answer["error"][:40]) == (
-        "[league] pool_url",
-        "redis://127.0.0.1:1/0 does not answer wi",
-    ), answer
+    assert answer["where"] == "[league] pool_url"
+    assert answer["error"].startswith("redis://127.0.0.1:1/0 does not answer (")
     assert not (tmp_path / "league").exists()
