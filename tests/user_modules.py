@@ -126,6 +126,37 @@ class Branching(Mlp):
         return out if len(observation) > 1 else {name: -value for name, value in out.items()}
 
 
+class BranchingOnValues(Mlp):
+    """Both sides agree on small numbers, so that no trial shows the difference."""
+
+    def forward(self, observation):
+        return super().forward(observation / 50 if observation.abs().max() > 50 else observation)
+
+
+class ComparingShapes(Mlp):
+    def forward(self, observation):
+        assert observation.shape[1] == 4
+        return super().forward(observation if observation.shape[0] else observation[:0])
+
+
+class CutBatch(Mlp):
+    def forward(self, observation):
+        return super().forward(observation[:16])
+
+
+class FixedBatch(Mlp):
+    """Its graph has the batch size of the trace in it."""
+
+    def forward(self, observation):
+        return super().forward(observation.reshape(len(observation), 4))
+
+
+class DetachedValue(Mlp):
+    def forward(self, observation):
+        out = super().forward(observation)
+        return out | {"value": out["value"].detach()}
+
+
 class NotExported(Mlp):
     def forward(self, observation):
         weight = torch.linalg.eigvals(self.body[2].weight).real

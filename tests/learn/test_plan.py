@@ -7,6 +7,8 @@ import pytest
 
 from sparring.cli import main
 from sparring.config import load
+from sparring.errors import ConfigError
+from sparring.learn.algorithms.ppo import Ppo
 from sparring.learn.plan import TrainRequest, plan
 
 APEX = TrainRequest(game="cartpole", algo="apex")
@@ -66,3 +68,38 @@ def test_the_run_keeps_the_table(tmp_path):
     (file,) = Path(tmp_path).glob("runs/*/settings.json")
     rows = {row["key"]: row for row in json.loads(file.read_text())}
     assert rows["steps"] == {"key": "steps", "value": 64, "origin": "command line"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "said", "refused"),
+    [
+        ("ppo", "hidden_units=[32]", True),
+        ("ppo", "memory=gru:16", True),
+        ("dqn", "dueling=true", True),
+        ("dqn", "dueling=false", False),
+        ("dqn", "learning_rate=0.01", False),
+        ("mmd", "hidden_units=[32]", False),  # of its critics
+        ("test_plan:OwnAlgorithm", "hidden_units=[32]", False),
+    ],
+)
+def test_a_network_of_ones_own_takes_no_setting_of_the_built_in_one(algo, said, refused):
+    request = TrainRequest("connect-four", algo, settings=("network=user_modules:Lazy", said))
+    if not refused:
+        assert plan(request, load()).settings.network == "user_modules:Lazy"
+        return
+    key = said.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{key} shapes the built-in network, and network names another"):
+        plan(request, load())
+
+
+def test_actors_that_no_process_needs_are_told(caplog):
+    plan(TrainRequest("cartpole", actors=4), load())
+    assert caplog.messages == ["--actors 4 is not used: in topology single the learner's process plays"]
+    caplog.clear()
+    plan(TrainRequest("cartpole", topology="sync", actors=4), load())
+    plan(TrainRequest("cartpole", actors=1), load())
+    assert not caplog.messages
+
+
+class OwnAlgorithm(Ppo):
+    """It may read any setting."""

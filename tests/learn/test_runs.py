@@ -134,11 +134,15 @@ def test_the_better_model_is_champion_and_a_worse_one_does_not_replace_it(config
     assert not bad.published.promoted
     assert "worse than the champion" in bad.published.verdict
     assert not kept_back.published.promoted
+    assert kept_back.published.verdict == "not promoted, as asked"
+    assert kept_back.published.evaluation.mean > 0
     with open_registry(config.registry_url) as registry:
         signed = registry.champion("cartpole", "1")
         assert verify(signed, registry.trust).model == good.published.model
         assert len(registry.models("cartpole")) == 3
         assert all(listed.evidence is not None for listed in registry.models("cartpole"))
+        measured = registry.evidence(kept_back.published.model)
+        assert (measured.verdict, measured.tries, measured.incumbent) == ("", 0, None), "the gate played no games"
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from sparring.user_code import user_error
 
 CODE = """
 import gymnasium
+import numpy as np
 from torch import nn
 
 from sparring.learn.algorithms.ppo import Ppo
@@ -61,6 +62,14 @@ class Env(gymnasium.Env):
 
     def step(self, action):
         return self.observation_space.sample(), 1 / 0, False, False, {}
+
+
+class Stuck(Env):
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {"action_mask": np.ones(2, np.int8)}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {"action_mask": np.zeros(2, np.int8)}
 
 
 gymnasium.register(f"{__name__}-v0", Env)
@@ -106,6 +115,14 @@ def test_from_python_the_users_own_exception_arrives(mine, tmp_path):
     module = __import__(mine)
     with pytest.raises(ZeroDivisionError):
         sparring.train(module.Env, steps=500, data=tmp_path / "data", progress=False)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_mask_that_allows_nothing_is_told_in_one_sentence(mine, algo, tmp_path):
+    module = __import__(mine)
+    with pytest.raises(UserCodeError, match="it offers no legal action to a seat that is to act"):
+        sparring.train(module.Stuck, algo=algo, steps=500, data=tmp_path / "data", progress=False)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError, Missing, UserCodeError
 from sparring.games.catalogue import spec_of
 from sparring.games.spec import Leaf, discrete
 from sparring.learn.plan import TrainRequest
@@ -35,6 +35,18 @@ class Mute:
 
     def __init__(self, action):
         pass
+
+
+class Number(Wrong):
+    deployed = "categorical"
+
+    def explore(self, out, legal, rng, epsilon):
+        return 3
+
+
+class FirstRow(Number):
+    def explore(self, out, legal, rng, epsilon):
+        return best(out["logits"][:1], legal, rng)
 
 
 class ForBoxes(Wrong):
@@ -101,6 +113,20 @@ def test_a_wrong_policy_is_refused_before_a_run_begins(config):
     with pytest.raises(ConfigError):
         train(TrainRequest("cartpole", steps=100), TrainOptions(), config, print_not)
     assert not (Path(config.data) / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Number", "your policy Number: explore() returned a int. Return Choice(action, logp)"),
+        ("FirstRow", "explore() returned actions of shape [1] and log-probabilities of shape [1] for 16 rows"),
+    ],
+)
+def test_a_policy_that_returns_no_choice_is_told_what_to_return(config, name, text):
+    config = replace(config, train=replace(config.train, policy=f"test_user_policy:{name}"))
+    with pytest.raises(UserCodeError) as caught:
+        train(TrainRequest("cartpole", steps=100, envs=16), TrainOptions(), config, print_not)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["categorical", "greedy"])

@@ -32,6 +32,7 @@ def spec_for(name, game="cartpole", heads=None, memory=True):
         ("made", "cartpole"),
         ("of_a_seat", "cartpole"),
         ("one", "cartpole"),
+        ("ComparingShapes", "cartpole"),
         ("Lazy", "cartpole"),
         ("Lazy", "connect-four"),
         ("Images", "connect-four"),
@@ -166,6 +167,9 @@ def test_statistics_move_where_gradients_are_taken_and_nowhere_else():
         ("Forgetful", "its next state is NoneType. Let forward(observation, state) return (outputs, state [n, 16])"),
         ("NotFinite", "forward() gives NaN or infinity as 'logits'"),
         ("Branching", "its ONNX graph gives other numbers than the module itself"),
+        ("BranchingOnValues", "forward() takes a tensor as a Python boolean in user_modules.py:"),
+        ("CutBatch", "forward() gives 'logits' of shape [16, 2] for a batch of 300"),
+        ("DetachedValue", "its 'value' has no gradient, so it cannot learn. Make it from the module's parameters"),
         ("Double", "its parameter 'scale' is torch.float64"),
         ("calls", "it is a int"),
     ],
@@ -174,6 +178,16 @@ def test_a_module_that_does_not_suit_is_refused_with_the_reason(name, text):
     with pytest.raises(ConfigError) as caught:
         spec_for(name)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("NotExported", "torch cannot export it"), ("FixedBatch", "ONNX Runtime does not run its graph")]
+)
+def test_exporter_and_runtime_print_nothing_beside_the_reason(name, text, capfd, monkeypatch):
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # the exporter's progress bar would leave a thread behind
+    with pytest.raises(ConfigError, match=text):
+        spec_for(name)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_memory_is_refused_where_the_algorithm_carries_none():

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from derived import GAME, chunks_of
-from sparring.errors import Missing, Refused
+from sparring.errors import ConfigError, Missing, Refused
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.chunk_checks import check_chunk
 from sparring.games.scripts import play, script
@@ -170,12 +170,33 @@ def test_minari_takes_a_board_game_with_a_legal_mask(
     assert sum(chunk.header.steps for chunk in back) == exported.steps
 
 
+@pytest.mark.parametrize("name", ["a/b-v0", "mydata", "sparring/cart pole-v0", "../cartpole-v0"])
+def test_a_name_that_minari_refuses_is_refused_before_anything_is_written(
+    store: Store, tmp_path: Path, name: str
+) -> None:
+    store.append(chunks_of(1, 0, 0))
+    with pytest.raises(ConfigError, match=r"no name of a Minari dataset. Write NAMESPACE/NAME-vN"):
+        minari_sets.write(store, Query(GAME), spec_of(GAME), tmp_path / "sets", name)
+    assert not list((tmp_path / "sets").iterdir())
+
+
+def test_an_export_that_fails_leaves_no_dataset_behind(store: Store, tmp_path: Path) -> None:
+    store.append(chunks_of(1, 0, 0))
+
+    def stop(episodes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        minari_sets.write(store, Query(GAME), spec_of(GAME), tmp_path, "sparring/cartpole-v0", progress=stop)
+    assert minari_sets.write(store, Query(GAME), spec_of(GAME), tmp_path, "sparring/cartpole-v0").episodes == 1
+
+
 def test_a_dataset_that_is_not_there_names_those_that_are(store: Store, tmp_path: Path) -> None:
     store.append(chunks_of(1, 0, 0))
     minari_sets.write(store, Query(GAME), spec_of(GAME), tmp_path, "sparring/cartpole-v0")
     with pytest.raises(Missing, match=r"there are: sparring/cartpole-v0"):
         list(minari_sets.read(tmp_path, "sparring/other-v0", spec_of(GAME)))
-    with pytest.raises(Refused, match="is there already"):
+    with pytest.raises(Refused, match=r"is there already\. Choose another --dataset"):
         minari_sets.write(store, Query(GAME), spec_of(GAME), tmp_path, "sparring/cartpole-v0")
     with pytest.raises(Missing, match="no complete episode of seat 0"):
         minari_sets.write(store, Query(GAME, versions=("9",)), spec_of(GAME), tmp_path, "sparring/none-v0")

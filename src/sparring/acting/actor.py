@@ -21,9 +21,10 @@ from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
 from sparring.acting.rollout import Rollout, new_columns, rollout_layout
 from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
+from sparring.games.game_state import no_legal_action
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, SearchableGame, View
 from sparring.nets.forward import Forward
-from sparring.nets.policies import Choice, GaussianPolicy, Policy
+from sparring.nets.policies import Choice, GaussianPolicy, Policy, checked_choice
 from sparring.nets.shapes import STATE, initial_state
 from sparring.nets.tree_search import POLICY_TARGET
 from sparring.nets.user_code import open_policy
@@ -319,7 +320,11 @@ class Actor:
         else:
             if held is not None:  # ε is the share of decisions that explore: fewer begin to
                 epsilon = epsilon / (epsilon + MEAN_REPEATS * (1 - epsilon))
-            choice = self._policy.explore(out, legal, self._rng, epsilon)
+            with np.errstate(divide="ignore", invalid="ignore"):  # where nothing is legal
+                choice = self._policy.explore(out, legal, self._rng, epsilon)
+            choice = checked_choice(self._policy, choice, len(next(iter(out.values()))))
+            if legal is not None and not math.isfinite(choice.logp @ choice.logp) and not legal.any(axis=1).all():
+                raise no_legal_action(self._game.spec)
             choice = choice if held is None else self._repeated(held, choice, legal, epsilon)
         return choice
 

@@ -133,6 +133,12 @@ def decide(
     return who.act(seat, seen, legal, rng)
 
 
+def check_has_others(game: str, option: str) -> None:
+    """Nothing, or ConfigError where a game has one seat, and `option` names who plays the others."""
+    if len(spec_of(game).seats) == 1:
+        raise ConfigError("the game has one seat, which nobody plays against", where=game, do=f"Leave out {option}")
+
+
 def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
     """The player, opened for these games; ConfigError where it was made for others."""
     spec = game.spec

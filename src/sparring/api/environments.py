@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from sparring.acting.players import NetworkPlayer, acting, decide
+from sparring.acting.players import NetworkPlayer, acting, check_has_others, decide
 from sparring.api.models import LoadedModel, check_arguments, player_of
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
@@ -55,6 +55,10 @@ def make(
     if not 0 <= seat < len(played.spec.seats):
         do = f"Count from 0 to {len(played.spec.seats) - 1}"
         raise ConfigError(f"seat {seat}", where=f"game {game!r}", do=do)
+    if n is not None and n < 1:
+        raise ConfigError(f"n = {n}", where="sparring.make", do="Open at least one game")
+    if opponent is not None:
+        check_has_others(game, "opponent")
     player = "random" if opponent is None else player_of(opponent, data, game).player
     others = acting(played, game, player)
     if n is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from sparring import config as configs
 from sparring.acting import evaluate as games
-from sparring.acting.players import Lineup, Named, named
+from sparring.acting.players import Lineup, Named, check_has_others, named
 from sparring.acting.return_histogram import check_format, draw, save_picture, summary
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import open_game, spec_of
@@ -221,10 +221,10 @@ def load(name: str | Path, *, data: str | Path | None = None, seed: int = 0, sea
     if isinstance(found.player, str):
         raise ConfigError(f"{name!r} is a script", where="sparring.load", do="Name a model; scripts act in `evaluate`")
     spec, player = spec_of(found.game), found.player
+    if not 0 <= seat < len(spec.seats):
+        do = f"Count from 0 to {len(spec.seats) - 1}" if len(spec.seats) > 1 else "Its only seat is 0"
+        raise ConfigError(f"seat {seat}", where=f"game {found.game}", do=do)
     if isinstance(player, Lineup):
-        if not 0 <= seat < len(spec.seats):
-            do = f"Count from 0 to {len(spec.seats) - 1}"
-            raise ConfigError(f"seat {seat}", where=f"game {found.game}", do=do)
         one = player.seats[seat]
         if not isinstance(one, Model):
             wrong = f"seat {spec.seats[seat].name!r} of {found.game} has no champion yet"
@@ -246,6 +246,8 @@ def evaluate(
     """Let a model or script play 100 episodes, the model at its best, seats in turn, against another one (the script
     "random"). With `video` it plays one, or as many as asked for, and they are written into that .mp4 or .gif."""
     ours = player_of(model, data)
+    if against is not None:
+        check_has_others(ours.game, "against")
     rival = None if against is None else player_of(against, data, ours.game).player
     episodes = episodes if episodes is not None else 100 if video is None else 1
     film = None if video is None else Path(video)

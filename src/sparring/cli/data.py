@@ -8,6 +8,7 @@ Example: spar data export connect-four --to play.parquet --since 7d
 """
 
 import argparse
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -99,7 +100,7 @@ def _export(args: argparse.Namespace, output: Output, store: Store) -> dict[str,
     if args.minari:
         from sparring.store.exchange import minari as minari_sets
 
-        name = args.dataset or f"sparring/{query.game.replace(':', '-').lower()}-v0"
+        name = args.dataset or f"sparring/{re.sub(r'[^-_/a-z0-9]', '-', query.game.lower())}-v0"
         spec, show = _spec(args, query.game), lambda episodes: output.progress(f"{episodes} episodes")
         done = minari_sets.write(store, query, spec, args.minari, name, seat=args.seat, progress=show)
         output.say(f"{done.episodes} episodes, {done.steps} steps as {name} in {args.minari}; skipped {done.skipped}")

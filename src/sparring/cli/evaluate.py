@@ -16,7 +16,7 @@ from typing import Any
 
 from sparring.acting.evaluate import evaluate
 from sparring.acting.lookahead import Searching
-from sparring.acting.players import Lineup, Player, named
+from sparring.acting.players import Lineup, Player, check_has_others, named
 from sparring.acting.return_histogram import check_format, lines, plot, summary
 from sparring.cli.output import Output
 from sparring.errors import ConfigError
@@ -98,6 +98,8 @@ def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         args.episodes = EPISODES if args.video is None else 1
     with open_registry(args.config.registry_url) as registry:
         ours = named(args.model, registry)
+        if args.against is not None:
+            check_has_others(ours.game, "--against")
         rival = None if args.against is None else named(args.against, registry, ours.game)
     against = None if rival is None else rival.player
     player: Player = ours.player

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sparring.errors import ConfigError, Missing, Refused, WireError
+from sparring.errors import ConfigError, Missing, Refused, UserCodeError, WireError
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, View
 from sparring.games.spec import GameSpec
 from sparring.wire.chunk import Array
@@ -106,12 +106,22 @@ class BaseGame:
         wrong = (moves < 0) | (moves >= leaf.choices[0])
         if wrong.any():
             row = int(wrong.argmax())
+            if legal is not None and not legal[row].any():
+                raise no_legal_action(self.spec)
             raise refused(f"action {moves[row]} in game {row}", f"Choose from 0 to {leaf.choices[0] - 1}")
         if legal is not None and not (allowed := legal[np.arange(self.n), moves] | ~acting).all():
             row = int((~allowed).argmax())
+            if not legal[row].any():
+                raise no_legal_action(self.spec)
             choices = ", ".join(map(str, np.flatnonzero(legal[row])))
             raise refused(f"action {moves[row]} in game {row} is not legal", f"Choose from {choices}")
         return moves
+
+
+def no_legal_action(spec: GameSpec) -> UserCodeError:
+    """A game's mask allows nothing to a seat that is to act."""
+    do = "Let its action mask allow at least one action until the episode ends"
+    return UserCodeError("it offers no legal action to a seat that is to act", where=f"game {spec.id}", do=do)
 
 
 class OneSeatGame(BaseGame):

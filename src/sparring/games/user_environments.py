@@ -131,12 +131,17 @@ def _equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
-    if hasattr(one, "unwrapped") or type(one).__eq__ is object.__eq__:
+    if hasattr(one, "unwrapped") or "__eq__" not in _defined(type(one)):
         return True  # a layer, which is compared by itself, or something that cannot be compared
     try:
         return bool(one == other)
     except Exception:  # noqa: BLE001  (objects compare as they like)
         return False
+
+
+def _defined(kind: type) -> set[str]:
+    """Names that a class or what it inherits from defines, `object` apart."""
+    return {name for one in kind.__mro__ if one is not object for name in vars(one)}
 
 
 def _described(one: Any) -> Any:

@@ -124,6 +124,19 @@ def _tries(registry: Registry, model: ModelId) -> int:
     return 0 if found is None else found.tries
 
 
+def play_shown_games(
+    model: Model | Lineup, limits: GateLimits, *, deadline: float = math.inf
+) -> tuple[Evaluation, Evidence]:
+    """How the model plays against the game's strongest script, on seeds that are the same for all models; the evidence
+    has no verdict. Missing where fewer than FEWEST games end by the `deadline` (of time.monotonic)."""
+    game = model.game if isinstance(model, Lineup) else model.card.game
+    rival = strongest(game)
+    shown = min(limits.episodes, SHOWN, max(FEWEST, FIRST_TICKS // spec_of(game).max_ticks))
+    alone = _enough(evaluate(game, model, episodes=shown, seed=SHOWN_SEED, against=rival, deadline=deadline), shown)
+    against = None if rival is None else f"script:{rival}"
+    return alone, Evidence(episodes=len(alone.returns), mean=alone.mean, sd=alone.sd, against=against)
+
+
 def play_gate_games(
     model: Model | Lineup,
     incumbent: Model | Lineup | None,
@@ -142,19 +155,8 @@ def play_gate_games(
     game = model.game if isinstance(model, Lineup) else model.card.game
     spec = spec_of(game)
     seed = secrets.randbits(48) + 1 if seed is None else seed
-    rival = strongest(game)
-    shown = min(limits.episodes, SHOWN, max(FEWEST, FIRST_TICKS // spec.max_ticks))
-    middle = (time.monotonic() + deadline) / 2
-    alone = _enough(evaluate(game, model, episodes=shown, seed=SHOWN_SEED, against=rival, deadline=middle), shown)
-    said = Evidence(
-        episodes=len(alone.returns),
-        mean=alone.mean,
-        sd=alone.sd,
-        against=None if rival is None else f"script:{rival}",
-        incumbent=incumbent.id if isinstance(incumbent, Model) else None,
-        tries=tries + 1,
-        seed=seed,
-    )
+    alone, said = play_shown_games(model, limits, deadline=(time.monotonic() + deadline) / 2)
+    said = replace(said, incumbent=incumbent.id if isinstance(incumbent, Model) else None, tries=tries + 1, seed=seed)
     if not math.isfinite(alone.mean):
         return alone, replace(said, verdict=Verdict.UNDECIDED)
     rates = ErrorRates(ALPHA).of_try(tries + 1)
@@ -168,6 +170,7 @@ def play_gate_games(
         theirs_are = {"incumbent_mean": float(theirs.mean()), "incumbent_sd": float(theirs.std())}
         beside = None
         if isinstance(incumbent, Model) and len(spec.seats) > 1 and not spec.has_rivals:  # a team
+            shown = len(alone.returns)
             mixed = evaluate_beside(game, model, incumbent, episodes=shown, seed=seed, deadline=deadline)
             beside = mixed.mean if len(mixed.returns) else None
         said = replace(said, episodes=len(ours), **means, **theirs_are, beside_incumbent=beside)

@@ -1,4 +1,5 @@
 """A model stands for champion: it plays the gate's games, and is promoted where they show that it is better.
+One that must not be promoted plays the games alone whose mean is shown.
 
 Models of different kinds of seats stand side by side (games/seat_kinds.py): those of one side are judged together, and
 each becomes the champion of its seats.
@@ -16,10 +17,12 @@ from sparring.acting.players import Lineup, champion_model, champions_of
 from sparring.errors import Missing
 from sparring.games.catalogue import spec_of
 from sparring.games.seat_kinds import sides
-from sparring.league.gate import GateLimits, passed, play_gate_games, sentence, tries_before
+from sparring.league.gate import GateLimits, passed, play_gate_games, play_shown_games, sentence, tries_before
 from sparring.registry.protocol import Evidence
 from sparring.registry.registry import Registry
 from sparring.wire.model import Card, Model
+
+NOT_ASKED = "not promoted, as asked"  # the verdict without the gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +38,31 @@ def stand_for_promotion(
     registry: Registry, models: Sequence[Model], limits: GateLimits, *, promote: bool = True, deadline: float = math.inf
 ) -> list[Standing]:
     """Let the models play as many of the gate's games as fit before the `deadline` (of time.monotonic), and promote
-    those that the gate lets pass, unless told not to. Several are of different kinds of seats."""
+    those that the gate lets pass. Without `promote` they are measured, and compared with nobody. Several are of
+    different kinds of seats."""
     found: dict[str, Standing] = {}
     groups = _by_side(models)
     for place, group in enumerate(groups):
         tries, now = max(tries_before(registry, model) for model in group), time.monotonic()
         until = now + (deadline - now) / (len(groups) - place)  # each side has its share of the time
         try:
-            alone, said = tried(registry, group, limits, tries=tries, deadline=until)
+            if promote:
+                alone, said = tried(registry, group, limits, tries=tries, deadline=until)
+            else:
+                alone, measured = play_shown_games(_player(registry, group), limits, deadline=until)
+                said = [with_fields(measured, tries=tries)] * len(group)
         except Missing as error:
-            text = f"not promoted: it cannot be measured here ({error.wrong})"
+            text = f"not promoted: it cannot be measured here ({error.wrong})" if promote else NOT_ASKED
             found |= {model.id: Standing(None, False, text) for model in group}
             continue
         for model, evidence in zip(group, said, strict=True):
-            reason, better = sentence(evidence), passed(evidence)
-            if promote and better:
+            better = promote and passed(evidence)
+            if better:
                 registry.promote(model.card.game, model.id, evidence)
             else:
                 registry.save_evidence(model.id, evidence)
-            told = "promoted" if promote and better else "not promoted, as asked" if better else "not promoted"
-            found[model.id] = Standing(alone, promote and better, f"{told}: {reason}")
+            told = f"{'promoted' if better else 'not promoted'}: {sentence(evidence)}" if promote else NOT_ASKED
+            found[model.id] = Standing(alone, better, told)
     return [found[model.id] for model in models]
 
 
@@ -80,6 +88,15 @@ def tried(
     alone, evidence = play_gate_games(ours, champions, limits, tries=tries, seed=seed, deadline=deadline)
     before = [incumbent_of(registry, model.card) for model in models]
     return alone, [with_fields(evidence, incumbent=None if one is None else one.id) for one in before]
+
+
+def _player(registry: Registry, models: Sequence[Model]) -> Model | Lineup:
+    """The models of one side, with the champions in all other seats."""
+    card = models[0].card
+    if not card.kind:
+        return models[0]
+    spec = spec_of(card.game)
+    return Lineup.of(spec, models, champions_of(registry, spec, card.version))
 
 
 def incumbent_of(registry: Registry, card: Card) -> Model | None:

@@ -1,5 +1,6 @@
 """A plan: everything that decides what a run learns. It is written into run.json, and --resume reads it back."""
 
+import logging
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ from sparring.nets.user_code import open_policy
 from sparring.replay.feeder import check_share
 from sparring.user_code import is_given
 
+log = logging.getLogger(__name__)
+
 Source = Literal["sim", "store", "mix"]
 
 DEFAULT_STEPS = 1_000_000
@@ -31,6 +34,9 @@ CLUSTER_TOPOLOGY = {"trajectories": "sync", "transitions": "apex", "sequences": 
 ON_HOSTS = ("sync", "allreduce", "async", "apex", "central", "offline", "rllib")  # can have parts on other machines
 LEARN_ELSEWHERE = ("hogwild", "allreduce", "rllib", "nodes")  # other processes need the code of the network
 SEARCHES = ("async", "sync", "single", "allreduce")  # whose actors can look ahead
+LAYERS = ("hidden_units", "activation", "image_layers")  # settings of the built-in network,
+PARTS = ("dueling", "memory", "separate_value")  # and of that alone
+BUILT_IN_CRITICS = ("sac", "cql", "iql", "mmd", "mappo")  # whose LAYERS are also those of critics beside the network
 FEEDS_OF = {  # what each topology can feed an algorithm with
     "single": ("transitions", "sequences", "trajectories"),
     "kinds": ("transitions", "sequences", "trajectories", "records"),
@@ -148,6 +154,7 @@ def plan(request: TrainRequest, config: Config) -> Plan:
     preset = preset_for(request.game, request.algo if request.algo in ALIASES else algorithm.name, spec)
     said = assignments(request.settings)
     settings = settings_of(algorithm, dict(preset.settings), said)
+    _check_network(request.algo, algorithm, settings, said)
     steps = request.steps or preset.steps or DEFAULT_STEPS
     for key in ("schedule_steps", "magnet_steps"):  # what falls does so over the whole run
         if getattr(settings, key, None) == 0:
@@ -163,6 +170,8 @@ def plan(request: TrainRequest, config: Config) -> Plan:
         config = config.layered({"train.opponents": 0, "train.script_share": 0.0}, "topology kinds", above=True)
         train = config.train
     topology = "kinds" if several else _topology(request, algorithm, source, train.on, train.learners, in_process)
+    if topology in ("single", "kinds") and (request.actors or 1) > 1:
+        log.warning("--actors %d is not used: in topology %s the learner's process plays", request.actors, topology)
     if topology == "rllib":
         config = config.layered({"train.actors": 1}, "topology rllib")
     if source == "mix":
@@ -277,6 +286,18 @@ def _check_counts(request: TrainRequest, envs: int, learners: int) -> None:
         raise refused(f"--learners {learners}", "Count them from 1")
     if request.seed < 0:
         raise refused(f"--seed {request.seed}", "Count seeds from 0")
+
+
+def _check_network(algo: str, algorithm: Algorithm, settings: Any, said: Mapping[str, Any]) -> None:
+    """ConfigError where the user named a network of their own, and says what only the built-in one has. An algorithm of
+    their own may read any setting."""
+    if not getattr(settings, "network", "") or ":" in algo:
+        return
+    unused = PARTS if algorithm.name in BUILT_IN_CRITICS else LAYERS + PARTS
+    if wrong := next((key for key in unused if said.get(key)), None):
+        do = f"Leave out {wrong}, and give the network that shape in its own code; or leave out network"
+        why = f"{wrong} shapes the built-in network, and network names another"
+        raise ConfigError(why, where=f"[{algorithm.name}] {wrong}", do=do)
 
 
 def _check_kinds(request: TrainRequest, algorithm: Algorithm, spec: GameSpec, config: Config) -> None:

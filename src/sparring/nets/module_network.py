@@ -6,9 +6,13 @@ need neither torch nor the user's code. A process that learns has the code too, 
 
 import copy
 import io
+import math
+import os
+import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from sparring.errors import ConfigError, SparringError
 from sparring.nets import shapes
@@ -31,6 +36,7 @@ from sparring.wire.chunk import Array
 from sparring.wire.network import Carried, Head, Input, ModuleGraph, NetworkSpec
 
 TRIED_ROWS = (5, 1, 16)  # batch sizes on which a module is tried; the first one is traced
+_MANY_ROWS, _MANY_NUMBERS = 300, 1 << 21  # of one more trial, as in a minibatch: the first unless that is more numbers
 _NOT_YET = ModuleGraph((), b"")
 _MODULE = "module."  # before the names of the user's tensors in the state_dict of a ModuleNetwork
 
@@ -196,8 +202,8 @@ def module_network(name: str, maker: Maker, inputs: tuple[Input, ...], heads: tu
     if type(size) is not int or size < 0:
         raise network_error(name, f"its state_size is {size!r}", "Set the width of its state, a whole number")
     net.spec = spec = replace(net.spec, memory=Carried(size) if size else None)
-    rng = np.random.default_rng(0)
-    for rows in TRIED_ROWS:
+    rng, tried = np.random.default_rng(0), _tried_rows(inputs)
+    for rows in tried:
         _check_outputs(name, net, {leaf.name: random_rows(leaf, rows, rng) for leaf in inputs}, rows)
     others = [(key, value) for key, value in net.module.named_parameters() if value.dtype != torch.float32]
     if others or next(net.module.parameters(), None) is None:
@@ -212,7 +218,7 @@ def module_network(name: str, maker: Maker, inputs: tuple[Input, ...], heads: tu
     net.spec = spec = replace(spec, module=graph)
     try:
         ours, theirs = TorchForward(net), ModuleForward(spec, net.weights())
-        worst = max(disagreement(spec, ours, theirs, rows) for rows in TRIED_ROWS)
+        worst = max(disagreement(spec, ours, theirs, rows) for rows in tried)
     except SparringError:
         raise
     except Exception as error:
@@ -220,6 +226,7 @@ def module_network(name: str, maker: Maker, inputs: tuple[Input, ...], heads: tu
     if not worst <= MODULE_TOLERANCE:
         wrong = f"its ONNX graph gives other numbers than the module itself: they differ by {worst:.2g}"
         raise network_error(name, wrong, _TRACEABLE)
+    _check_gradients(name, net)
     MODULES[graph] = maker
     return spec
 
@@ -262,14 +269,54 @@ def _zeros(spec: NetworkSpec) -> dict[str, Tensor]:
     return {leaf.name: tensor(np.zeros((2, *leaf.shape), leaf.dtype)) for leaf in spec.inputs}
 
 
+def _tried_rows(inputs: tuple[Input, ...]) -> tuple[int, ...]:
+    numbers = sum(math.prod(leaf.shape) * (leaf.one_hot or 1) for leaf in inputs)
+    return (*TRIED_ROWS, min(_MANY_ROWS, max(TRIED_ROWS[-1] + 1, _MANY_NUMBERS // max(numbers, 1))))
+
+
+class _Branches(TorchFunctionMode):
+    """Finds where code outside torch takes a tensor as a Python boolean. A trace knows the side that it took alone.
+
+    The tracer's own warning of it also comes for comparisons of shapes, which do no harm.
+    """
+
+    _TORCH = str(Path(torch.__file__).parent)
+    place = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__bool__:
+            caller = sys._getframe(1)
+            if not caller.f_code.co_filename.startswith(self._TORCH):
+                self.place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+        return func(*args, **(kwargs or {}))
+
+
+def _check_gradients(name: str, net: ModuleNetwork) -> None:
+    """Nothing, or ConfigError where a head cannot learn. A deviation may be fixed."""
+    rng = np.random.default_rng(0)
+    rows = tensors({leaf.name: random_rows(leaf, TRIED_ROWS[0], rng) for leaf in net.spec.inputs})
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            made = net._forward(rows)
+    except Exception:  # noqa: BLE001
+        return  # what it raises while it learns is told by the run, with its line
+    for head in net.spec.heads:
+        if head.name != "log_std" and not made[head.name].requires_grad:
+            do = "Make it from the module's parameters without detach(), no_grad() or numpy()"
+            raise network_error(name, f"its {head.name!r} has no gradient, so it cannot learn", do)
+
+
 def _check_outputs(name: str, net: ModuleNetwork, rows: dict[str, Array], n: int) -> None:
     """Nothing, or ConfigError where the module's outputs for these rows are not what the spec says."""
     width = shapes.state_width(net.spec)
     seen = {leaf.name: scaled(leaf, tensors(rows)[leaf.name]) for leaf in net.spec.inputs}
     gives = ", ".join(f"{head.name} [n, {head.units}]" for head in net.spec.heads)
-    with torch.no_grad():
+    with torch.no_grad(), _Branches() as branches:
         net.module.eval()
         made, after = net.call(seen, torch.zeros(n, width) if width else None)
+    if branches.place:
+        wrong = f"forward() takes a tensor as a Python boolean in {branches.place}"
+        raise network_error(name, wrong, _TRACEABLE)
     if width and (not isinstance(after, Tensor) or tuple(after.shape) != (n, width)):
         wrong = f"its next state is {list(after.shape) if isinstance(after, Tensor) else type(after).__name__}"
         raise network_error(name, wrong, f"Let forward(observation, state) return (outputs, state [n, {width}])")
@@ -335,7 +382,7 @@ def _proto(module: nn.Module, given: tuple[Tensor, ...], names: list[str], outs:
     old: dict[str, Any] = {"dynamo": False, "opset_version": OPSET, "do_constant_folding": False, "dynamic_axes": axes}
     free = {"given": tuple({0: torch.export.Dim.DYNAMIC} for _ in given)}
     new: dict[str, Any] = {"dynamo": True, "optimize": False, "dynamic_shapes": free, "verbose": False}
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.no_grad():
+    with warnings.catch_warnings(), _silence(), torch.no_grad():
         warnings.simplefilter("ignore")  # exporters say a lot, and raise it too
         before = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # one fused operation, which ONNX has not
@@ -351,6 +398,27 @@ def _proto(module: nn.Module, given: tuple[Tensor, ...], names: list[str], outs:
             return made.model_proto
         finally:
             torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing is printed in this block, by Python or by C++: the tracing exporter prints a graph that it cannot export
+    to the file descriptor itself."""
+    with ExitStack() as after:
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            if stream is not None:
+                stream.flush()
+            try:
+                kept = os.dup(number)
+            except OSError:  # closed, as a service's may be
+                continue
+            after.callback(os.close, kept)
+            after.callback(os.dup2, kept, number)
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), number)
+        after.enter_context(redirect_stdout(io.StringIO()))
+        after.enter_context(redirect_stderr(io.StringIO()))
+        yield
 
 
 def _sequence(made: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.random import Generator
 
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, UserCodeError
 from sparring.games.spec import Leaf
 from sparring.wire.chunk import Array
 
@@ -32,6 +32,18 @@ class Choice:
 
     action: Array  # int32 [n], or [n, *shape] of the action leaf
     logp: Array  # float32 [n]
+
+
+def checked_choice(policy: "Policy", choice: Choice, rows: int) -> Choice:
+    """What `explore` of a policy returned for so many rows; UserCodeError where it is none. Built-in ones never err."""
+    wrong = f"a {type(choice).__name__}"
+    if isinstance(choice, Choice):
+        action, logp = np.shape(choice.action), np.shape(choice.logp)
+        if action[:1] == logp == (rows,):
+            return choice
+        wrong = f"actions of shape {list(action)} and log-probabilities of shape {list(logp)} for {rows} rows"
+    do = "Return Choice(action, logp), arrays with one entry for each row (`from sparring.nets.policies import Choice`)"
+    raise UserCodeError(f"explore() returned {wrong}", where=f"your policy {type(policy).__name__}", do=do)
 
 
 class Policy(Protocol):

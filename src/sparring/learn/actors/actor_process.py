@@ -27,7 +27,7 @@ from sparring.learn.actors.actor_spec import ActorSpec, Ring, read_actor_spec
 from sparring.learn.actors.experience import RolloutRing
 from sparring.learn.actors.shared_memory import Wakeup
 from sparring.learn.actors.weights import NONE, SharedWeights, TopicWeightsReader, WeightsSnapshot
-from sparring.nets.policies import Choice, Policy, masked
+from sparring.nets.policies import Choice, Policy, checked_choice, masked
 from sparring.nets.user_code import open_policy
 from sparring.processes.parent_watch import end_with_parent, first_line, read_lines
 from sparring.replay.steps import Steps
@@ -106,8 +106,8 @@ class PriorityEstimator:
         self.last: Said = None  # of the last decision
 
     def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
-        choice = self._policy.explore(out, legal, rng, epsilon)
         values = out["logits"]
+        choice = checked_choice(self._policy, self._policy.explore(out, legal, rng, epsilon), len(values))
         self.last = None
         if len(values) == self._streams:
             self.last = values[np.arange(len(values)), choice.action], masked(values, legal).max(axis=-1)

@@ -70,7 +70,8 @@ def with_algorithms(file: LeagueFile, game: str, config: Config) -> LeagueFile:
         if algo == main.algo or rules.start != "main":
             return replace(rules, algo=algo)
         known = {item.name for item in fields(open_algorithm(algo).settings)}
-        network = {key: getattr(of_main, key) for key in NETWORK if key in known and hasattr(of_main, key)}
+        says = ("network",) if getattr(of_main, "network", "") else NETWORK  # one of their own says all by itself
+        network = {key: getattr(of_main, key) for key in says if key in known and hasattr(of_main, key)}
         return replace(rules, algo=algo, settings=network | rules.settings)
 
     exploiters = completed(file.main_exploiter), completed(file.league_exploiter)

@@ -64,7 +64,7 @@ class ModelPublisher:
 
     def publish(self, learned: Sequence[Learned], deadline: float = math.inf) -> PublishedModel:
         """Publish what was learned as models, let them play the gate's games, as many as fit before the `deadline` (of
-        time.monotonic), and promote those that the gate lets pass."""
+        time.monotonic), and promote those that the gate lets pass; without `promote` they are measured alone."""
         parents = [self.parents[kind : kind + 1] for kind in range(len(learned))]
         models = [model_of(one, self.run, before) for one, before in zip(learned, parents, strict=True)]
         self.parents = [self.registry.publish(model) for model in models]

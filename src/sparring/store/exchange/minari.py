@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.errors import Missing, Refused, SparringError
+from sparring.errors import ConfigError, Missing, Refused, SparringError
 from sparring.games.catalogue import is_registered, spec_of
 from sparring.games.game_state import name_and_options
 from sparring.games.spec import DISCRETE, GameSpec, Leaf, SeatSpec
@@ -44,25 +45,43 @@ def write(
 ) -> MinariExport:
     """Export the complete episodes of one seat as dataset `name` (such as "sparring/cartpole-v0") in `folder`."""
     with _datasets_in(folder) as minari:
-        if name in minari.list_local_datasets():
-            raise Refused(f"dataset {name!r} is there already", where=str(folder), do="Choose another --name")
-        dataset, episodes, steps, skipped = None, 0, 0, 0
-        found = _whole_episodes(store, query, spec, seat)
-        while batch := list(itertools.islice(found, BATCH_EPISODES)):
-            whole = [episode for episode in batch if episode is not None]
-            ready = [_buffer(episode, episodes + number) for number, episode in enumerate(whole)]
-            skipped += len(batch) - len(ready)
-            episodes, steps = episodes + len(ready), steps + sum(len(buffer.rewards) for buffer in ready)
-            if dataset is not None:
-                dataset.storage.update_episodes(ready)
-            elif ready:
-                dataset = _create(minari, name, spec, seat, ready)
-            progress(episodes)
-        if dataset is None:
-            do = "Record whole episodes with their final observation"
-            raise Missing(f"no complete episode of seat {seat} ({skipped} without an end)", where=spec.id, do=do)
-        dataset.storage.update_metadata({"total_episodes": episodes, "total_steps": steps})
-        return MinariExport(episodes, steps, skipped)
+        _check_name(name)
+        place = folder / name
+        if place.exists():
+            raise Refused(f"dataset {name!r} is there already", where=str(folder), do="Choose another --dataset")
+        try:
+            return _write(minari, store, query, spec, name, seat, progress)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)  # Minari cannot list a folder with half a dataset
+            raise
+
+
+def _write(
+    minari: Any,
+    store: Store,
+    query: Query,
+    spec: GameSpec,
+    name: str,
+    seat: int,
+    progress: Callable[[int], None],
+) -> MinariExport:
+    dataset, episodes, steps, skipped = None, 0, 0, 0
+    found = _whole_episodes(store, query, spec, seat)
+    while batch := list(itertools.islice(found, BATCH_EPISODES)):
+        whole = [episode for episode in batch if episode is not None]
+        ready = [_buffer(episode, episodes + number) for number, episode in enumerate(whole)]
+        skipped += len(batch) - len(ready)
+        episodes, steps = episodes + len(ready), steps + sum(len(buffer.rewards) for buffer in ready)
+        if dataset is not None:
+            dataset.storage.update_episodes(ready)
+        elif ready:
+            dataset = _create(minari, name, spec, seat, ready)
+        progress(episodes)
+    if dataset is None:
+        do = "Record whole episodes with their final observation"
+        raise Missing(f"no complete episode of seat {seat} ({skipped} without an end)", where=spec.id, do=do)
+    dataset.storage.update_metadata({"total_episodes": episodes, "total_steps": steps})
+    return MinariExport(episodes, steps, skipped)
 
 
 def read(folder: Path, name: str, spec: GameSpec, *, seat: int = 0) -> Iterator[Chunk]:
@@ -74,6 +93,17 @@ def read(folder: Path, name: str, spec: GameSpec, *, seat: int = 0) -> Iterator[
         dataset = minari.load_dataset(name)
     for episode in dataset.iterate_episodes():
         yield from _cut(episode, name, spec, seat)
+
+
+def _check_name(name: str) -> None:
+    """Nothing, or ConfigError for a name that Minari refuses once its folder is made."""
+    from minari.dataset.minari_dataset import parse_dataset_id
+
+    try:
+        parse_dataset_id(name)
+    except (ValueError, TypeError):  # the latter where it has no version
+        do = "Write NAMESPACE/NAME-vN, such as sparring/cartpole-v0: words of two letters or more, digits, - and _"
+        raise ConfigError("it is no name of a Minari dataset", where=f"--dataset {name!r}", do=do) from None
 
 
 @contextmanager
