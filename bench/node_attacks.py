@@ -19,7 +19,10 @@ from bench.node_runs import NodeRun
 
 SEEDS, SOLVED = (1, 2, 3, 4, 5), 475.0
 WEIGHTS = NodeRun("cartpole", "ppo", 200_000, "median", nodes=4, exchange_s=0.3)
-EXPERIENCE = NodeRun("cartpole", "ppo", 100_000, nodes=4, hostile="replay", contribute="experience")
+EXPERIENCE = NodeRun(
+    "cartpole", "ppo", 400_000, nodes=4, hostile="replay", contribute="experience", envs=4,
+    settings=("schedule_steps=400000",),
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _time_limit(env: Any) -> int | None:
 
 def _from_envs(envs: list[Any], limit: int | None, game_id: str, *, own: bool = False) -> "Environments":
     """`own`: a user's Python program gave them; others may be a user's, too."""
-    where, kind = f"game {game_id!r}", type(envs[0].unwrapped)
+    where, kind, given = f"game {game_id!r}", type(envs[0].unwrapped), own
     if not kind.__module__.startswith("gymnasium."):
         own = True
         note_code(getattr(sys.modules.get(kind.__module__), "__file__", None), "environment")
@@ -110,7 +110,12 @@ def _from_envs(envs: list[Any], limit: int | None, game_id: str, *, own: bool = 
     seat = SeatSpec(name="player", observation=reader.leaves, action=action, reward_bounds=bounds)
     spec = GameSpec(id=GameId(game_id), turns="simultaneous", seats=(seat,), max_ticks=limit or MOST_TICKS)
     if own:
-        check_answers(envs[0], where)
+        try:
+            check_answers(envs[0], where)
+        except Exception as error:
+            if given or isinstance(error, ConfigError):
+                raise
+            # What its own code raises it raises again when it is played, and the run tells it then.
     if limit is None and game_id not in _told_endless:
         _told_endless.add(game_id)
         log.warning(
