@@ -136,7 +136,7 @@ def decide(
 def check_has_others(game: str, option: str) -> None:
     """Nothing, or ConfigError where a game has one seat, and `option` names who plays the others."""
     if len(spec_of(game).seats) == 1:
-        raise ConfigError("the game has one seat, which nobody plays against", where=game, do=f"Leave out {option}")
+        raise ConfigError("the game has one seat, so there is no opponent", where=game, do=f"Leave out {option}")
 
 
 def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:

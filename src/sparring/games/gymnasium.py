@@ -71,7 +71,9 @@ def from_factory(make: Callable[[], Any], game_id: str, n: int) -> Game:
         if not isinstance(env, gym.Env):
             do = "Return a gymnasium.Env"
             raise ConfigError(f"the function made a {type(env).__name__}", where=f"game {game_id!r}", do=do)
-    return _from_envs(envs, getattr(envs[0].spec, "max_episode_steps", None) or _time_limit(envs[0]), game_id, own=True)
+    return _from_envs(
+        envs, getattr(envs[0].spec, "max_episode_steps", None) or _time_limit(envs[0]), game_id, given=True
+    )
 
 
 def register(given: Any) -> str:
@@ -97,11 +99,11 @@ def _time_limit(env: Any) -> int | None:
     return next((int(limit) for limit in found if limit), None)
 
 
-def _from_envs(envs: list[Any], limit: int | None, game_id: str, *, own: bool = False) -> "Environments":
-    """`own`: a user's Python program gave them; others may be a user's, too."""
-    where, kind, given = f"game {game_id!r}", type(envs[0].unwrapped), own
+def _from_envs(envs: list[Any], limit: int | None, game_id: str, *, given: bool = False) -> "Environments":
+    """`given`: by a Python program; environments of other modules than Gymnasium's are a user's, too."""
+    where, kind = f"game {game_id!r}", type(envs[0].unwrapped)
+    own = given or not kind.__module__.startswith("gymnasium.")
     if not kind.__module__.startswith("gymnasium."):
-        own = True
         note_code(getattr(sys.modules.get(kind.__module__), "__file__", None), "environment")
     check_spaces(envs[0], where)
     reader = observation_reader(envs[0].observation_space, where, full_images=FULL_IMAGES in game_id)

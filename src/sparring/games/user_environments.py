@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def as_registered(gym: Any, env: Any) -> bool:
-    """Whether `gymnasium.make(id)` makes just such an environment: nobody changed, wrapped or played it."""
+    """Whether `gymnasium.make(id)` makes an equal environment: the given one was not changed, wrapped or played."""
     spec = env.spec
     if spec is None or gym.registry.get(spec.id) is None:
         return False
@@ -99,11 +99,10 @@ def check_step(env: Any, stepped: Any, where: str) -> None:
         do = "Return observation, reward, terminated, truncated, info"
         raise ConfigError("its step gives no five values", where=where, do=do)
     try:
-        number = not isinstance(stepped[1], str) and float(stepped[1]) is not None
+        float(stepped[1])
     except (TypeError, ValueError):
-        number = False
-    if not number:
-        raise ConfigError(f"its step gives the reward {stepped[1]!r:.60}", where=where, do="Return a number")
+        wrong = f"its step gives the reward {stepped[1]!r:.60}"
+        raise ConfigError(wrong, where=where, do="Return a number") from None
     _check_observation(env, stepped[0], "step", where)
 
 

@@ -17,7 +17,7 @@ from sparring.nodes.merge_rules import Merger
 log = logging.getLogger(__name__)
 
 KNOWN = 16  # response times from which the usual one is known
-STRAGGLES, LEAST_STRAGGLE_S = 1.5, 0.1  # slower than so many times the usual; nobody straggles below so many seconds
+STRAGGLES, LEAST_STRAGGLE_S = 1.5, 0.1  # times the usual response time; shorter ones than this never straggle
 PATIENCE, LEAST_PATIENCE_S = 2.0, 1.0  # a round waits so many times the usual, and at least so many seconds
 
 
