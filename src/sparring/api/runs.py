@@ -20,7 +20,7 @@ from sparring.api.models import LoadedModel, check_arguments
 from sparring.api.models import settings as load_settings
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
-from sparring.learn.plan import TrainRequest
+from sparring.learn.plan import TrainRequest, with_nodes
 from sparring.learn.runs.summary import RunSummary, list_runs, metrics_columns, read_run
 from sparring.learn.runs.train import TrainOptions, TrainResult
 from sparring.learn.runs.train import train as run_training
@@ -143,6 +143,11 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
     resume: str | bool = False,
     promote: bool = True,
     track: str | Sequence[str] | None = None,
+    nodes: str | Sequence[str] | None = None,
+    accept_nodes: str | None = None,
+    contribute: str | None = None,
+    nodes_cert: str | Path | None = None,
+    nodes_key: str | Path | None = None,
     data: str | Path | None = None,
     config: str | Path | None = None,
     config_set: Mapping[str, Any] | None = None,
@@ -155,6 +160,8 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
     `settings` are the algorithm's ({"learning_rate": 1e-3}), `config_set` those of spar.toml
     ({"replay.capacity_steps": 50_000}). `resume` is True (the newest run of the game and algorithm) or a run's name.
     `track` sends the metrics to "tensorboard" (the default), "wandb", "mlflow" or "module:name", or to several of them.
+    `nodes` are machines that learn, each as the line that `spar node --listen` printed; `accept_nodes` is HOST:PORT
+    where they join, by the line that is shown then (docs/nodes.md).
     Ctrl-C ends the run after its current update, and publishes what it learned; a second one stops at once.
     """
     values = dict(settings or {})
@@ -166,8 +173,9 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
         del values["network"]  # the run's own name of it
     found = load_settings(data, config, tuple(_assignment(item) for item in (config_set or {}).items()))
     if track is not None:
-        names = (track,) if isinstance(track, str) else tuple(track)
-        found = found.layered({"train.track": names}, "program", above=True)
+        found = found.layered({"train.track": _texts(track)}, "program", above=True)
+    certificate = (str(nodes_cert or ""), str(nodes_key or ""))
+    found, nodes_plan = with_nodes(found, "program", _texts(nodes or ()), accept_nodes or "", contribute, *certificate)
     request = TrainRequest(
         game=game if isinstance(game, str) else _registered(game),
         algo=algo or ("iql" if source == "store" else "ppo"),
@@ -180,6 +188,7 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
         learners=learners,
         on=on,
         settings=tuple(_assignment(item) for item in values.items()),
+        nodes=nodes_plan,
     )
     go_on = None if resume is False else "" if resume is True else resume
     options = TrainOptions(minutes, until, go_on, promote, tuple(sys.argv))
@@ -233,6 +242,10 @@ def sweep(  # noqa: PLR0913  (as `train`)
     with _stopped_by_ctrl_c() as watch:
         callbacks = SweepCallbacks(lambda trial, run, progress: None, on_trial, watch)
         return run_sweep(tables, request, found, callbacks, tuple(sys.argv), parallel)
+
+
+def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _registered(environment: Any) -> str:

@@ -7,7 +7,6 @@ Example: spar train cartpole --algo ppo --steps 200000
 import argparse
 import json
 import os
-import re
 import shlex
 import signal
 import sys
@@ -23,7 +22,7 @@ from sparring.processes.supervisor import ChildProcess, RestartPolicy
 
 if TYPE_CHECKING:
     from sparring.config import Config
-    from sparring.learn.plan import NodesPlan, TrainRequest
+    from sparring.learn.plan import TrainRequest
     from sparring.learn.runs.train import TrainingLoop, TrainProgress
     from sparring.learn.sweeps.sweep import Sweep, TrialReport
 
@@ -88,7 +87,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a machine that learns (a3c, ppo, dqn): the line that `spar node --listen` printed; may be repeated",
     )
-    parser.add_argument("--accept-nodes", metavar="HOST:PORT", help="let machines join, by the line that this prints")
+    parser.add_argument(
+        "--accept-nodes", default="", metavar="HOST:PORT", help="let machines join, by the line that this prints"
+    )
     parser.add_argument(
         "--contribute",
         choices=["weights", "experience"],
@@ -110,13 +111,15 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     alone = args.explain or args.sweep is not None or args.parallel is not None
     if kept_alive is None and not alone and (args.keep_alive or on_ray):
         return _keep_alive(args, output)  # before torch is imported: the child does that
-    from sparring.learn.plan import COMMAND_LINE, TrainRequest
+    from sparring.learn.plan import COMMAND_LINE, TrainRequest, with_nodes
     from sparring.learn.runs.train import TrainOptions, train
 
     if args.track:
         args.config = args.config.layered({"train.track": tuple(args.track)}, COMMAND_LINE, above=True)
     if kept_alive not in (None, "new"):  # a resumed run keeps its settings
         args.resume, args.algo_set, args.envs = kept_alive, [], None
+    about_nodes = (args.nodes, args.accept_nodes, args.contribute, args.nodes_cert, args.nodes_key)
+    args.config, nodes = with_nodes(args.config, COMMAND_LINE, *about_nodes)
     request = TrainRequest(
         game=args.game,
         algo=args.algo or ("iql" if args.source == "store" else "ppo"),
@@ -129,7 +132,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         learners=args.learners,
         settings=tuple(args.algo_set),
         on=args.on,
-        nodes=_nodes(args),
+        nodes=nodes,
     )
     if args.explain:
         return _explain(request, args.config, output)
@@ -137,7 +140,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         raise ConfigError(f"--parallel {args.parallel}", where="spar train", do="Count from 1, beside --sweep FILE")
     if args.sweep is not None:
         return _sweep(args, request, output)
-    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, _without_tokens(sys.argv))
+    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     with output.waits():
         trained = train(request, options, args.config, lambda one: output.progress(str(one)), _stops_on_signals)
     published = trained.published
@@ -164,23 +167,6 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         "state": trained.state,
         "models": [{"model": one.model, "seats": list(one.seats), "promoted": one.promoted} for one in all_kinds],
     }
-
-
-def _nodes(args: argparse.Namespace) -> "NodesPlan | None":
-    from sparring.learn.plan import NodesPlan
-
-    if not args.nodes and not args.accept_nodes:
-        return None
-    config = args.config.nodes
-    if args.contribute:
-        config = replace(config, contribute=args.contribute)
-    about = (tuple(args.nodes), args.accept_nodes or "", args.nodes_cert, args.nodes_key)
-    return NodesPlan(config, args.config.data, *about)
-
-
-def _without_tokens(words: list[str]) -> tuple[str, ...]:
-    """The command as a run's folder keeps it."""
-    return tuple(re.sub(r"(wss?://)[^@/]*@", r"\1…@", word) for word in words)
 
 
 def _explain(request: "TrainRequest", config: "Config", output: Output) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import logging
 import os
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args
 
@@ -144,6 +145,25 @@ class TrainRequest:
     learners: int | None = None
     league: str = ""  # the learner of a league, DISCOVERY#NAME/GENERATION: the league says whom it meets
     nodes: NodesPlan | None = None  # other machines that learn
+
+
+def without_token(text: str) -> str:
+    """A word of a command, or a node's URL, as a run's folder keeps it."""
+    return re.sub(r"(wss?://)[^@/]*@", r"\1…@", text)
+
+
+def with_nodes(
+    config: Config, origin: str, nodes: Sequence[str], accept: str, contribute: str | None, cert: str, key: str
+) -> tuple[Config, NodesPlan | None]:
+    """The settings with what nodes send, and which nodes learn: None where none are asked for."""
+    if not nodes and not accept:
+        given = {"--contribute": contribute, "--nodes-cert": cert, "--nodes-key": key}
+        if idle := next((name for name, value in given.items() if value), None):
+            raise ConfigError("no nodes are asked for", where=idle, do="Give --nodes or --accept-nodes, too")
+        return config, None
+    if contribute:
+        config = config.layered({"nodes.contribute": contribute}, origin, above=True)
+    return config, NodesPlan(config.nodes, config.data, tuple(nodes), accept, cert, key)
 
 
 def plan(request: TrainRequest, config: Config) -> Plan:
