@@ -20,7 +20,7 @@ from sparring.api.models import LoadedModel, check_arguments
 from sparring.api.models import settings as load_settings
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
-from sparring.learn.plan import TrainRequest, with_nodes
+from sparring.learn.plan import PROGRAM, TrainRequest, default_algo, with_nodes
 from sparring.learn.runs.summary import RunSummary, list_runs, metrics_columns, read_run
 from sparring.learn.runs.train import TrainOptions, TrainResult
 from sparring.learn.runs.train import train as run_training
@@ -173,12 +173,12 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
         del values["network"]  # the run's own name of it
     found = load_settings(data, config, tuple(_assignment(item) for item in (config_set or {}).items()))
     if track is not None:
-        found = found.layered({"train.track": _texts(track)}, "program", above=True)
+        found = found.layered({"train.track": _texts(track)}, PROGRAM, above=True)
     certificate = (str(nodes_cert or ""), str(nodes_key or ""))
-    found, nodes_plan = with_nodes(found, "program", _texts(nodes or ()), accept_nodes or "", contribute, *certificate)
+    found, nodes_plan = with_nodes(found, PROGRAM, _texts(nodes or ()), accept_nodes or "", contribute, *certificate)
     request = TrainRequest(
         game=game if isinstance(game, str) else _registered(game),
-        algo=algo or ("iql" if source == "store" else "ppo"),
+        algo=algo or default_algo(source),
         source=source,
         topology=topology,
         seed=seed,
@@ -189,6 +189,7 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
         on=on,
         settings=tuple(_assignment(item) for item in values.items()),
         nodes=nodes_plan,
+        origin=PROGRAM,
     )
     go_on = None if resume is False else "" if resume is True else resume
     options = TrainOptions(minutes, until, go_on, promote, tuple(sys.argv))
@@ -237,6 +238,7 @@ def sweep(  # noqa: PLR0913  (as `train`)
         seed=seed,
         on=on,
         settings=tuple(_assignment(item) for item in (settings or {}).items()),
+        origin=PROGRAM,
     )
     tables = {"sweep": table, "space": {key: dict(value) for key, value in space.items()}}
     with _stopped_by_ctrl_c() as watch:

@@ -23,7 +23,7 @@ from sparring.processes.supervisor import ChildProcess, RestartPolicy
 if TYPE_CHECKING:
     from sparring.config import Config
     from sparring.learn.plan import TrainRequest
-    from sparring.learn.runs.train import TrainingLoop, TrainProgress
+    from sparring.learn.runs.train import TrainingLoop, TrainOptions, TrainProgress
     from sparring.learn.sweeps.sweep import Sweep, TrialReport
 
 CHILD = "SPARRING_KEPT_ALIVE"  # set in the process of a learner that is kept alive: the run to resume, or "new"
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     alone = args.explain or args.sweep is not None or args.parallel is not None
     if kept_alive is None and not alone and (args.keep_alive or on_ray):
         return _keep_alive(args, output)  # before torch is imported: the child does that
-    from sparring.learn.plan import COMMAND_LINE, TrainRequest, with_nodes
+    from sparring.learn.plan import COMMAND_LINE, TrainRequest, default_algo, with_nodes
     from sparring.learn.runs.train import TrainOptions, train
 
     if args.track:
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     args.config, nodes = with_nodes(args.config, COMMAND_LINE, *about_nodes)
     request = TrainRequest(
         game=args.game,
-        algo=args.algo or ("iql" if args.source == "store" else "ppo"),
+        algo=args.algo or default_algo(args.source),
         source=args.source,
         topology=args.topology,
         seed=args.seed,
@@ -134,13 +134,13 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         on=args.on,
         nodes=nodes,
     )
+    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     if args.explain:
-        return _explain(request, args.config, output)
+        return _explain(request, options, args.config, output)
     if args.parallel is not None and (args.sweep is None or args.parallel < 1):
         raise ConfigError(f"--parallel {args.parallel}", where="spar train", do="Count from 1, beside --sweep FILE")
     if args.sweep is not None:
         return _sweep(args, request, output)
-    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     with output.waits():
         trained = train(request, options, args.config, lambda one: output.progress(str(one)), _stops_on_signals)
     published = trained.published
@@ -169,11 +169,14 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _explain(request: "TrainRequest", config: "Config", output: Output) -> dict[str, Any]:
+def _explain(request: "TrainRequest", options: "TrainOptions", config: "Config", output: Output) -> dict[str, Any]:
     """Every setting that such a run would have."""
     from sparring.learn.plan import plan
 
-    rows = plan(request, config).explained
+    if options.resume is not None:
+        do = "Look at them with `spar runs show RUN`"
+        raise ConfigError("a resumed run keeps its settings", where="--explain", do=do)
+    rows = (*options.explained(request.origin), *plan(request, config).explained)
     output.table(["setting", "value", "from"], [[row.key, row.value, row.origin] for row in rows])
     return {"game": request.game, "algo": request.algo, "settings": [asdict(row) for row in rows]}
 

@@ -29,7 +29,7 @@ from sparring.league.gate import GateLimits
 from sparring.learn import plan as plans
 from sparring.learn.algorithms.learner import TorchLearner
 from sparring.learn.offline.parallel_store import ParallelStore
-from sparring.learn.plan import Plan, TrainRequest
+from sparring.learn.plan import Plan, SettingRow, TrainRequest
 from sparring.learn.protocol import Iteration, Learner, Topology, published_weights
 from sparring.learn.runs.folder import RunFolder, another_build
 from sparring.learn.runs.publisher import Learned, ModelPublisher, PublishedModel, Publisher, model_of
@@ -74,6 +74,14 @@ class TrainOptions:
             raise ConfigError(f"--minutes {self.minutes:g}", where="spar train", do="Give more than 0")
         if self.until is not None and not math.isfinite(self.until):
             raise ConfigError(f"--until {self.until:g}", where="spar train", do="Give a return that can be reached")
+
+    def explained(self, origin: str) -> list[SettingRow]:
+        """The options that are settings of the run, as rows of its table; `origin` is who gave them."""
+        values, default = {"minutes": self.minutes, "until": self.until, "promote": self.promote}, TrainOptions()
+        return [
+            SettingRow(key, value, DEFAULT if value == getattr(default, key) else origin)
+            for key, value in values.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +345,7 @@ def train(
     runs, track = Path(config.data) / "runs", config.train.track
     if options.resume is None:
         plan = plans.plan(request, config)
+        plan = replace(plan, explained=(*options.explained(request.origin), *plan.explained))
     else:
         run = RunFolder.find(runs, request.game, request.algo, options.resume)
         plan = _resumed_plan(run, request, config)
