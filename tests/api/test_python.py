@@ -78,10 +78,37 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra() -> None:
     )
 
 
-@pytest.mark.parametrize("game", ["cartpole", "connect-four", "duel", "gym:FrozenLake-v1", "spiel:kuhn_poker"])
+DRAWN = ["cartpole", "connect-four", "duel", "gym:FrozenLake-v1", "gym:Taxi-v3", "gym:CartPole-v1"]
+
+
+@pytest.mark.parametrize("game", [*DRAWN, "spiel:kuhn_poker"])
 @pytest.mark.filterwarnings("ignore")
 def test_gymnasium_accepts_our_games(game: str) -> None:
-    check_env(sparring.make(game), skip_render_check=True)
+    check_env(sparring.make(game))
+
+
+@pytest.mark.parametrize("game", DRAWN)
+@pytest.mark.filterwarnings("ignore")
+def test_gymnasium_accepts_our_games_with_pictures(game: str) -> None:
+    env = sparring.make(game, render_mode="rgb_array")
+    check_env(env)
+    env.reset(seed=0)
+    first = env.render()
+    assert first.dtype == np.uint8
+    env.step(env.action_space.sample(env.reset(seed=0)[1]["action_mask"]))
+    assert (env.render() != first).any() or game == "gym:FrozenLake-v1"  # where one may slip into a wall
+
+
+def test_a_vector_draws_each_game_and_plays_as_without_pictures() -> None:
+    envs, plain = sparring.make("gym:Taxi-v3", n=3, render_mode="rgb_array"), sparring.make("gym:Taxi-v3", n=3)
+    for one in (envs, plain):
+        one.reset(seed=3)
+    for _ in range(20):  # masked actions, too: Taxi answers them itself
+        actions = envs.action_space.sample()
+        np.testing.assert_array_equal(envs.step(actions)[0], plain.step(actions)[0])
+    pictures = envs.render()
+    assert len(pictures) == 3
+    assert (pictures[0] != pictures[1]).any()
 
 
 @pytest.mark.parametrize("game", ["connect-four", "spiel:kuhn_poker"])
@@ -176,6 +203,11 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         (lambda: make("connect-four", opponent="tactica"), "Did you mean 'tactical'?"),
         (lambda: make("connect-four", opponent=model), "Choose a model of connect-four"),
         (lambda: make("cartpole").step(0), "Call reset() before step()"),
+        (lambda: make("cartpole").render(), "Use sparring.make(game, render_mode='rgb_array')"),
+        (lambda: make("cartpole", render_mode="rgb_array").render(), "Call reset() before render()"),
+        (lambda: make("cartpole", render_mode="human"), "Use 'rgb_array', and show or write the pictures"),
+        (lambda: make("spiel:kuhn_poker", render_mode="rgb_array"), "it draws no pictures"),
+        (lambda: make("connect-four", api="pettingzoo", render_mode="rgb_array"), "Leave out n, seat, opponent"),
         (lambda: (four.reset(), four.step("left")), "action array(['left']"),
         (lambda: (vector := make("cartpole", n=3)).reset(seed=[1, 2]) and vector, "Give one for each of 3"),
         (lambda: train(42), "Gymnasium environment"),

@@ -130,6 +130,8 @@ def _from_envs(envs: list[Any], limit: int | None, game_id: str, *, given: bool 
 class Environments(OneSeatGame):
     """n environments, stepped one by one."""
 
+    refuses_masked = True  # actions that info["action_mask"] excludes; the environments themselves take them
+
     def __init__(
         self, spec: GameSpec, envs: list[Any], reader: "Reader", to_env: Callable[[Array], Any], *, own: bool = False
     ) -> None:
@@ -152,7 +154,8 @@ class Environments(OneSeatGame):
     def step(self, actions: Actions) -> View:
         """Step each running game in turn."""
         running = self._ending == RUNNING
-        moves, rows = self._checked_actions(0, actions[0], running, self._legal), np.flatnonzero(running)
+        legal, rows = self._legal if self.refuses_masked else None, np.flatnonzero(running)
+        moves = self._checked_actions(0, actions[0], running, legal)
         to_env, steps = self._to_env, self._steps
         results = [steps[i](to_env(moves[i])) for i in rows.tolist()]
         reward, terminated, truncated = np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool)
