@@ -1,12 +1,14 @@
 """`sparring.load` and `sparring.evaluate`: a model as an object that predicts, and how well it plays."""
 
 import inspect
+import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from sparring import config as configs
 from sparring.acting import evaluate as games
 from sparring.acting.players import Lineup, Named, check_has_others, named
 from sparring.acting.return_histogram import check_format, draw, save_picture, summary
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError, Missing, SparringError, UserCodeError
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec, SeatSpec
@@ -32,6 +34,14 @@ if TYPE_CHECKING:
 
 Observation = Any  # an array, or a mapping of leaf name → array; with or without a batch axis in front
 P = ParamSpec("P")
+_COMMANDS = re.compile(
+    r"spar train ([^\s`-][^\s`]*)((?: --[a-z-]+ [^\s`]+)*)"  # a run that an error advises; then other commands, options
+    r"|(spar [^`]*)|--([a-z][a-z-]*)"
+)
+_ARGUMENTS = {  # options of the command line whose arguments have other names
+    **{"from": "source", "algo-set": "settings", "set": "config_set", "no-promote": "promote=False"},
+    **{"resume": "resume=True", "cert": "nodes_cert", "key": "nodes_key", "sweep": "sparring.sweep"},
+}
 T = TypeVar("T")
 
 
@@ -51,10 +61,34 @@ def check_arguments(call: Callable[P, T]) -> Callable[P, T]:
         for name, value in bound.arguments.items():
             hint = signature.parameters[name].annotation
             if hint is not Any:
-                bound.arguments[name] = _of_types(value, get_args(hint) or (hint,), name, f"sparring.{call.__name__}")
-        return call(*bound.args, **bound.kwargs)
+                hints = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+                bound.arguments[name] = _of_types(value, hints, name, f"sparring.{call.__name__}")
+        try:
+            return call(*bound.args, **bound.kwargs)
+        except SparringError as error:
+            if not isinstance(error, UserCodeError):
+                error.reword(python_words)
+            raise
 
     return checked
+
+
+def python_words(text: str) -> str:
+    """A sentence about the command line, about Python: --from is source, `spar train GAME --algo bc` a call."""
+
+    def argument(option: str) -> str:
+        return _ARGUMENTS.get(option, option.replace("-", "_"))
+
+    def in_python(found: re.Match[str]) -> str:
+        game, options, command, option = found.groups()
+        if option:
+            return argument(option)
+        if command:
+            return "sparring.train" if command == "spar train" else command
+        given = "".join(f", {argument(name)}={value!r}" for name, value in re.findall(r"--(\S+) (\S+)", options))
+        return f"sparring.train({game!r}{given})"
+
+    return _COMMANDS.sub(in_python, text)
 
 
 def _of_types(value: Any, hints: tuple[Any, ...], name: str, where: str) -> Any:
@@ -274,7 +308,7 @@ def settings(
     said = (*overrides, *([] if data is None else [f"data={Path(data).absolute()}"]))
     found = configs.load(None if config is None else Path(config), said)
     configs.check_data_folder(Path(found.data))
-    return found
+    return replace(found, set_by={key: "program" if by == "--set" else by for key, by in found.set_by.items()})
 
 
 def _columns(observation: Observation, seat: SeatSpec, frame_stack: int, game: str) -> tuple[Columns, bool]:
