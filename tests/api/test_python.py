@@ -1,5 +1,6 @@
 """Sparring from Python: training, evaluation, models and environments, as docs/python.md promises them."""
 
+import logging
 import os
 import re
 import signal
@@ -182,8 +183,9 @@ class Changed(Walk):
 def test_wrong_arguments_are_refused_with_what_to_do() -> None:
     model = sparring.train("cartpole", steps=256, progress=False).model
     evaluated = sparring.evaluate(model, 2)
-    train, evaluate, load, make, predict = (
+    train, sweep, evaluate, load, make, predict = (
         sparring.train,
+        sparring.sweep,
         sparring.evaluate,
         sparring.load,
         sparring.make,
@@ -216,6 +218,17 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         (lambda: train("cartpole", until="high"), "until = 'high'. Give float."),
         (lambda: train("cartpole", resume=3), "resume = 3. Give str or bool."),
         (lambda: train("cartpole", promote=1), "promote = 1. Give bool."),
+        (lambda: train("cartpole", steps=0), "sparring.train: envs 16, steps 0. Count both from 1."),
+        (lambda: train("cartpole", minutes=0), "sparring.train: minutes 0"),
+        (lambda: train("cartpole", source="stor"), "source: there is no source 'stor'"),
+        (lambda: train("cartpole", "bc"), "`sparring.train('cartpole', algo='bc', source='store')`"),
+        (lambda: train("cartpole", source="store", topology="single"), "single does not go with source store"),
+        (lambda: train("cartpole", resume=True, settings={"clip": 0.1}), "Leave out settings and envs"),
+        (lambda: train("duel", resume=True), "Train without resume=True first"),
+        (lambda: train("cartpole", config_set={"train.env": 1}), "config_set"),
+        (lambda: train("cartpole", nodes="one"), "the line that `spar node --listen` or"),
+        (lambda: sweep("cartpole", space=[1]), "space = [1]. Give Mapping."),
+        (lambda: sweep("cartpole", space={}), "Name at least one setting"),
         (lambda: train("cartpole", settings=["epochs"]), "settings = ['epochs']. Give Mapping."),
         (lambda: train("cartpole", settings={"epochs": object}), "Give text, a number"),
         (lambda: train("cartpole", settings={"learning_rat": 1}), "Did you mean 'learning_rate'?"),
@@ -231,7 +244,7 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
             "Return observation, reward, terminated, truncated, info",
         ),
         (lambda: load("script:cartpole/random"), "Name a model"),
-        (lambda: load("champion:duel"), "spar train duel"),
+        (lambda: load("champion:duel"), "Train one: `sparring.train('duel')`"),
         (lambda: load(None), "name = None. Give str or Path."),
         (lambda: load("abc"), "at least 6 digits"),
         (lambda: load(Path("nowhere")), "Give the folder of one model"),
@@ -257,6 +270,25 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         with pytest.raises(sparring.SparringError, match=re.escape(words)):
             call()
     assert train("cartpole", steps=np.int64(256), settings={"learning_rate": np.float32(1e-3)}, progress=False)
+
+
+def test_the_games_after_training_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    sparring.train("cartpole", steps=512, actors=2)
+    first, *_, played, last = capsys.readouterr().err.splitlines()
+    assert first == "actors 2 is not used: in topology single the learner's process plays"
+    assert "100%  512 steps" in played
+    assert last == "publishing the last model: it plays the promotion gate's games …"
+    assert logging.getLogger("sparring").level == logging.NOTSET
+
+
+def test_a_terminal_keeps_the_last_progress_beside_what_is_announced() -> None:
+    ours, theirs = os.openpty()
+    code = "import sparring; sparring.train('cartpole', steps=512, promote=False)"
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True)
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert re.search(r"\r\x1b\[2K100%  512 steps.*\r\npublishing the last model: it plays its .*…\r\n", said), said
 
 
 def test_a_dict_of_observations_is_predicted_for_one_and_for_many() -> None:

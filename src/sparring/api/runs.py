@@ -2,6 +2,7 @@
 metrics and models; `sparring.runs`: the runs of a data folder."""
 
 import json
+import logging
 import secrets
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparring.acting.return_histogram import check_format, new_figure, save_picture
-from sparring.api.models import LoadedModel, check_arguments
+from sparring.api.models import LoadedModel, check_arguments, python_words
 from sparring.api.models import settings as load_settings
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
@@ -32,7 +33,6 @@ from sparring.wire.ids import GameId, ModelId
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparring.learn.runs.train import TrainProgress
     from sparring.learn.sweeps.sweep import SweepResult, TrialReport
 
 
@@ -198,6 +198,7 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
     return Run(Path(found.data) / "runs" / result.run, result, found.registry_url)
 
 
+@check_arguments
 def runs(game: str | None = None, algo: str | None = None, *, data: str | Path | None = None) -> list[Run]:
     """The runs of the data folder, or those of one game or algorithm: running ones first, then the newest."""
     found = load_settings(data)
@@ -206,6 +207,7 @@ def runs(game: str | None = None, algo: str | None = None, *, data: str | Path |
     return [Run(folder / one.run, None, found.registry_url) for one in wanted]
 
 
+@check_arguments
 def sweep(  # noqa: PLR0913  (as `train`)
     game: Any,
     algo: str | None = None,
@@ -219,6 +221,7 @@ def sweep(  # noqa: PLR0913  (as `train`)
     config: str | Path | None = None,
     config_set: Mapping[str, Any] | None = None,
     on_trial: Callable[["TrialReport"], None] = lambda trial: None,
+    progress: bool = True,
     **table: Any,
 ) -> "SweepResult":
     """Search the algorithm's settings in `space` by many runs; what `spar train --sweep` does (docs/training.md).
@@ -241,8 +244,8 @@ def sweep(  # noqa: PLR0913  (as `train`)
         origin=PROGRAM,
     )
     tables = {"sweep": table, "space": {key: dict(value) for key, value in space.items()}}
-    with _stopped_by_ctrl_c() as watch:
-        callbacks = SweepCallbacks(lambda trial, run, progress: None, on_trial, watch)
+    with _progress_line(progress) as show, _stopped_by_ctrl_c() as watch:
+        callbacks = SweepCallbacks(lambda trial, run, now: show(f"trial {trial} run {run}  {now}"), on_trial, watch)
         return run_sweep(tables, request, found, callbacks, tuple(sys.argv), parallel)
 
 
@@ -257,29 +260,67 @@ def _registered(environment: Any) -> str:
 
 
 @contextmanager
-def _progress_line(wanted: bool) -> Iterator[Callable[["TrainProgress"], None]]:
-    """Called with each progress: one line that changes in a notebook and in a terminal, elsewhere plain lines; on
-    standard error, since standard output is the program's own."""
-    notebook, live = "ipykernel" in sys.modules, sys.stderr.isatty()
-    display_id, shown = secrets.token_hex(8), 0
+def _progress_line(wanted: bool) -> Iterator[Callable[[object], None]]:
+    """Called with each progress; meanwhile what the package logs of its waits is shown, too."""
+    if not wanted:
+        yield lambda progress: None
+        return
+    line, log = _ProgressLine(), logging.getLogger("sparring")
+    level = log.level
+    log.addHandler(line)
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    try:
+        yield line.show
+    finally:
+        log.removeHandler(line)
+        log.setLevel(level)
+        line.end()
 
-    def show(progress: "TrainProgress") -> None:
-        nonlocal shown
-        shown += 1
-        if notebook:
+
+class _ProgressLine(logging.Handler):
+    """One line that changes in a notebook and in a terminal, elsewhere plain lines; on standard error, since standard
+    output is the program's own. What is logged stays beside it, in a notebook a wait ("… …") only until it is over."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._notebook, self._live = "ipykernel" in sys.modules, sys.stderr.isatty()
+        self._display_id, self._progress, self._drawn = secrets.token_hex(8), "", False
+
+    def show(self, progress: object) -> None:
+        self.acquire()  # other threads log
+        try:
+            self._progress = str(progress)
+            self._draw(self._progress)
+        finally:
+            self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = python_words(record.getMessage())
+        if self._notebook and text.endswith("…"):
+            self._draw(f"{self._progress}\n{text}".strip())
+        else:
+            self.end()
+            sys.stderr.write(f"{text}\n")
+
+    def end(self) -> None:
+        """The line stays as it is."""
+        if self._drawn and self._notebook:
+            self._draw(self._progress)
+        elif self._drawn:
+            sys.stderr.write("\n")
+            self._drawn = False
+
+    def _draw(self, text: str) -> None:
+        if self._notebook:
             from IPython.display import display
 
-            line = {"text/plain": str(progress)}
-            display(line, raw=True, display_id=display_id, update=shown > 1)  # type: ignore[no-untyped-call]
+            line = {"text/plain": text}
+            display(line, raw=True, display_id=self._display_id, update=self._drawn)  # type: ignore[no-untyped-call]
         else:
-            sys.stderr.write(f"\r\x1b[2K{progress}" if live else f"{progress}\n")
+            sys.stderr.write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
             sys.stderr.flush()
-
-    try:
-        yield show if wanted else lambda progress: None
-    finally:
-        if shown and live and not notebook:
-            sys.stderr.write("\n")
+        self._drawn = self._notebook or self._live
 
 
 @contextmanager

@@ -195,7 +195,8 @@ class TrainingLoop:
 
     def finish(self) -> PublishedModel:
         """Publish the last model, let it stand for promotion, and write the run's last status."""
-        log.info("publishing the last model: it plays the promotion gate's games …")
+        games = "the promotion gate's" if self.options.promote else "its evaluation's"
+        log.info(f"publishing the last model: it plays {games} games …")
         self._publish()
         assert self.published is not None
         self._last_checkpoint()
