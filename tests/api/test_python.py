@@ -167,6 +167,16 @@ def test_an_environment_is_trained_as_class_object_and_function() -> None:
         assert run.model.predict(np.zeros((4, 1))).tolist() == [1, 1, 1, 1]
 
 
+def test_minutes_begin_no_rollout_that_would_end_too_late() -> None:
+    class Slow(Walk):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            time.sleep(0.05)
+            return super().step(action)
+
+    run = sparring.train(Slow, minutes=0.1, envs=2, settings={"rollout_ticks": 20}, progress=False)  # 2 s a rollout
+    assert run.metrics["seconds"][-1] < 6 or run.result.updates == 1
+
+
 def test_a_registered_environment_keeps_its_id() -> None:
     run = sparring.train(gymnasium.make("CartPole-v1"), steps=256, progress=False)
     assert run.result.plan.game == "gym:CartPole-v1"

@@ -149,6 +149,7 @@ class TrainingLoop:
     _partner_returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     _metrics: dict[str, float] = field(default_factory=dict)
     _gate_s: float = 0.0  # that the last model took to publish, with the gate's games
+    _iteration_s: float = 0.0  # that the last iteration took
     _pauses: dict[str, float] = field(default_factory=dict)  # how long the learner last stood still, as metrics
     _last_log: tuple[float, int] = (0.0, -1)  # seconds and position
     _until_checks: int = 0
@@ -181,7 +182,9 @@ class TrainingLoop:
         started_at = self._last_log = (self.seconds, self.topology.position)
         self.run.status("running", model=self._model())
         while not self.stop_requested and not self._finished():
+            began = time.monotonic()
             self._note(self.topology.iterate())
+            self._iteration_s = time.monotonic() - began
             for task, period in periods.items():
                 if (began := time.monotonic()) >= due[task]:
                     task()
@@ -215,17 +218,18 @@ class TrainingLoop:
 
     def _finished(self) -> bool:
         until = self.options.until
-        return self._done_share() >= 1 or (until is not None and self._reached(until))
+        return self._done_share(self._iteration_s) >= 1 or (until is not None and self._reached(until))
 
-    def _done_share(self) -> float:
-        """Of the steps or of the time, whichever is nearer to its end."""
+    def _done_share(self, ahead_s: float = 0.0) -> float:
+        """Of the steps or of the time `ahead_s` from now, whichever is nearer to its end: an iteration that would end
+        too late is not begun."""
         share = self.topology.position / self.plan.steps
         if self.options.minutes is None:
             return share
         limit_s = 60 * self.options.minutes  # in which the gate's games, too, have to end
         gate_s = GATE_MARGIN * self._gate_s if self._gate_s else FIRST_GATE_SHARE * limit_s
         gate_s = min(max(gate_s, LEAST_GATE_SHARE * limit_s), MOST_GATE_SHARE * limit_s)
-        return max(share, self.seconds / (limit_s - gate_s))
+        return max(share, (self.seconds + ahead_s) / (limit_s - gate_s))
 
     def _reached(self, until: float) -> bool:
         checks = int(self.topology.position / (UNTIL_SHARE * self.plan.steps))
