@@ -301,6 +301,47 @@ def test_a_terminal_keeps_the_last_progress_beside_what_is_announced() -> None:
     assert re.search(r"\r\x1b\[2K100%  512 steps.*\r\npublishing the last model: it plays its .*…\r\n", said), said
 
 
+class Sampled(gymnasium.Env[Any, Any]):
+    """Shows and takes what its spaces say, whatever they are."""
+
+    def __init__(self, seen: Any, done: Any) -> None:
+        self.observation_space, self.action_space, self.steps = seen, done, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, self.steps == 10, False, {}
+
+
+def test_a_model_takes_what_its_environment_shows_and_answers_what_that_takes() -> None:
+    box, spaces = gymnasium.spaces.Box, gymnasium.spaces
+    deep = spaces.Dict(
+        {"a": box(-1, 1, (2,)), "b": spaces.Dict({"c": spaces.Tuple((spaces.MultiBinary(2), box(0, 1)))})}
+    )
+    uneven = box(np.array([0, 4], np.float32), np.array([1, 5], np.float32))
+    for seen, done in (
+        (deep, spaces.Discrete(2, start=5)),
+        (box(-1, 1, ()), spaces.MultiDiscrete([[2, 3], [4, 5]])),
+        (box(0, 255, (100, 120, 3), np.uint8), uneven),
+    ):
+        given = Sampled(seen, done)
+        model = sparring.train(given, steps=64, envs=2, promote=False, progress=False).model
+        for deterministic in (True, False):
+            assert done.contains(model.predict(given.reset()[0], deterministic=deterministic))
+        env = sparring.make(model.game)
+        env.step(model.predict(env.reset()[0]))
+
+
+def test_environments_of_make_that_differ_are_different_games() -> None:
+    made = [sparring.make("connect-four", opponent=one) for one in ("random", "tactical")]
+    games = {sparring.train(one, steps=64, promote=False, progress=False).result.plan.game for one in made}
+    assert len(games) == 2
+
+
 def test_a_dict_of_observations_is_predicted_for_one_and_for_many() -> None:
     class Two(Walk):
         observation_space = gymnasium.spaces.Dict(

@@ -76,7 +76,7 @@ def make(
         return OneSeat(one, seat, acting(one, game, player), draw, frames_per_s)
 
     if n is None:
-        return SeatEnv(opened())
+        return SeatEnv(opened(), f"{game}, seat {seat}, {getattr(opponent, 'id', opponent)}")
     if len(played.spec.seats) == 1 and render_mode is None:
         return SeatVectorEnv([opened(n)])
     return SeatVectorEnv([opened() for _ in range(n)])
@@ -98,8 +98,10 @@ class OneSeat:
     ) -> None:
         self.game, self.seat, self.spec = game, seat, game.spec.seats[seat]
         self._draw, self.frames_per_s = draw, frames_per_s
+        self.first = 0  # the first choice of a discrete action, as the environment counts
         if isinstance(game, Environments):
             game.refuses_masked = False  # whoever knows the environment expects what it does itself
+            self.first = game.to_env(np.zeros((), np.int32)) if self.spec.action.kind == "discrete" else 0
         self._others, self._rng = others, np.random.default_rng(0)
         self._stacks = FrameStacks(self.spec, game.spec.frame_stack, game.n)
         self._seen: Columns = {}
@@ -125,6 +127,8 @@ class OneSeat:
         except (TypeError, ValueError):
             do = f"Give {leaf.dtype} of shape {leaf.shape} for each game"
             raise ConfigError(f"action {action!r}", where=f"game {self.game.spec.id}", do=do) from None
+        if self.first:
+            action = action - self.first
         asked = self.view.to_act[:, self.seat]
         reward = self._earned + self._advance(action) + self._wait()
         self._earned = np.zeros(self.game.n)
@@ -199,12 +203,13 @@ class OneSeat:
 class SeatEnv(gymnasium.Env[Any, Any]):
     """One seat of one game."""
 
-    def __init__(self, one: OneSeat) -> None:
-        self._one, frames = one, one.game.spec.frame_stack
+    def __init__(self, one: OneSeat, played: str) -> None:
+        """`played`: game, seat and opponent, by which `train` tells such environments apart."""
+        self._one, self.played, frames = one, played, one.game.spec.frame_stack
         self.render_mode = one.render_mode
         self.metadata = {"render_modes": [RENDERED], "render_fps": one.frames_per_s}
         self.observation_space = observation_space(one.spec, frames)
-        self.action_space = action_space(one.spec.action)
+        self.action_space = action_space(one.spec.action, one.first)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -238,7 +243,7 @@ class SeatVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             "render_fps": tables[0].frames_per_s,
         }
         self.single_observation_space = observation_space(tables[0].spec, game.spec.frame_stack)
-        self.single_action_space = action_space(tables[0].spec.action)
+        self.single_action_space = action_space(tables[0].spec.action, tables[0].first)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._ended = np.zeros(self.num_envs, bool)
@@ -314,14 +319,14 @@ def observation_space(seat: SeatSpec, frame_stack: int, *, masked: bool = False)
     return spaces.Dict({"observation": seen, "action_mask": mask})
 
 
-def action_space(leaf: Leaf) -> spaces.Space[Any]:
+def action_space(leaf: Leaf, first: int = 0) -> spaces.Space[Any]:
     """What a seat does."""
-    return _space(leaf, leaf.shape)
+    return _space(leaf, leaf.shape, first)
 
 
-def _space(leaf: Leaf, shape: tuple[int, ...]) -> spaces.Space[Any]:
+def _space(leaf: Leaf, shape: tuple[int, ...], first: int = 0) -> spaces.Space[Any]:
     if leaf.kind == "discrete" and shape == ():
-        return spaces.Discrete(leaf.choices[0])
+        return spaces.Discrete(leaf.choices[0], start=first)
     if leaf.kind == "multi-discrete" and shape == leaf.shape:
         return spaces.MultiDiscrete(np.reshape(leaf.choices, shape))
     dtype = np.dtype(leaf.dtype)

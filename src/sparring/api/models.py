@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_origin
@@ -18,6 +18,7 @@ from sparring.acting.players import Lineup, Named, check_has_others, named
 from sparring.acting.return_histogram import check_format, draw, save_picture, summary
 from sparring.errors import ConfigError, Missing, SparringError, UserCodeError
 from sparring.games.catalogue import open_game, spec_of
+from sparring.games.gymnasium import Environments
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.nets.forward import forward_without_torch
@@ -156,7 +157,11 @@ class LoadedModel:
         With `state=None` an episode begins. A model without memory gives None.
         """
         spec = self.spec.seats[self._seat(seat)]
-        columns, batched = _columns(observation, spec, self.spec.frame_stack, self.game)
+        seen = None if self._environment is None else self._environment.read(observation)
+        if seen is None:
+            columns, batched = _columns(observation, spec, self.spec.frame_stack, self.game)
+        else:
+            columns, batched = {name: column[None] for name, column in seen.items()}, False
         rows = len(next(iter(columns.values())))
         mask = None if legal is None else self._array(legal, (rows, spec.action.masks), batched, "legal").astype(bool)
         if mask is not None and not mask.any(axis=1).all():
@@ -168,10 +173,20 @@ class LoadedModel:
             out = self._forward(columns, held if state is None else self._array(state, held.shape, batched, "state"))
         action = self._chosen(out, spec, mask, not self.card.samples if deterministic is None else deterministic)
         after = out.get(STATE)
+        discrete = spec.action.kind == "discrete"
+        if self._environment is not None:
+            to_env = self._environment.to_env
+            action = action + to_env(np.zeros((), np.int32)) if discrete else np.stack([to_env(one) for one in action])
         if batched:
             return action, after
-        one = action[0]
-        return (int(one) if spec.action.kind == "discrete" else one), (None if after is None else after[0])
+        return (int(action[0]) if discrete else action[0]), (None if after is None else after[0])
+
+    @cached_property
+    def _environment(self) -> Environments | None:
+        """Of a game gym:…, whose own observations are read, and whose own actions are given: its spaces may have other
+        shapes, bounds and starts than the leaves that the network sees."""
+        game = open_game(self.game) if self.game.startswith("gym:") else None
+        return game if isinstance(game, Environments) else None
 
     def _seat(self, seat: int | None) -> int:
         plays = self.card.kind or range(len(self.spec.seats))
