@@ -315,6 +315,8 @@ def check_data_folder(folder: Path) -> bool:
 
     Older versions wrote no format.json, but runs (by `spar train`) and an identity key (by `spar serve`).
     """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError("it is a file", where=f"data folder {folder}", do="Name a folder with --data")
     marker = folder / "format.json"
     if not marker.exists() and not (folder / "identity.key").exists() and not any(folder.glob("runs/*/run.json")):
         return False

@@ -177,6 +177,12 @@ def test_minutes_begin_no_rollout_that_would_end_too_late() -> None:
     assert run.metrics["seconds"][-1] < 6 or run.result.updates == 1
 
 
+def test_a_run_is_resumed_by_itself() -> None:
+    first = sparring.train("cartpole", steps=512, promote=False, progress=False)
+    again = sparring.train("cartpole", steps=1024, resume=first, promote=False, progress=False)
+    assert (again.name, again.result.position) == (first.name, 1024)
+
+
 def test_a_registered_environment_keeps_its_id() -> None:
     run = sparring.train(gymnasium.make("CartPole-v1"), steps=256, progress=False)
     assert run.result.plan.game == "gym:CartPole-v1"
@@ -226,10 +232,15 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         (lambda: train("cartpole", seed=1.5), "sparring.train: seed = 1.5. Give int."),
         (lambda: train("cartpole", steps="many"), "steps = 'many'. Give int."),
         (lambda: train("cartpole", until="high"), "until = 'high'. Give float."),
-        (lambda: train("cartpole", resume=3), "resume = 3. Give str or bool."),
+        (lambda: train("cartpole", resume=3), "resume = 3. Give str or bool or Run."),
         (lambda: train("cartpole", promote=1), "promote = 1. Give bool."),
         (lambda: train("cartpole", steps=0), "sparring.train: envs 16, steps 0. Count both from 1."),
         (lambda: train("cartpole", minutes=0), "sparring.train: minutes 0"),
+        (lambda: train("cartpole", minutes=float("nan")), "minutes nan. Give more than 0."),
+        (lambda: train("cartpole", seed=1 << 63), "Count seeds from 0, in 63 bits"),
+        (lambda: train("cartpole", "PPO"), "Did you mean 'ppo'?"),
+        (lambda: train("cartpole", settings={"clip": None}), "clip = None"),
+        (lambda: train("cartpole", data=__file__), "it is a file. Name a folder with data."),
         (lambda: train("cartpole", source="stor"), "source: there is no source 'stor'"),
         (lambda: train("cartpole", "bc"), "`sparring.train('cartpole', algo='bc', source='store')`"),
         (lambda: train("cartpole", source="store", topology="single"), "single does not go with source store"),
@@ -268,6 +279,7 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         (lambda: evaluated.plot("returns.gif"), "plot(file): 'returns.gif' is no picture"),
         (lambda: predict(np.zeros(3)), "Give (4,)"),
         (lambda: predict("left"), "state has shape ()"),
+        (lambda: predict(list("abcd")), "state is no float32. Give numbers."),
         (lambda: predict({"velocity": np.zeros(4)}), "has no 'state'"),
         (lambda: predict((np.zeros(4), {})), "of what reset() returns the first part"),
         (lambda: predict([[0, 0, 0, 0], [0, 0, 0]]), "state is no array"),
@@ -279,6 +291,8 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
     ):
         with pytest.raises(sparring.SparringError, match=re.escape(words)):
             call()
+    with pytest.raises(TypeError, match="'learning_rate'; those of the algorithm go into settings="):
+        train("cartpole", learning_rate=1e-3)
     assert train("cartpole", steps=np.int64(256), settings={"learning_rate": np.float32(1e-3)}, progress=False)
 
 

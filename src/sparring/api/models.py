@@ -57,8 +57,10 @@ def check_arguments(call: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return call(*args, **kwargs)  # Python says what is missing, or unknown
+        except TypeError as error:  # something is missing, or unknown
+            unknown = "settings" in signature.parameters and "unexpected" in str(error)
+            do = "; those of the algorithm go into settings={…}" if unknown else ""
+            raise TypeError(f"sparring.{call.__name__}() {error}{do}") from None
         for name, value in bound.arguments.items():
             hint = signature.parameters[name].annotation
             if hint is not Any:
@@ -350,5 +352,8 @@ def _columns(observation: Observation, seat: SeatSpec, frame_stack: int, game: s
         if array.shape[int(batched) :] != shape:
             do = f"Give {shape}, or [n, …] of it"
             raise ConfigError(f"{short} has shape {array.shape}", where=f"model of {game}", do=do)
-        columns[leaf.name] = np.ascontiguousarray(array if batched else array[None], leaf.dtype)
+        try:
+            columns[leaf.name] = np.ascontiguousarray(array if batched else array[None], leaf.dtype)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{short} is no {leaf.dtype}", where=f"model of {game}", do="Give numbers") from None
     return columns, batched

@@ -140,7 +140,7 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
     on: str | None = None,
     settings: Mapping[str, Any] | None = None,
     network: Any = None,
-    resume: str | bool = False,
+    resume: str | bool | Run = False,
     promote: bool = True,
     track: str | Sequence[str] | None = None,
     nodes: str | Sequence[str] | None = None,
@@ -158,7 +158,7 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
     `game` is an id ("cartpole", "gym:Acrobot-v1"), a Gymnasium environment, or a function that makes one.
     `network` is a class of torch modules or a function that makes one, a module, or "module:name" (docs/models.md).
     `settings` are the algorithm's ({"learning_rate": 1e-3}), `config_set` those of spar.toml
-    ({"replay.capacity_steps": 50_000}). `resume` is True (the newest run of the game and algorithm) or a run's name.
+    ({"replay.capacity_steps": 50_000}). `resume` is True (the newest run of the game and algorithm), a run or its name.
     `track` sends the metrics to "tensorboard" (the default), "wandb", "mlflow" or "module:name", or to several of them.
     `nodes` are machines that learn, each as the line that `spar node --listen` printed; `accept_nodes` is HOST:PORT
     where they join, by the line that is shown then (docs/nodes.md).
@@ -191,7 +191,7 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
         nodes=nodes_plan,
         origin=PROGRAM,
     )
-    go_on = None if resume is False else "" if resume is True else resume
+    go_on = resume.name if isinstance(resume, Run) else None if resume is False else "" if resume is True else resume
     options = TrainOptions(minutes, until, go_on, promote, tuple(sys.argv))
     with _progress_line(progress) as show, _stopped_by_ctrl_c() as watch:
         result = run_training(request, options, found, show, watch)
@@ -348,4 +348,4 @@ def _assignment(item: tuple[str, Any]) -> str:
         do = "Give text, a number, True or False, or a list of them"
         raise ConfigError(f"{item[0]} = {value!r}", where="sparring.train(settings, config_set)", do=do)
 
-    return f"{item[0]}={json.dumps(item[1], default=plain)}"
+    return f"{item[0]}={json.dumps(plain(None) if item[1] is None else item[1], default=plain)}"

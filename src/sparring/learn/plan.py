@@ -314,8 +314,8 @@ def _check_counts(request: TrainRequest, envs: int, learners: int) -> None:
         raise refused(f"--actors {request.actors}", "Count them from 1")
     if learners < 1:
         raise refused(f"--learners {learners}", "Count them from 1")
-    if request.seed < 0:
-        raise refused(f"--seed {request.seed}", "Count seeds from 0")
+    if not 0 <= request.seed < 1 << 63:
+        raise refused(f"--seed {request.seed}", "Count seeds from 0, in 63 bits")
 
 
 def _check_network(algo: str, algorithm: Algorithm, settings: Any, said: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ class TrainOptions:
     start: Model | None = None  # whose weights the run begins with
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and self.minutes <= 0:
+        if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes {self.minutes:g}", where="spar train", do="Give more than 0")
         if self.until is not None and not math.isfinite(self.until):
             raise ConfigError(f"--until {self.until:g}", where="spar train", do="Give a return that can be reached")
