@@ -195,6 +195,9 @@ class NodesConfig:
             wrong = f"connections = {self.connections}, max_staleness = {self.max_staleness}, "
             wrong += f"lease_ticks = {self.lease_ticks}"
             raise ConfigError(wrong, where="[nodes]", do="Allow at least 4 connections, a staleness of 0 and 1 tick")
+        if self.contribute not in ("weights", "experience"):
+            do = "Use weights or experience"
+            raise ConfigError(f"contribute = {self.contribute!r}", where="[nodes]", do=do)
         if not 0 <= self.topk_momentum < 1:
             raise ConfigError(f"topk_momentum = {self.topk_momentum:g}", where="[nodes]", do="Give 0 or more, below 1")
 
@@ -312,6 +315,8 @@ def check_data_folder(folder: Path) -> bool:
 
     Older versions wrote no format.json, but runs (by `spar train`) and an identity key (by `spar serve`).
     """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError("it is a file", where=f"data folder {folder}", do="Name a folder with --data")
     marker = folder / "format.json"
     if not marker.exists() and not (folder / "identity.key").exists() and not any(folder.glob("runs/*/run.json")):
         return False

@@ -17,6 +17,7 @@ SparringError
 └── UserCodeError        what the user's own network, algorithm, policy or game raised; says their file and line
 """
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -29,6 +30,10 @@ class SparringError(Exception):
         end = "?" if do.startswith("Did you mean") else "."
         super().__init__(f"{where}: {wrong}. {do}{end}")
         self.wrong, self.where, self.do = wrong, where, do
+
+    def reword(self, change: Callable[[str], str]) -> None:
+        """Say it in other words."""
+        SparringError.__init__(self, change(self.wrong), where=change(self.where), do=change(self.do))
 
 
 class ConfigError(SparringError):

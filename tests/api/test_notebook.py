@@ -1,6 +1,7 @@
 """In a notebook: examples/quickstart.ipynb runs, progress is one line that changes, and the stop button ends a run."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,24 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     assert outputs(corridor)[-1] == "1"
     assert "won" in outputs(evaluated)[-1]
     assert outputs(fought)[-1] in ("'we won'", "'a draw'", "'the champion won'")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore")
+def test_the_games_after_training_are_announced_under_the_line(tmp_path: Path) -> None:
+    source = """
+import sparring
+seen = []
+hook = lambda message: seen.append(message["content"]["data"]["text/plain"]) or message
+get_ipython().display_pub.register_hook(hook)
+sparring.train('cartpole', steps=512)
+"\\n".join(seen)"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    line, seen = outputs(notebook.cells[0])
+    assert re.fullmatch(r"100%  512 steps.*", line), "when all is done, the last progress alone"
+    assert "games …" in seen
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Sparring from Python: training, evaluation, models and environments, as docs/python.md promises them."""
 
+import logging
 import os
 import re
 import signal
@@ -78,10 +79,37 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra() -> None:
     )
 
 
-@pytest.mark.parametrize("game", ["cartpole", "connect-four", "duel", "gym:FrozenLake-v1", "spiel:kuhn_poker"])
+DRAWN = ["cartpole", "connect-four", "duel", "gym:FrozenLake-v1", "gym:Taxi-v3", "gym:CartPole-v1"]
+
+
+@pytest.mark.parametrize("game", [*DRAWN, "spiel:kuhn_poker"])
 @pytest.mark.filterwarnings("ignore")
 def test_gymnasium_accepts_our_games(game: str) -> None:
-    check_env(sparring.make(game), skip_render_check=True)
+    check_env(sparring.make(game))
+
+
+@pytest.mark.parametrize("game", DRAWN)
+@pytest.mark.filterwarnings("ignore")
+def test_gymnasium_accepts_our_games_with_pictures(game: str) -> None:
+    env = sparring.make(game, render_mode="rgb_array")
+    check_env(env)
+    env.reset(seed=0)
+    first = env.render()
+    assert first.dtype == np.uint8
+    env.step(env.action_space.sample(env.reset(seed=0)[1]["action_mask"]))
+    assert (env.render() != first).any() or game == "gym:FrozenLake-v1"  # where one may slip into a wall
+
+
+def test_a_vector_draws_each_game_and_plays_as_without_pictures() -> None:
+    envs, plain = sparring.make("gym:Taxi-v3", n=3, render_mode="rgb_array"), sparring.make("gym:Taxi-v3", n=3)
+    for one in (envs, plain):
+        one.reset(seed=3)
+    for _ in range(20):  # masked actions, too: Taxi answers them itself
+        actions = envs.action_space.sample()
+        np.testing.assert_array_equal(envs.step(actions)[0], plain.step(actions)[0])
+    pictures = envs.render()
+    assert len(pictures) == 3
+    assert (pictures[0] != pictures[1]).any()
 
 
 @pytest.mark.parametrize("game", ["connect-four", "spiel:kuhn_poker"])
@@ -139,6 +167,22 @@ def test_an_environment_is_trained_as_class_object_and_function() -> None:
         assert run.model.predict(np.zeros((4, 1))).tolist() == [1, 1, 1, 1]
 
 
+def test_minutes_begin_no_rollout_that_would_end_too_late() -> None:
+    class Slow(Walk):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            time.sleep(0.05)
+            return super().step(action)
+
+    run = sparring.train(Slow, minutes=0.1, envs=2, settings={"rollout_ticks": 20}, progress=False)  # 2 s a rollout
+    assert run.metrics["seconds"][-1] < 6 or run.result.updates == 1
+
+
+def test_a_run_is_resumed_by_itself() -> None:
+    first = sparring.train("cartpole", steps=512, promote=False, progress=False)
+    again = sparring.train("cartpole", steps=1024, resume=first, promote=False, progress=False)
+    assert (again.name, again.result.position) == (first.name, 1024)
+
+
 def test_a_registered_environment_keeps_its_id() -> None:
     run = sparring.train(gymnasium.make("CartPole-v1"), steps=256, progress=False)
     assert run.result.plan.game == "gym:CartPole-v1"
@@ -155,8 +199,9 @@ class Changed(Walk):
 def test_wrong_arguments_are_refused_with_what_to_do() -> None:
     model = sparring.train("cartpole", steps=256, progress=False).model
     evaluated = sparring.evaluate(model, 2)
-    train, evaluate, load, make, predict = (
+    train, sweep, evaluate, load, make, predict = (
         sparring.train,
+        sparring.sweep,
         sparring.evaluate,
         sparring.load,
         sparring.make,
@@ -176,14 +221,35 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         (lambda: make("connect-four", opponent="tactica"), "Did you mean 'tactical'?"),
         (lambda: make("connect-four", opponent=model), "Choose a model of connect-four"),
         (lambda: make("cartpole").step(0), "Call reset() before step()"),
+        (lambda: make("cartpole").render(), "Use sparring.make(game, render_mode='rgb_array')"),
+        (lambda: make("cartpole", render_mode="rgb_array").render(), "Call reset() before render()"),
+        (lambda: make("cartpole", render_mode="human"), "Use 'rgb_array', and show or write the pictures"),
+        (lambda: make("spiel:kuhn_poker", render_mode="rgb_array"), "it draws no pictures"),
+        (lambda: make("connect-four", api="pettingzoo", render_mode="rgb_array"), "Leave out n, seat, opponent"),
         (lambda: (four.reset(), four.step("left")), "action array(['left']"),
         (lambda: (vector := make("cartpole", n=3)).reset(seed=[1, 2]) and vector, "Give one for each of 3"),
         (lambda: train(42), "Gymnasium environment"),
         (lambda: train("cartpole", seed=1.5), "sparring.train: seed = 1.5. Give int."),
         (lambda: train("cartpole", steps="many"), "steps = 'many'. Give int."),
         (lambda: train("cartpole", until="high"), "until = 'high'. Give float."),
-        (lambda: train("cartpole", resume=3), "resume = 3. Give str or bool."),
+        (lambda: train("cartpole", resume=3), "resume = 3. Give str or bool or Run."),
         (lambda: train("cartpole", promote=1), "promote = 1. Give bool."),
+        (lambda: train("cartpole", steps=0), "sparring.train: envs 16, steps 0. Count both from 1."),
+        (lambda: train("cartpole", minutes=0), "sparring.train: minutes 0"),
+        (lambda: train("cartpole", minutes=float("nan")), "minutes nan. Give more than 0."),
+        (lambda: train("cartpole", seed=1 << 63), "Count seeds from 0, in 63 bits"),
+        (lambda: train("cartpole", "PPO"), "Did you mean 'ppo'?"),
+        (lambda: train("cartpole", settings={"clip": None}), "clip = None"),
+        (lambda: train("cartpole", data=__file__), "it is a file. Name a folder with data."),
+        (lambda: train("cartpole", source="stor"), "source: there is no source 'stor'"),
+        (lambda: train("cartpole", "bc"), "`sparring.train('cartpole', algo='bc', source='store')`"),
+        (lambda: train("cartpole", source="store", topology="single"), "single does not go with source store"),
+        (lambda: train("cartpole", resume=True, settings={"clip": 0.1}), "Leave out settings and envs"),
+        (lambda: train("duel", resume=True), "Train without resume=True first"),
+        (lambda: train("cartpole", config_set={"train.env": 1}), "config_set"),
+        (lambda: train("cartpole", nodes="one"), "the line that `spar node --listen` or"),
+        (lambda: sweep("cartpole", space=[1]), "space = [1]. Give Mapping."),
+        (lambda: sweep("cartpole", space={}), "Name at least one setting"),
         (lambda: train("cartpole", settings=["epochs"]), "settings = ['epochs']. Give Mapping."),
         (lambda: train("cartpole", settings={"epochs": object}), "Give text, a number"),
         (lambda: train("cartpole", settings={"learning_rat": 1}), "Did you mean 'learning_rate'?"),
@@ -199,7 +265,7 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
             "Return observation, reward, terminated, truncated, info",
         ),
         (lambda: load("script:cartpole/random"), "Name a model"),
-        (lambda: load("champion:duel"), "spar train duel"),
+        (lambda: load("champion:duel"), "Train one: `sparring.train('duel')`"),
         (lambda: load(None), "name = None. Give str or Path."),
         (lambda: load("abc"), "at least 6 digits"),
         (lambda: load(Path("nowhere")), "Give the folder of one model"),
@@ -213,6 +279,7 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         (lambda: evaluated.plot("returns.gif"), "plot(file): 'returns.gif' is no picture"),
         (lambda: predict(np.zeros(3)), "Give (4,)"),
         (lambda: predict("left"), "state has shape ()"),
+        (lambda: predict(list("abcd")), "state is no float32. Give numbers."),
         (lambda: predict({"velocity": np.zeros(4)}), "has no 'state'"),
         (lambda: predict((np.zeros(4), {})), "of what reset() returns the first part"),
         (lambda: predict([[0, 0, 0, 0], [0, 0, 0]]), "state is no array"),
@@ -224,7 +291,69 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
     ):
         with pytest.raises(sparring.SparringError, match=re.escape(words)):
             call()
+    with pytest.raises(TypeError, match="'learning_rate'; those of the algorithm go into settings="):
+        train("cartpole", learning_rate=1e-3)
     assert train("cartpole", steps=np.int64(256), settings={"learning_rate": np.float32(1e-3)}, progress=False)
+
+
+def test_the_games_after_training_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    sparring.train("cartpole", steps=512, actors=2)
+    first, *_, played, last = capsys.readouterr().err.splitlines()
+    assert first == "actors 2 is not used: in topology single the learner's process plays"
+    assert "100%  512 steps" in played
+    assert last == "publishing the last model: it plays the promotion gate's games …"
+    assert logging.getLogger("sparring").level == logging.NOTSET
+
+
+def test_a_terminal_keeps_the_last_progress_beside_what_is_announced() -> None:
+    ours, theirs = os.openpty()
+    code = "import sparring; sparring.train('cartpole', steps=512, promote=False)"
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True)
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert re.search(r"\r\x1b\[2K100%  512 steps.*\r\npublishing the last model: it plays its .*…\r\n", said), said
+
+
+class Sampled(gymnasium.Env[Any, Any]):
+    """Shows and takes what its spaces say, whatever they are."""
+
+    def __init__(self, seen: Any, done: Any) -> None:
+        self.observation_space, self.action_space, self.steps = seen, done, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, self.steps == 10, False, {}
+
+
+def test_a_model_takes_what_its_environment_shows_and_answers_what_that_takes() -> None:
+    box, spaces = gymnasium.spaces.Box, gymnasium.spaces
+    deep = spaces.Dict(
+        {"a": box(-1, 1, (2,)), "b": spaces.Dict({"c": spaces.Tuple((spaces.MultiBinary(2), box(0, 1)))})}
+    )
+    uneven = box(np.array([0, 4], np.float32), np.array([1, 5], np.float32))
+    for seen, done in (
+        (deep, spaces.Discrete(2, start=5)),
+        (box(-1, 1, ()), spaces.MultiDiscrete([[2, 3], [4, 5]])),
+        (box(0, 255, (100, 120, 3), np.uint8), uneven),
+    ):
+        given = Sampled(seen, done)
+        model = sparring.train(given, steps=64, envs=2, promote=False, progress=False).model
+        for deterministic in (True, False):
+            assert done.contains(model.predict(given.reset()[0], deterministic=deterministic))
+        env = sparring.make(model.game)
+        env.step(model.predict(env.reset()[0]))
+
+
+def test_environments_of_make_that_differ_are_different_games() -> None:
+    made = [sparring.make("connect-four", opponent=one) for one in ("random", "tactical")]
+    games = {sparring.train(one, steps=64, promote=False, progress=False).result.plan.game for one in made}
+    assert len(games) == 2
 
 
 def test_a_dict_of_observations_is_predicted_for_one_and_for_many() -> None:

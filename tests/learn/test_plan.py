@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import sparring
 from sparring.cli import main
 from sparring.config import load
 from sparring.errors import ConfigError
@@ -60,14 +61,36 @@ def test_explain_shows_all_settings_and_trains_nothing(tmp_path, capsys):
     said = {row["key"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
     assert said["ppo.clip"] == {"key": "ppo.clip", "value": 0.1, "origin": "command line"}
     assert {"topology", "steps", "train.envs", "replay.capacity_steps"} <= set(said)
+    by_default = {"algo": "ppo", "source": "sim", "minutes": None, "until": None, "promote": True}
+    assert {key: said[key]["value"] for key in by_default} == by_default
+    assert {said[key]["origin"] for key in by_default} == {"default"}
     assert not list(data.glob("runs/*"))
 
 
 def test_the_run_keeps_the_table(tmp_path):
-    assert main(["train", "cartpole", "--steps", "64", "--no-promote", "--data", str(tmp_path)]) == 0
+    words = ["--steps", "64", "--minutes", "9", "--until", "500", "--no-promote", "--data", str(tmp_path)]
+    assert main(["train", "cartpole", *words]) == 0
     (file,) = Path(tmp_path).glob("runs/*/settings.json")
     rows = {row["key"]: row for row in json.loads(file.read_text())}
-    assert rows["steps"] == {"key": "steps", "value": 64, "origin": "command line"}
+    for key, value in {"steps": 64, "minutes": 9.0, "until": 500.0, "promote": False}.items():
+        assert rows[key] == {"key": key, "value": value, "origin": "command line"}
+    program = sparring.train("cartpole", steps=64, minutes=9, promote=False, progress=False, data=tmp_path)
+    rows = {row["key"]: row for row in json.loads((program.folder / "settings.json").read_text())}
+    given = {key: row["value"] for key, row in rows.items() if row["origin"] == "program"}
+    assert given == {"steps": 64, "minutes": 9, "promote": False}
+
+
+def test_nodes_are_explained_without_their_tokens(capsys):
+    url = "wss://secret@127.0.0.1:1"
+    assert main(["train", "cartpole", "--explain", "--json", "--nodes", url, "--contribute", "weights"]) == 0
+    said = {row["key"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
+    assert said["nodes"] == {"key": "nodes", "value": ["wss://…@127.0.0.1:1"], "origin": "command line"}
+    assert said["nodes.contribute"]["origin"] == "command line"
+
+
+def test_a_resumed_run_is_not_explained_as_a_new_one(capsys):
+    assert main(["train", "cartpole", "--explain", "--resume"]) == 1
+    assert "spar runs show RUN" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

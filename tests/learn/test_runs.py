@@ -333,7 +333,7 @@ WRONG = [
     ),
     (TrainRequest("cartpole", steps=0), ConfigError, "spar train: --envs 16, --steps 0. Count both from 1."),
     (TrainRequest("cartpole", envs=0), ConfigError, "spar train: --envs 0, --steps None. Count both from 1."),
-    (TrainRequest("cartpole", seed=-1), ConfigError, "spar train: --seed -1. Count seeds from 0."),
+    (TrainRequest("cartpole", seed=-1), ConfigError, "spar train: --seed -1. Count seeds from 0, in 63 bits."),
     (
         TrainRequest("cartpole", settings=("learning_rate=-1.0",)),
         ConfigError,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from node_processes import PATIENCE_S, QUICK, fingerprint_of, free_port, line, node, parent_process, wait
 
+import sparring
 from sparring.config import load
 from sparring.errors import ConfigError
 from sparring.learn.plan import NodesPlan, TrainRequest
@@ -136,6 +137,29 @@ def test_other_algorithms_learn_through_nodes_too(tmp_path, algo):
         result = train(request, TrainOptions(until=60), settings, print)
     assert result.updates > 0
     assert result.published.evaluation.mean > 30  # a random player earns 22
+
+
+@pytest.mark.slow
+def test_a_python_program_trains_with_a_node(tmp_path):
+    data, quick = tmp_path / "data", dict(one.split("=") for one in QUICK)
+    sets = {key: float(value) if "." in value else int(value) for key, value in quick.items()}
+    with node(tmp_path, "one", "--listen", "127.0.0.1:0") as (_, log):
+        shown, told = line(log), {"steps": 20_000, "contribute": "weights", "config_set": sets, "data": data}
+        run = sparring.train("cartpole", "ppo", nodes=shown, progress=False, **told)
+    assert run.metrics["merges"][-1] > 0
+    assert run.result.plan.topology == "nodes"
+    rows = {row["key"]: row["origin"] for row in json.loads((run.folder / "settings.json").read_text())}
+    assert rows["nodes.contribute"] == "program"
+    token = shown.partition("@")[0].removeprefix("wss://")
+    assert not [file for file in run.folder.rglob("*.json") if token in file.read_text()]
+
+
+def test_options_of_nodes_without_nodes_are_refused(tmp_path):
+    for given in ({"contribute": "weights"}, {"nodes_cert": "cert.pem"}, {"nodes_key": "key.pem"}):
+        with pytest.raises(ConfigError, match="no nodes are asked for"):
+            sparring.train("cartpole", data=tmp_path, **given)
+    with pytest.raises(ConfigError, match="contribute = 'gradients'"):
+        sparring.train("cartpole", accept_nodes="127.0.0.1:0", contribute="gradients", data=tmp_path)
 
 
 @pytest.mark.slow

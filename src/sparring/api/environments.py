@@ -20,12 +20,15 @@ from sparring.api.models import LoadedModel, check_arguments, player_of
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
 from sparring.games.frame_stack import FrameStacks
+from sparring.games.gymnasium import Environments
+from sparring.games.pictures import FRAMES_PER_S, Draw, open_rendered
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game, View
 from sparring.games.scripts import Script
 from sparring.games.spec import Leaf, SeatSpec
 from sparring.wire.chunk import Array
 
 Opponent = LoadedModel | str | Path | None  # None: the script "random"
+RENDERED = "rgb_array"  # the only render mode
 
 
 @check_arguments
@@ -36,19 +39,24 @@ def make(
     n: int | None = None,
     seat: int = 0,
     opponent: Opponent = None,
+    render_mode: str | None = None,
     data: str | Path | None = None,
 ) -> Any:
     """The game as an environment: `gymnasium.Env`, with `n` a `gymnasium.vector.VectorEnv` of n games.
 
+    With `render_mode="rgb_array"` its `render()` is a picture, uint8 [height, width, 3]; of a vector one for each game.
     With `api="pettingzoo"` every seat is an agent: an `AECEnv` where seats take turns, else a `ParallelEnv`.
     """
     if api not in ("gymnasium", "pettingzoo"):
         raise ConfigError(f"api = {api!r}", where="sparring.make", do='Use "gymnasium" or "pettingzoo"')
+    if render_mode not in (None, RENDERED):
+        do = f"Use {RENDERED!r}, and show or write the pictures"
+        raise ConfigError(f"render_mode = {render_mode!r}", where="sparring.make", do=do)
     played = open_game(game)
     if api == "pettingzoo":
-        if n is not None or opponent is not None or seat:
-            wrong = "PettingZoo plays one game, in which every seat is an agent"
-            raise ConfigError(wrong, where="sparring.make", do="Leave out n, seat and opponent")
+        if n is not None or opponent is not None or seat or render_mode:
+            wrong = "PettingZoo plays one game, in which every seat is an agent, and draws no pictures here"
+            raise ConfigError(wrong, where="sparring.make", do="Leave out n, seat, opponent and render_mode")
         from sparring.api.pettingzoo_envs import ParallelEnv, TurnsEnv
 
         return (TurnsEnv if played.spec.turns == "alternating" else ParallelEnv)(played)
@@ -60,12 +68,18 @@ def make(
     if opponent is not None:
         check_has_others(game, "opponent")
     player = "random" if opponent is None else player_of(opponent, data, game).player
-    others = acting(played, game, player)
+
+    def opened(n: int = 1) -> OneSeat:
+        if render_mode is None:
+            return OneSeat(one := open_game(game, n), seat, acting(one, game, player))
+        one, draw, frames_per_s = open_rendered(game)
+        return OneSeat(one, seat, acting(one, game, player), draw, frames_per_s)
+
     if n is None:
-        return SeatEnv(OneSeat(played, seat, others))
-    if len(played.spec.seats) == 1:
-        return SeatVectorEnv([OneSeat(open_game(game, n), seat, others)])
-    return SeatVectorEnv([OneSeat(open_game(game), seat, acting(played, game, player)) for _ in range(n)])
+        return SeatEnv(opened(), f"{game}, seat {seat}, {getattr(opponent, 'id', opponent)}")
+    if len(played.spec.seats) == 1 and render_mode is None:
+        return SeatVectorEnv([opened(n)])
+    return SeatVectorEnv([opened() for _ in range(n)])
 
 
 class OneSeat:
@@ -74,8 +88,20 @@ class OneSeat:
     n games of one seat, or one game of several: in those, games would wait for their seat at different times.
     """
 
-    def __init__(self, game: Game, seat: int, others: NetworkPlayer | Script) -> None:
+    def __init__(
+        self,
+        game: Game,
+        seat: int,
+        others: NetworkPlayer | Script,
+        draw: Draw | None = None,
+        frames_per_s: float = FRAMES_PER_S,
+    ) -> None:
         self.game, self.seat, self.spec = game, seat, game.spec.seats[seat]
+        self._draw, self.frames_per_s = draw, frames_per_s
+        self.first = 0  # the first choice of a discrete action, as the environment counts
+        if isinstance(game, Environments):
+            game.refuses_masked = False  # whoever knows the environment expects what it does itself
+            self.first = game.to_env(np.zeros((), np.int32)) if self.spec.action.kind == "discrete" else 0
         self._others, self._rng = others, np.random.default_rng(0)
         self._stacks = FrameStacks(self.spec, game.spec.frame_stack, game.n)
         self._seen: Columns = {}
@@ -94,19 +120,36 @@ class OneSeat:
 
     def step(self, action: Array) -> Array:
         """One decision of the seat in every game that runs; what it earned until its next one."""
-        if not self._seen:
-            raise ConfigError("it has not begun", where=f"game {self.game.spec.id}", do="Call reset() before step()")
+        self._check_begun("step()")
         leaf = self.spec.action
         try:
             action = np.asarray(action, leaf.dtype).reshape(self.game.n, *leaf.shape)
         except (TypeError, ValueError):
             do = f"Give {leaf.dtype} of shape {leaf.shape} for each game"
             raise ConfigError(f"action {action!r}", where=f"game {self.game.spec.id}", do=do) from None
+        if self.first:
+            action = action - self.first
         asked = self.view.to_act[:, self.seat]
         reward = self._earned + self._advance(action) + self._wait()
         self._earned = np.zeros(self.game.n)
         self._look(asked)
         return reward
+
+    @property
+    def render_mode(self) -> str | None:
+        return None if self._draw is None else RENDERED
+
+    def picture(self) -> Array:
+        """The game as it is now, uint8 [height, width, 3]."""
+        if self._draw is None:
+            do = f"Use sparring.make(game, render_mode={RENDERED!r})"
+            raise ConfigError("it was made without pictures", where=f"game {self.game.spec.id}", do=do)
+        self._check_begun("render()")
+        return self._draw(self.view)
+
+    def _check_begun(self, call: str) -> None:
+        if not self._seen:
+            raise ConfigError("it has not begun", where=f"game {self.game.spec.id}", do=f"Call reset() before {call}")
 
     @property
     def terminated(self) -> Array:
@@ -160,12 +203,13 @@ class OneSeat:
 class SeatEnv(gymnasium.Env[Any, Any]):
     """One seat of one game."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012  (Gymnasium's form)
-
-    def __init__(self, one: OneSeat) -> None:
-        self._one, frames = one, one.game.spec.frame_stack
+    def __init__(self, one: OneSeat, played: str) -> None:
+        """`played`: game, seat and opponent, by which `train` tells such environments apart."""
+        self._one, self.played, frames = one, played, one.game.spec.frame_stack
+        self.render_mode = one.render_mode
+        self.metadata = {"render_modes": [RENDERED], "render_fps": one.frames_per_s}
         self.observation_space = observation_space(one.spec, frames)
-        self.action_space = action_space(one.spec.action)
+        self.action_space = action_space(one.spec.action, one.first)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -178,6 +222,10 @@ class SeatEnv(gymnasium.Env[Any, Any]):
         ended = bool(self._one.terminated[0]), bool(self._one.truncated[0])
         return row_of(self._one.observation(), 0), float(reward[0]), *ended, self._info()
 
+    def render(self) -> Any:
+        """A picture of the game; ConfigError where it was made without `render_mode`."""
+        return self._one.picture()
+
     def _info(self) -> dict[str, Any]:
         return {"action_mask": self._one.legal[0].astype(np.int8)} if self._one.spec.action.choices else {}
 
@@ -188,9 +236,14 @@ class SeatVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def __init__(self, tables: list[OneSeat]) -> None:
         self._tables, game = tables, tables[0].game
         self.num_envs = sum(one.game.n for one in tables)
-        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.render_mode = tables[0].render_mode
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.NEXT_STEP,
+            "render_modes": [RENDERED],
+            "render_fps": tables[0].frames_per_s,
+        }
         self.single_observation_space = observation_space(tables[0].spec, game.spec.frame_stack)
-        self.single_action_space = action_space(tables[0].spec.action)
+        self.single_action_space = action_space(tables[0].spec.action, tables[0].first)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._ended = np.zeros(self.num_envs, bool)
@@ -214,6 +267,10 @@ class SeatVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         terminated, truncated = (self._joined(lambda one: one.terminated), self._joined(lambda one: one.truncated))
         self._ended = terminated | truncated
         return self._observation(), np.where(again, 0.0, rewards), terminated, truncated, self._info()
+
+    def render(self) -> tuple[Any, ...]:
+        """A picture of each game; ConfigError where they were made without `render_mode`."""
+        return tuple(one.picture() for one in self._tables)
 
     def _start(self, which: Array, seeds: Array) -> None:
         for one, rows in self._rows():
@@ -262,14 +319,14 @@ def observation_space(seat: SeatSpec, frame_stack: int, *, masked: bool = False)
     return spaces.Dict({"observation": seen, "action_mask": mask})
 
 
-def action_space(leaf: Leaf) -> spaces.Space[Any]:
+def action_space(leaf: Leaf, first: int = 0) -> spaces.Space[Any]:
     """What a seat does."""
-    return _space(leaf, leaf.shape)
+    return _space(leaf, leaf.shape, first)
 
 
-def _space(leaf: Leaf, shape: tuple[int, ...]) -> spaces.Space[Any]:
+def _space(leaf: Leaf, shape: tuple[int, ...], first: int = 0) -> spaces.Space[Any]:
     if leaf.kind == "discrete" and shape == ():
-        return spaces.Discrete(leaf.choices[0])
+        return spaces.Discrete(leaf.choices[0], start=first)
     if leaf.kind == "multi-discrete" and shape == leaf.shape:
         return spaces.MultiDiscrete(np.reshape(leaf.choices, shape))
     dtype = np.dtype(leaf.dtype)
@@ -291,5 +348,5 @@ def shaped(columns: Columns, seat: SeatSpec) -> Any:
 
 def row_of(observation: Any, row: int) -> Any:
     if isinstance(observation, dict):
-        return {name: column[row] for name, column in observation.items()}
-    return observation[row]
+        return {name: row_of(column, row) for name, column in observation.items()}
+    return observation[row] if observation.ndim > 1 else int(observation[row])  # Discrete

@@ -1,12 +1,14 @@
 """`sparring.load` and `sparring.evaluate`: a model as an object that predicts, and how well it plays."""
 
 import inspect
+import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
@@ -14,8 +16,9 @@ from sparring import config as configs
 from sparring.acting import evaluate as games
 from sparring.acting.players import Lineup, Named, check_has_others, named
 from sparring.acting.return_histogram import check_format, draw, save_picture, summary
-from sparring.errors import ConfigError, Missing
+from sparring.errors import ConfigError, Missing, SparringError, UserCodeError
 from sparring.games.catalogue import open_game, spec_of
+from sparring.games.gymnasium import Environments
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec, SeatSpec
 from sparring.nets.forward import forward_without_torch
@@ -32,6 +35,14 @@ if TYPE_CHECKING:
 
 Observation = Any  # an array, or a mapping of leaf name → array; with or without a batch axis in front
 P = ParamSpec("P")
+_COMMANDS = re.compile(
+    r"spar train ([^\s`-][^\s`]*)((?: --[a-z-]+ [^\s`]+)*)"  # a run that an error advises; then other commands, options
+    r"|(spar [^`]*)|--([a-z][a-z-]*)"
+)
+_ARGUMENTS = {  # options of the command line whose arguments have other names
+    **{"from": "source", "algo-set": "settings", "set": "config_set", "no-promote": "promote=False"},
+    **{"resume": "resume=True", "cert": "nodes_cert", "key": "nodes_key", "sweep": "sparring.sweep"},
+}
 T = TypeVar("T")
 
 
@@ -46,15 +57,41 @@ def check_arguments(call: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return call(*args, **kwargs)  # Python says what is missing, or unknown
+        except TypeError as error:  # something is missing, or unknown
+            unknown = "settings" in signature.parameters and "unexpected" in str(error)
+            do = "; those of the algorithm go into settings={…}" if unknown else ""
+            raise TypeError(f"sparring.{call.__name__}() {error}{do}") from None
         for name, value in bound.arguments.items():
             hint = signature.parameters[name].annotation
             if hint is not Any:
-                bound.arguments[name] = _of_types(value, get_args(hint) or (hint,), name, f"sparring.{call.__name__}")
-        return call(*bound.args, **bound.kwargs)
+                hints = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+                bound.arguments[name] = _of_types(value, hints, name, f"sparring.{call.__name__}")
+        try:
+            return call(*bound.args, **bound.kwargs)
+        except SparringError as error:
+            if not isinstance(error, UserCodeError):
+                error.reword(python_words)
+            raise
 
     return checked
+
+
+def python_words(text: str) -> str:
+    """A sentence about the command line, about Python: --from is source, `spar train GAME --algo bc` a call."""
+
+    def argument(option: str) -> str:
+        return _ARGUMENTS.get(option, option.replace("-", "_"))
+
+    def in_python(found: re.Match[str]) -> str:
+        game, options, command, option = found.groups()
+        if option:
+            return argument(option)
+        if command:
+            return "sparring.train" if command == "spar train" else command
+        given = "".join(f", {argument(name)}={value!r}" for name, value in re.findall(r"--(\S+) (\S+)", options))
+        return f"sparring.train({game!r}{given})"
+
+    return _COMMANDS.sub(in_python, text)
 
 
 def _of_types(value: Any, hints: tuple[Any, ...], name: str, where: str) -> Any:
@@ -122,7 +159,11 @@ class LoadedModel:
         With `state=None` an episode begins. A model without memory gives None.
         """
         spec = self.spec.seats[self._seat(seat)]
-        columns, batched = _columns(observation, spec, self.spec.frame_stack, self.game)
+        seen = None if self._environment is None else self._environment.read(observation)
+        if seen is None:
+            columns, batched = _columns(observation, spec, self.spec.frame_stack, self.game)
+        else:
+            columns, batched = {name: column[None] for name, column in seen.items()}, False
         rows = len(next(iter(columns.values())))
         mask = None if legal is None else self._array(legal, (rows, spec.action.masks), batched, "legal").astype(bool)
         if mask is not None and not mask.any(axis=1).all():
@@ -134,10 +175,20 @@ class LoadedModel:
             out = self._forward(columns, held if state is None else self._array(state, held.shape, batched, "state"))
         action = self._chosen(out, spec, mask, not self.card.samples if deterministic is None else deterministic)
         after = out.get(STATE)
+        discrete = spec.action.kind == "discrete"
+        if self._environment is not None:
+            to_env = self._environment.to_env
+            action = action + to_env(np.zeros((), np.int32)) if discrete else np.stack([to_env(one) for one in action])
         if batched:
             return action, after
-        one = action[0]
-        return (int(one) if spec.action.kind == "discrete" else one), (None if after is None else after[0])
+        return (int(action[0]) if discrete else action[0]), (None if after is None else after[0])
+
+    @cached_property
+    def _environment(self) -> Environments | None:
+        """Of a game gym:…, whose own observations are read, and whose own actions are given: its spaces may have other
+        shapes, bounds and starts than the leaves that the network sees."""
+        game = open_game(self.game) if self.game.startswith("gym:") else None
+        return game if isinstance(game, Environments) else None
 
     def _seat(self, seat: int | None) -> int:
         plays = self.card.kind or range(len(self.spec.seats))
@@ -274,7 +325,7 @@ def settings(
     said = (*overrides, *([] if data is None else [f"data={Path(data).absolute()}"]))
     found = configs.load(None if config is None else Path(config), said)
     configs.check_data_folder(Path(found.data))
-    return found
+    return replace(found, set_by={key: "program" if by == "--set" else by for key, by in found.set_by.items()})
 
 
 def _columns(observation: Observation, seat: SeatSpec, frame_stack: int, game: str) -> tuple[Columns, bool]:
@@ -301,5 +352,8 @@ def _columns(observation: Observation, seat: SeatSpec, frame_stack: int, game: s
         if array.shape[int(batched) :] != shape:
             do = f"Give {shape}, or [n, …] of it"
             raise ConfigError(f"{short} has shape {array.shape}", where=f"model of {game}", do=do)
-        columns[leaf.name] = np.ascontiguousarray(array if batched else array[None], leaf.dtype)
+        try:
+            columns[leaf.name] = np.ascontiguousarray(array if batched else array[None], leaf.dtype)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{short} is no {leaf.dtype}", where=f"model of {game}", do="Give numbers") from None
     return columns, batched

@@ -2,6 +2,7 @@
 metrics and models; `sparring.runs`: the runs of a data folder."""
 
 import json
+import logging
 import secrets
 import signal
 import sys
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparring.acting.return_histogram import check_format, new_figure, save_picture
-from sparring.api.models import LoadedModel, check_arguments
+from sparring.api.models import LoadedModel, check_arguments, python_words
 from sparring.api.models import settings as load_settings
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
-from sparring.learn.plan import TrainRequest
+from sparring.learn.plan import PROGRAM, TrainRequest, default_algo, with_nodes
 from sparring.learn.runs.summary import RunSummary, list_runs, metrics_columns, read_run
 from sparring.learn.runs.train import TrainOptions, TrainResult
 from sparring.learn.runs.train import train as run_training
@@ -32,7 +33,6 @@ from sparring.wire.ids import GameId, ModelId
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparring.learn.runs.train import TrainProgress
     from sparring.learn.sweeps.sweep import SweepResult, TrialReport
 
 
@@ -140,9 +140,14 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
     on: str | None = None,
     settings: Mapping[str, Any] | None = None,
     network: Any = None,
-    resume: str | bool = False,
+    resume: str | bool | Run = False,
     promote: bool = True,
     track: str | Sequence[str] | None = None,
+    nodes: str | Sequence[str] | None = None,
+    accept_nodes: str | None = None,
+    contribute: str | None = None,
+    nodes_cert: str | Path | None = None,
+    nodes_key: str | Path | None = None,
     data: str | Path | None = None,
     config: str | Path | None = None,
     config_set: Mapping[str, Any] | None = None,
@@ -153,8 +158,10 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
     `game` is an id ("cartpole", "gym:Acrobot-v1"), a Gymnasium environment, or a function that makes one.
     `network` is a class of torch modules or a function that makes one, a module, or "module:name" (docs/models.md).
     `settings` are the algorithm's ({"learning_rate": 1e-3}), `config_set` those of spar.toml
-    ({"replay.capacity_steps": 50_000}). `resume` is True (the newest run of the game and algorithm) or a run's name.
+    ({"replay.capacity_steps": 50_000}). `resume` is True (the newest run of the game and algorithm), a run or its name.
     `track` sends the metrics to "tensorboard" (the default), "wandb", "mlflow" or "module:name", or to several of them.
+    `nodes` are machines that learn, each as the line that `spar node --listen` printed; `accept_nodes` is HOST:PORT
+    where they join, by the line that is shown then (docs/nodes.md).
     Ctrl-C ends the run after its current update, and publishes what it learned; a second one stops at once.
     """
     values = dict(settings or {})
@@ -166,11 +173,12 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
         del values["network"]  # the run's own name of it
     found = load_settings(data, config, tuple(_assignment(item) for item in (config_set or {}).items()))
     if track is not None:
-        names = (track,) if isinstance(track, str) else tuple(track)
-        found = found.layered({"train.track": names}, "program", above=True)
+        found = found.layered({"train.track": _texts(track)}, PROGRAM, above=True)
+    certificate = (str(nodes_cert or ""), str(nodes_key or ""))
+    found, nodes_plan = with_nodes(found, PROGRAM, _texts(nodes or ()), accept_nodes or "", contribute, *certificate)
     request = TrainRequest(
         game=game if isinstance(game, str) else _registered(game),
-        algo=algo or ("iql" if source == "store" else "ppo"),
+        algo=algo or default_algo(source),
         source=source,
         topology=topology,
         seed=seed,
@@ -180,14 +188,17 @@ def train(  # noqa: PLR0913  (one argument for each option of `spar train`)
         learners=learners,
         on=on,
         settings=tuple(_assignment(item) for item in values.items()),
+        nodes=nodes_plan,
+        origin=PROGRAM,
     )
-    go_on = None if resume is False else "" if resume is True else resume
+    go_on = resume.name if isinstance(resume, Run) else None if resume is False else "" if resume is True else resume
     options = TrainOptions(minutes, until, go_on, promote, tuple(sys.argv))
     with _progress_line(progress) as show, _stopped_by_ctrl_c() as watch:
         result = run_training(request, options, found, show, watch)
     return Run(Path(found.data) / "runs" / result.run, result, found.registry_url)
 
 
+@check_arguments
 def runs(game: str | None = None, algo: str | None = None, *, data: str | Path | None = None) -> list[Run]:
     """The runs of the data folder, or those of one game or algorithm: running ones first, then the newest."""
     found = load_settings(data)
@@ -196,6 +207,7 @@ def runs(game: str | None = None, algo: str | None = None, *, data: str | Path |
     return [Run(folder / one.run, None, found.registry_url) for one in wanted]
 
 
+@check_arguments
 def sweep(  # noqa: PLR0913  (as `train`)
     game: Any,
     algo: str | None = None,
@@ -209,6 +221,7 @@ def sweep(  # noqa: PLR0913  (as `train`)
     config: str | Path | None = None,
     config_set: Mapping[str, Any] | None = None,
     on_trial: Callable[["TrialReport"], None] = lambda trial: None,
+    progress: bool = True,
     **table: Any,
 ) -> "SweepResult":
     """Search the algorithm's settings in `space` by many runs; what `spar train --sweep` does (docs/training.md).
@@ -228,11 +241,16 @@ def sweep(  # noqa: PLR0913  (as `train`)
         seed=seed,
         on=on,
         settings=tuple(_assignment(item) for item in (settings or {}).items()),
+        origin=PROGRAM,
     )
     tables = {"sweep": table, "space": {key: dict(value) for key, value in space.items()}}
-    with _stopped_by_ctrl_c() as watch:
-        callbacks = SweepCallbacks(lambda trial, run, progress: None, on_trial, watch)
+    with _progress_line(progress) as show, _stopped_by_ctrl_c() as watch:
+        callbacks = SweepCallbacks(lambda trial, run, now: show(f"trial {trial} run {run}  {now}"), on_trial, watch)
         return run_sweep(tables, request, found, callbacks, tuple(sys.argv), parallel)
+
+
+def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _registered(environment: Any) -> str:
@@ -242,29 +260,67 @@ def _registered(environment: Any) -> str:
 
 
 @contextmanager
-def _progress_line(wanted: bool) -> Iterator[Callable[["TrainProgress"], None]]:
-    """Called with each progress: one line that changes in a notebook and in a terminal, elsewhere plain lines; on
-    standard error, since standard output is the program's own."""
-    notebook, live = "ipykernel" in sys.modules, sys.stderr.isatty()
-    display_id, shown = secrets.token_hex(8), 0
+def _progress_line(wanted: bool) -> Iterator[Callable[[object], None]]:
+    """Called with each progress; meanwhile what the package logs of its waits is shown, too."""
+    if not wanted:
+        yield lambda progress: None
+        return
+    line, log = _ProgressLine(), logging.getLogger("sparring")
+    level = log.level
+    log.addHandler(line)
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    try:
+        yield line.show
+    finally:
+        log.removeHandler(line)
+        log.setLevel(level)
+        line.end()
 
-    def show(progress: "TrainProgress") -> None:
-        nonlocal shown
-        shown += 1
-        if notebook:
+
+class _ProgressLine(logging.Handler):
+    """One line that changes in a notebook and in a terminal, elsewhere plain lines; on standard error, since standard
+    output is the program's own. What is logged stays beside it, in a notebook a wait ("… …") only until it is over."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._notebook, self._live = "ipykernel" in sys.modules, sys.stderr.isatty()
+        self._display_id, self._progress, self._drawn = secrets.token_hex(8), "", False
+
+    def show(self, progress: object) -> None:
+        self.acquire()  # other threads log
+        try:
+            self._progress = str(progress)
+            self._draw(self._progress)
+        finally:
+            self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = python_words(record.getMessage())
+        if self._notebook and text.endswith("…"):
+            self._draw(f"{self._progress}\n{text}".strip())
+        else:
+            self.end()
+            sys.stderr.write(f"{text}\n")
+
+    def end(self) -> None:
+        """The line stays as it is."""
+        if self._drawn and self._notebook:
+            self._draw(self._progress)
+        elif self._drawn:
+            sys.stderr.write("\n")
+            self._drawn = False
+
+    def _draw(self, text: str) -> None:
+        if self._notebook:
             from IPython.display import display
 
-            line = {"text/plain": str(progress)}
-            display(line, raw=True, display_id=display_id, update=shown > 1)  # type: ignore[no-untyped-call]
+            line = {"text/plain": text}
+            display(line, raw=True, display_id=self._display_id, update=self._drawn)  # type: ignore[no-untyped-call]
         else:
-            sys.stderr.write(f"\r\x1b[2K{progress}" if live else f"{progress}\n")
+            sys.stderr.write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
             sys.stderr.flush()
-
-    try:
-        yield show if wanted else lambda progress: None
-    finally:
-        if shown and live and not notebook:
-            sys.stderr.write("\n")
+        self._drawn = self._notebook or self._live
 
 
 @contextmanager
@@ -292,4 +348,4 @@ def _assignment(item: tuple[str, Any]) -> str:
         do = "Give text, a number, True or False, or a list of them"
         raise ConfigError(f"{item[0]} = {value!r}", where="sparring.train(settings, config_set)", do=do)
 
-    return f"{item[0]}={json.dumps(item[1], default=plain)}"
+    return f"{item[0]}={json.dumps(plain(None) if item[1] is None else item[1], default=plain)}"

@@ -7,7 +7,6 @@ Example: spar train cartpole --algo ppo --steps 200000
 import argparse
 import json
 import os
-import re
 import shlex
 import signal
 import sys
@@ -23,8 +22,8 @@ from sparring.processes.supervisor import ChildProcess, RestartPolicy
 
 if TYPE_CHECKING:
     from sparring.config import Config
-    from sparring.learn.plan import NodesPlan, TrainRequest
-    from sparring.learn.runs.train import TrainingLoop, TrainProgress
+    from sparring.learn.plan import TrainRequest
+    from sparring.learn.runs.train import TrainingLoop, TrainOptions, TrainProgress
     from sparring.learn.sweeps.sweep import Sweep, TrialReport
 
 CHILD = "SPARRING_KEPT_ALIVE"  # set in the process of a learner that is kept alive: the run to resume, or "new"
@@ -88,7 +87,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a machine that learns (a3c, ppo, dqn): the line that `spar node --listen` printed; may be repeated",
     )
-    parser.add_argument("--accept-nodes", metavar="HOST:PORT", help="let machines join, by the line that this prints")
+    parser.add_argument(
+        "--accept-nodes", default="", metavar="HOST:PORT", help="let machines join, by the line that this prints"
+    )
     parser.add_argument(
         "--contribute",
         choices=["weights", "experience"],
@@ -110,16 +111,18 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     alone = args.explain or args.sweep is not None or args.parallel is not None
     if kept_alive is None and not alone and (args.keep_alive or on_ray):
         return _keep_alive(args, output)  # before torch is imported: the child does that
-    from sparring.learn.plan import COMMAND_LINE, TrainRequest
+    from sparring.learn.plan import COMMAND_LINE, TrainRequest, default_algo, with_nodes
     from sparring.learn.runs.train import TrainOptions, train
 
     if args.track:
         args.config = args.config.layered({"train.track": tuple(args.track)}, COMMAND_LINE, above=True)
     if kept_alive not in (None, "new"):  # a resumed run keeps its settings
         args.resume, args.algo_set, args.envs = kept_alive, [], None
+    about_nodes = (args.nodes, args.accept_nodes, args.contribute, args.nodes_cert, args.nodes_key)
+    args.config, nodes = with_nodes(args.config, COMMAND_LINE, *about_nodes)
     request = TrainRequest(
         game=args.game,
-        algo=args.algo or ("iql" if args.source == "store" else "ppo"),
+        algo=args.algo or default_algo(args.source),
         source=args.source,
         topology=args.topology,
         seed=args.seed,
@@ -129,15 +132,15 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         learners=args.learners,
         settings=tuple(args.algo_set),
         on=args.on,
-        nodes=_nodes(args),
+        nodes=nodes,
     )
+    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, tuple(sys.argv))
     if args.explain:
-        return _explain(request, args.config, output)
+        return _explain(request, options, args.config, output)
     if args.parallel is not None and (args.sweep is None or args.parallel < 1):
         raise ConfigError(f"--parallel {args.parallel}", where="spar train", do="Count from 1, beside --sweep FILE")
     if args.sweep is not None:
         return _sweep(args, request, output)
-    options = TrainOptions(args.minutes, args.until, args.resume, not args.no_promote, _without_tokens(sys.argv))
     with output.waits():
         trained = train(request, options, args.config, lambda one: output.progress(str(one)), _stops_on_signals)
     published = trained.published
@@ -166,28 +169,14 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     }
 
 
-def _nodes(args: argparse.Namespace) -> "NodesPlan | None":
-    from sparring.learn.plan import NodesPlan
-
-    if not args.nodes and not args.accept_nodes:
-        return None
-    config = args.config.nodes
-    if args.contribute:
-        config = replace(config, contribute=args.contribute)
-    about = (tuple(args.nodes), args.accept_nodes or "", args.nodes_cert, args.nodes_key)
-    return NodesPlan(config, args.config.data, *about)
-
-
-def _without_tokens(words: list[str]) -> tuple[str, ...]:
-    """The command as a run's folder keeps it."""
-    return tuple(re.sub(r"(wss?://)[^@/]*@", r"\1…@", word) for word in words)
-
-
-def _explain(request: "TrainRequest", config: "Config", output: Output) -> dict[str, Any]:
+def _explain(request: "TrainRequest", options: "TrainOptions", config: "Config", output: Output) -> dict[str, Any]:
     """Every setting that such a run would have."""
     from sparring.learn.plan import plan
 
-    rows = plan(request, config).explained
+    if options.resume is not None:
+        do = "Look at them with `spar runs show RUN`"
+        raise ConfigError("a resumed run keeps its settings", where="--explain", do=do)
+    rows = (*options.explained(request.origin), *plan(request, config).explained)
     output.table(["setting", "value", "from"], [[row.key, row.value, row.origin] for row in rows])
     return {"game": request.game, "algo": request.algo, "settings": [asdict(row) for row in rows]}
 

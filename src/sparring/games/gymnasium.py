@@ -130,13 +130,15 @@ def _from_envs(envs: list[Any], limit: int | None, game_id: str, *, given: bool 
 class Environments(OneSeatGame):
     """n environments, stepped one by one."""
 
+    refuses_masked = True  # actions that info["action_mask"] excludes; the environments themselves take them
+
     def __init__(
         self, spec: GameSpec, envs: list[Any], reader: "Reader", to_env: Callable[[Array], Any], *, own: bool = False
     ) -> None:
         """`own`: a user's environments, whose answers are looked at more closely."""
         super().__init__(len(envs))
         self._own, self._where = own, f"game {spec.id!r}"
-        self.spec, self._envs, self._reader, self._to_env = spec, envs, reader, to_env
+        self.spec, self._envs, self._reader, self.to_env = spec, envs, reader, to_env
         self._steps = [env.step for env in envs]
         self._observation = {leaf.name: np.zeros((self.n, *leaf.shape), leaf.dtype) for leaf in reader.leaves}
         self._legal: Array | None = None  # until an environment's info has a mask, every action is legal
@@ -152,8 +154,9 @@ class Environments(OneSeatGame):
     def step(self, actions: Actions) -> View:
         """Step each running game in turn."""
         running = self._ending == RUNNING
-        moves, rows = self._checked_actions(0, actions[0], running, self._legal), np.flatnonzero(running)
-        to_env, steps = self._to_env, self._steps
+        legal, rows = self._legal if self.refuses_masked else None, np.flatnonzero(running)
+        moves = self._checked_actions(0, actions[0], running, legal)
+        to_env, steps = self.to_env, self._steps
         results = [steps[i](to_env(moves[i])) for i in rows.tolist()]
         reward, terminated, truncated = np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool)
         observations: Any = ()
@@ -172,6 +175,13 @@ class Environments(OneSeatGame):
     def render(self) -> tuple[Any, float]:
         """A picture of the first game, as its environment draws it, and how many it shows in a second."""
         return self._envs[0].render(), float(self._envs[0].metadata.get("render_fps") or 0)
+
+    def read(self, observation: Any) -> Columns | None:
+        """What an environment showed, as leaves; None where it is none of its space."""
+        with warnings.catch_warnings():  # that a list is not an array
+            warnings.simplefilter("ignore")
+            known = self._envs[0].observation_space.contains(observation)
+        return self._reader.read(observation) if known else None
 
     def _show(self, rows: Array, observations: Any, infos: Any) -> None:
         if self._reader.plain and len(rows):

@@ -164,7 +164,7 @@ def _described(one: Any) -> Any:
         ]
     if isinstance(one, type):
         return f"{one.__module__}.{one.__qualname__}"
-    return type(one).__qualname__
+    return repr(one) if type(one).__module__.startswith("gymnasium.spaces") else type(one).__qualname__
 
 
 def _digest(told: Any) -> str:

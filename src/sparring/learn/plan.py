@@ -2,8 +2,9 @@
 
 import logging
 import os
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 Source = Literal["sim", "store", "mix"]
 
 DEFAULT_STEPS = 1_000_000
-PRESET, COMMAND_LINE = "preset", "command line"  # origins of a setting, beside those of config.py
+PRESET, COMMAND_LINE, PROGRAM = "preset", "command line", "program"  # origins of a setting, beside those of config.py
 
 # The default topology by --algo; every other algorithm plays in the learner's process, or, on a cluster, by its feed.
 DEFAULT_TOPOLOGY = {"impala": "async", "alphazero": "async", "a3c": "hogwild", "apex": "apex"}
@@ -144,6 +145,30 @@ class TrainRequest:
     learners: int | None = None
     league: str = ""  # the learner of a league, DISCOVERY#NAME/GENERATION: the league says whom it meets
     nodes: NodesPlan | None = None  # other machines that learn
+    origin: str = COMMAND_LINE  # who asked
+
+
+def default_algo(source: str) -> str:
+    return "iql" if source == "store" else "ppo"
+
+
+def without_token(text: str) -> str:
+    """A word of a command, or a node's URL, as a run's folder keeps it."""
+    return re.sub(r"(wss?://)[^@/]*@", r"\1…@", text)
+
+
+def with_nodes(
+    config: Config, origin: str, nodes: Sequence[str], accept: str, contribute: str | None, cert: str, key: str
+) -> tuple[Config, NodesPlan | None]:
+    """The settings with what nodes send, and which nodes learn: None where none are asked for."""
+    if not nodes and not accept:
+        given = {"--contribute": contribute, "--nodes-cert": cert, "--nodes-key": key}
+        if idle := next((name for name, value in given.items() if value), None):
+            raise ConfigError("no nodes are asked for", where=idle, do="Give --nodes or --accept-nodes, too")
+        return config, None
+    if contribute:
+        config = config.layered({"nodes.contribute": contribute}, origin, above=True)
+    return config, NodesPlan(config.nodes, config.data, tuple(nodes), accept, cert, key)
 
 
 def plan(request: TrainRequest, config: Config) -> Plan:
@@ -176,19 +201,28 @@ def plan(request: TrainRequest, config: Config) -> Plan:
         config = config.layered({"train.actors": 1}, "topology rllib")
     if source == "mix":
         check_share(replay.store_share)
+    by = request.origin
+
+    def origin_of(key: str) -> str:
+        return by if key in said else PRESET if key in preset.settings else DEFAULT
+
     rows = [
+        SettingRow("algo", request.algo, by if request.algo != default_algo(source) else DEFAULT),
+        SettingRow("source", source, by if source != "sim" else DEFAULT),
         SettingRow(
-            "topology",
-            topology,
-            COMMAND_LINE if request.topology else "game" if several else f"algorithm {request.algo}",
+            "topology", topology, by if request.topology else "game" if several else f"algorithm {request.algo}"
         ),
-        SettingRow("steps", steps, COMMAND_LINE if request.steps else PRESET if preset.steps else DEFAULT),
-        SettingRow("seed", request.seed, COMMAND_LINE if request.seed else DEFAULT),
-        *_rows(algorithm.name, asdict(settings), lambda key: _origin(key, said, preset.settings)),
+        SettingRow("steps", steps, by if request.steps else PRESET if preset.steps else DEFAULT),
+        SettingRow("seed", request.seed, by if request.seed else DEFAULT),
+        *_rows(algorithm.name, asdict(settings), origin_of),
         *_rows("train", asdict(config.train), lambda key: config.origin(f"train.{key}")),
         *_rows("replay", asdict(replay), lambda key: config.origin(f"replay.{key}")),
-        *(_rows("nodes", asdict(config.nodes), lambda key: config.origin(f"nodes.{key}")) if request.nodes else ()),
     ]
+    if nodes := request.nodes:
+        rows.append(SettingRow("nodes", [without_token(url) for url in nodes.dial], by if nodes.dial else DEFAULT))
+        asked = {"accept_nodes": nodes.accept, "nodes_cert": nodes.cert, "nodes_key": nodes.key}
+        rows += [SettingRow(key, value, by if value else DEFAULT) for key, value in asked.items()]
+        rows += _rows("nodes", asdict(config.nodes), lambda key: config.origin(f"nodes.{key}"))
     return Plan(
         game=request.game,
         spec=spec,
@@ -237,11 +271,7 @@ def _with_preset(config: Config, preset: Preset, wanted: Mapping[str, Any]) -> C
 def _with_request(config: Config, request: TrainRequest) -> Config:
     names = ("envs", "actors", "learners", "on")
     values = {f"train.{name}": value for name in names if (value := getattr(request, name)) is not None}
-    return config.layered(values, COMMAND_LINE, above=True)
-
-
-def _origin(key: str, said: Mapping[str, Any], preset: Mapping[str, Any]) -> str:
-    return COMMAND_LINE if key in said else PRESET if key in preset else DEFAULT
+    return config.layered(values, request.origin, above=True)
 
 
 def _rows(section: str, values: Mapping[str, Any], origin: Callable[[str], str]) -> Iterator[SettingRow]:
@@ -284,8 +314,8 @@ def _check_counts(request: TrainRequest, envs: int, learners: int) -> None:
         raise refused(f"--actors {request.actors}", "Count them from 1")
     if learners < 1:
         raise refused(f"--learners {learners}", "Count them from 1")
-    if request.seed < 0:
-        raise refused(f"--seed {request.seed}", "Count seeds from 0")
+    if not 0 <= request.seed < 1 << 63:
+        raise refused(f"--seed {request.seed}", "Count seeds from 0, in 63 bits")
 
 
 def _check_network(algo: str, algorithm: Algorithm, settings: Any, said: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ def open_algorithm(name: str) -> Algorithm:
         return open_rllib(name)
     name = ALIASES.get(name, name)
     if name not in ALGORITHMS and ":" not in name:
-        near = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        near = difflib.get_close_matches(name.lower(), ALGORITHMS, n=1)
         others = f"{', '.join(ALGORITHMS)}, rllib:NAME"
         do = f"Did you mean {near[0]!r}" if near else f"Choose one of {others}, or give module:name"
         raise Missing(f"there is no algorithm {name!r}", where="--algo", do=do)

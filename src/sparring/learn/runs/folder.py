@@ -27,7 +27,7 @@ from typing import Any
 
 from sparring.durable import disk_errors, remove_drafts, replace_file
 from sparring.errors import Missing, TrainingStopped
-from sparring.learn.plan import Plan
+from sparring.learn.plan import Plan, without_token
 from sparring.learn.protocol import Batch
 from sparring.wire.tree import Tree, pack, pack_parts, part_bytes, unpack_parts
 
@@ -70,7 +70,7 @@ class RunFolder:
             "config": plan.record(),
             "commit": commit(),
             "versions": _versions(),
-            "argv": argv,
+            "argv": [without_token(word) for word in argv],
             "track": list(track),
             "started_at_ms": int(now.timestamp() * 1000),
         }

@@ -29,7 +29,7 @@ from sparring.league.gate import GateLimits
 from sparring.learn import plan as plans
 from sparring.learn.algorithms.learner import TorchLearner
 from sparring.learn.offline.parallel_store import ParallelStore
-from sparring.learn.plan import Plan, TrainRequest
+from sparring.learn.plan import Plan, SettingRow, TrainRequest
 from sparring.learn.protocol import Iteration, Learner, Topology, published_weights
 from sparring.learn.runs.folder import RunFolder, another_build
 from sparring.learn.runs.publisher import Learned, ModelPublisher, PublishedModel, Publisher, model_of
@@ -70,10 +70,18 @@ class TrainOptions:
     start: Model | None = None  # whose weights the run begins with
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and self.minutes <= 0:
+        if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes {self.minutes:g}", where="spar train", do="Give more than 0")
         if self.until is not None and not math.isfinite(self.until):
             raise ConfigError(f"--until {self.until:g}", where="spar train", do="Give a return that can be reached")
+
+    def explained(self, origin: str) -> list[SettingRow]:
+        """The options that are settings of the run, as rows of its table; `origin` is who gave them."""
+        values, default = {"minutes": self.minutes, "until": self.until, "promote": self.promote}, TrainOptions()
+        return [
+            SettingRow(key, value, DEFAULT if value == getattr(default, key) else origin)
+            for key, value in values.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,7 @@ class TrainingLoop:
     _partner_returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     _metrics: dict[str, float] = field(default_factory=dict)
     _gate_s: float = 0.0  # that the last model took to publish, with the gate's games
+    _iteration_s: float = 0.0  # that the last iteration took
     _pauses: dict[str, float] = field(default_factory=dict)  # how long the learner last stood still, as metrics
     _last_log: tuple[float, int] = (0.0, -1)  # seconds and position
     _until_checks: int = 0
@@ -173,7 +182,9 @@ class TrainingLoop:
         started_at = self._last_log = (self.seconds, self.topology.position)
         self.run.status("running", model=self._model())
         while not self.stop_requested and not self._finished():
+            began = time.monotonic()
             self._note(self.topology.iterate())
+            self._iteration_s = time.monotonic() - began
             for task, period in periods.items():
                 if (began := time.monotonic()) >= due[task]:
                     task()
@@ -187,7 +198,8 @@ class TrainingLoop:
 
     def finish(self) -> PublishedModel:
         """Publish the last model, let it stand for promotion, and write the run's last status."""
-        log.info("publishing the last model: it plays the promotion gate's games …")
+        games = "the promotion gate's" if self.options.promote else "its evaluation's"
+        log.info(f"publishing the last model: it plays {games} games …")
         self._publish()
         assert self.published is not None
         self._last_checkpoint()
@@ -206,17 +218,18 @@ class TrainingLoop:
 
     def _finished(self) -> bool:
         until = self.options.until
-        return self._done_share() >= 1 or (until is not None and self._reached(until))
+        return self._done_share(self._iteration_s) >= 1 or (until is not None and self._reached(until))
 
-    def _done_share(self) -> float:
-        """Of the steps or of the time, whichever is nearer to its end."""
+    def _done_share(self, ahead_s: float = 0.0) -> float:
+        """Of the steps or of the time `ahead_s` from now, whichever is nearer to its end: an iteration that would end
+        too late is not begun."""
         share = self.topology.position / self.plan.steps
         if self.options.minutes is None:
             return share
         limit_s = 60 * self.options.minutes  # in which the gate's games, too, have to end
         gate_s = GATE_MARGIN * self._gate_s if self._gate_s else FIRST_GATE_SHARE * limit_s
         gate_s = min(max(gate_s, LEAST_GATE_SHARE * limit_s), MOST_GATE_SHARE * limit_s)
-        return max(share, self.seconds / (limit_s - gate_s))
+        return max(share, (self.seconds + ahead_s) / (limit_s - gate_s))
 
     def _reached(self, until: float) -> bool:
         checks = int(self.topology.position / (UNTIL_SHARE * self.plan.steps))
@@ -337,6 +350,7 @@ def train(
     runs, track = Path(config.data) / "runs", config.train.track
     if options.resume is None:
         plan = plans.plan(request, config)
+        plan = replace(plan, explained=(*options.explained(request.origin), *plan.explained))
     else:
         run = RunFolder.find(runs, request.game, request.algo, options.resume)
         plan = _resumed_plan(run, request, config)
