@@ -8,12 +8,14 @@ For each seed `spar train connect-four` and `spar league connect-four` run at th
 each on its own half of the cores (`taskset`), so that whatever else the machine does meets both; the gate's games are
 part of the time. Every minute it says how far both are. Then the two champions play 1,000 openings from both sides;
 `distinct` says how many of the games were. Where a side has no champion yet its newest model plays, and `runs` says so.
+`cpu_s` is what each side, with all its processes, had of the cores.
 The figure is the league's share of points; the median of the seeds has to reach 60 %.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -42,6 +44,7 @@ class Side:
 
     def __init__(self, name: str, folder: Path, words: list[str], cores: set[int]) -> None:
         self.name, self.folder, self._errors = name, folder, folder / "said.txt"
+        self.cpu_s = 0.0  # of the command and all that it started, once it has ended
         command = [sys.executable, "-m", "sparring", *words, "--data", str(folder / "data")]
         pinned = partial(os.sched_setaffinity, 0, cores)
         with self._errors.open("wb") as file:
@@ -54,6 +57,14 @@ class Side:
                 preexec_fn=pinned,
                 start_new_session=True,
             )
+
+    def ended(self) -> bool:
+        if self.process.returncode is None:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self.process.poll()
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self.cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return self.process.returncode is not None
 
     def last_line(self) -> str:
         lines = self._errors.read_text(errors="replace").replace("\r", "\n").strip().splitlines()
@@ -102,6 +113,7 @@ def compare(minutes: float, seed: int) -> dict[str, Any]:
     assert played.digests is not None
     distinct = len(set(played.digests.tolist()))
     found = {"seed": seed, "score": played.score or 0.0, "distinct": distinct, "plain": of_plain, "league": of_league}
+    found["cpu_s"] = {side.name: round(side.cpu_s) for side in sides}
     print(json.dumps(found), file=sys.stderr, flush=True)
     return found
 
@@ -109,7 +121,7 @@ def compare(minutes: float, seed: int) -> dict[str, Any]:
 def _wait(sides: list[Side], minutes: float, seed: int) -> None:
     """Until both have ended in good order, saying every minute what they said last."""
     begun, said_s = time.monotonic(), 0.0
-    while any(side.process.poll() is None for side in sides):
+    while not all(side.ended() for side in sides):
         gone_s = time.monotonic() - begun
         if gone_s > 60 * minutes + END_S:
             raise SystemExit(f"seed {seed}: a side goes on {END_S:.0f} s after its time: {sides[0].last_line()}")

@@ -88,7 +88,7 @@ def test_show_has_every_rating_and_a_match_is_played_again_by_its_id(spar, model
     assert said["curves"]["script:tactical"][-1]["games"] == 8 * said["matches"]
     assert "spinning top: " in text
     assert (tmp_path / "league.svg").read_text().count("<svg") == 1
-    code, again, text = spar("league", "match", said["newest"][0][:10])
+    code, again, text = spar("replay", said["newest"][0][:10])
     assert (code, again["same"], again["differences"]) == (0, True, [])
     assert "8 games, each move as it was" in text
 
@@ -100,12 +100,12 @@ def test_a_match_that_goes_otherwise_is_said(spar, model, tmp_path):
         file.add(replace(played, id="aa", wins=0, draws=8, losses=0))
         file.add(replace(played, id="ab", digest="0" * 32))
         file.add(replace(played, id="b", first="0" * 64))
-    code, said, text = spar("league", "match", "aa")
+    code, said, text = spar("replay", "aa")
     assert (code, said["same"]) == (1, False)
     assert "not the same: wins was 0" in text
-    assert spar("league", "match", "ab")[1]["differences"] == [f"digest was {'0' * 32}, now {played.digest}"]
+    assert spar("replay", "ab")[1]["differences"] == [f"digest was {'0' * 32}, now {played.digest}"]
     for beginning, wrong in (("a", "several matches begin"), ("c", "there is no match"), ("b", "no such model")):
-        code, said, _ = spar("league", "match", beginning)
+        code, said, _ = spar("replay", beginning)
         assert code == 1
         assert wrong in said["error"], said
 

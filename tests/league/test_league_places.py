@@ -6,11 +6,20 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+import threading
+import time
+from contextlib import closing, suppress
+from pathlib import Path
 
 import psutil
 import pytest
 from test_league_kills import TOML
+
+from servers.running import ConsulAgent
+from sparring.errors import SparringError
+from sparring.services.discovery import open_discovery
+from sparring.services.keys import create_keys
+from sparring.services.solver import Solver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -64,6 +73,32 @@ def test_a_league_learns_and_plays_its_matches_on_ray(tmp_path):
     assert said["matches"] > 0
     assert {one["name"] for one in said["learners"]} == {"main-0", "main-exploiter-0"}
     assert max(one["steps"] for one in said["learners"]) > 0  # two rounds may be over before the other has begun
+
+
+@pytest.mark.servers
+def test_the_services_of_a_league_are_found_through_consul_from_another_machine(tmp_path):
+    """A machine is a folder of its own here, as in tests/services/test_consul.py."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name, ConsulAgent(Path(name)) as agent:
+        create_keys(Path(name, "k"))
+        url = f"{agent.url}?keys={name}/k&folder={name}"
+        found = {}
+
+        def ask():
+            with closing(open_discovery(f"{url}/far&group=league-connect-four")) as far, Solver(far) as solver:
+                until = time.monotonic() + 240
+                while not found.get("services") and time.monotonic() < until:
+                    with suppress(SparringError):
+                        found["members"] = solver.retrieve("league", "status")["members"]
+                        found["services"] = set(far.services()) >= {"league", "pool", "learner", "evaluator"}
+                    time.sleep(0.5)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        said = league(tmp_path, LATER, "--set", f"services.discovery={url}/near")
+        asking.join()
+    assert said["frozen"] >= 2
+    assert found["members"] >= 1
+    assert found["services"]
 
 
 @pytest.mark.parametrize(

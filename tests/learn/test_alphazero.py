@@ -50,6 +50,18 @@ def test_moves_by_chance_are_played_and_not_learned():
     assert np.ptp(played.policy_target[played.mask], axis=1).max() > 0.01
 
 
+def test_a_mirrored_game_teaches_the_mirror_image_of_every_position():
+    running = topology(settings=(*SMALL, "mirrored=true"))
+    played = running.actors.take_all().batch
+    found, steps = positions(running.learner, played), int(played.mask.sum())
+    boards = found.seen["observation/board"].numpy()
+    np.testing.assert_array_equal(boards[:steps], played.observation["observation/board"][played.mask])
+    np.testing.assert_array_equal(boards[steps:], boards[:steps, :, :, ::-1])
+    for column in (found.legal, found.policy):
+        np.testing.assert_array_equal(column[steps:], column[:steps].flip(-1))
+    np.testing.assert_array_equal(found.goal[steps:], found.goal[:steps])
+
+
 def test_the_window_holds_the_newest_rollouts():
     def rollout(value, steps):
         column = tensor(np.full(steps, value, np.float32))

@@ -100,6 +100,18 @@ def test_within_one_machine_calls_need_no_network(start, url):
     discovery.close()
 
 
+@pytest.mark.parametrize("machine", ["here", "far"])
+def test_services_of_a_group_find_each_other_alone(start, url, machine):
+    start("a", machine=f"{machine}&group=one")
+    start("b", machine=f"{machine}&group=two")
+    start("c", machine=machine)
+    for group, id in (("&group=one", "a"), ("&group=two", "b"), ("", "c")):
+        discovery = open_consul(url(f"here{group}"))
+        with Solver(discovery) as solver:
+            assert names(solver.within(LIMIT_S), 10) == {id}
+        discovery.close()
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=lambda end: end.name)
 def test_a_dead_instance_is_gone_and_a_new_one_used(start, solver, end):
     first = start("a")

@@ -2,9 +2,9 @@
 
 `spar league GAME` starts learners, evaluators, a pool of weights and the league's own service, on this machine or on
 Ray, by ./league.toml where there is one, and goes on where the last call stopped. Main agents stand for champion.
-`spar league rate GAME` only plays matches among scripts, champions and models; `spar league match ID` plays a stored
-match again, and says whether every move was the same; `spar league diff GAME V1 V2` (or `diff ID ID`) lets the players
-of a game play two versions of it, and says which seat, first move and member gained or lost.
+`spar league rate GAME` only plays matches among scripts, champions and models, which `spar replay ID` plays again;
+`spar league diff GAME V1 V2` (or `diff ID ID`) lets the players of a game play two versions of it, and says which seat,
+first move and member gained or lost.
 `spar league show GAME` has the ladder: Elo above `script:random` with 95 % confidence, openskill's mean and deviation,
 the share of points of each against each, how much of each is in the mixture that no member beats (Nash) and what it
 scores against that, alpha-rank, and how transitive the league is (spinning top).
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.cli.league_diff import diff_arguments, show_diff
-from sparring.cli.league_show import match, show
+from sparring.cli.league_show import show
 from sparring.cli.output import Output, stopping
 from sparring.config import open_data_folder
 from sparring.errors import ConfigError, Missing, SparringError
@@ -33,8 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="+",
-        metavar="[rate | show] GAME | diff GAME V1 V2 | match ID",
-        help="a game with opponents; a match",
+        metavar="[rate | show] GAME | diff GAME V1 V2",
+        help="a game with opponents",
     )
     parser.add_argument("--file", type=Path, metavar="FILE", help="roles and services (./league.toml if it exists)")
     parser.add_argument("--on", metavar="URL", help="where services run: local://, ray://auto … (as the file says)")
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         return show_diff(args, output)
     verb, name = args.what if len(args.what) == 2 else ("", args.what[0])
     if len(args.what) > 2 or verb not in VERBS:
-        do = "Write: spar league [rate | show] GAME, spar league match ID, or spar league diff GAME V1 V2"
+        do = "Write: spar league [rate | show] GAME, or spar league diff GAME V1 V2"
         raise ConfigError(" ".join(args.what), where="spar league", do=do)
     for option, value in (("--rounds", args.rounds), ("--models", args.models), ("--games", args.games)):
         if value is not None and value < 1:
@@ -154,4 +154,4 @@ def _seconds(text: str | None) -> float:
     return float(found[1]) * UNITS_S[found[2]]
 
 
-VERBS = {"": _learn, "rate": _rate, "show": show, "match": match}
+VERBS = {"": _learn, "rate": _rate, "show": show}

@@ -1,8 +1,7 @@
-"""What `spar league show` and `spar league match` say: the ladder, the payoff matrix, the spinning top, the newest
-matches, a picture; and one match played again. Not a command of its own."""
+"""What `spar league show` says: the ladder, the payoff matrix, the spinning top, the newest matches, a picture. Not a
+command of its own."""
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,28 +128,6 @@ def _json(game: str, found: "Standings", matches: "list[Match]", *, people: bool
 
 def _rate(won: float, drawn: float, lost: float) -> float:
     return (won + drawn / 2) / (won + drawn + lost) if won + drawn + lost else 0.5
-
-
-def match(beginning: str, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Play a stored match again and say whether it went the same."""
-    from sparring.league.match_replay import replay_match
-    from sparring.league.matches import find_match
-    from sparring.registry import open_registry
-
-    game, stored = find_match(Path(args.config.data), beginning)
-    with open_registry(args.config.registry_url) as registry:
-        found = replay_match(game, stored, registry)
-    again, different = found.again, found.differences()
-    output.say(f"{game}: {short(stored.first)} against {short(stored.second)}, seed {stored.seed}")
-    output.say(f"{again.wins} won, {again.draws} drawn, {again.losses} lost, {again.distinct} distinct games")
-    for line in different:
-        output.say(f"not the same: {line}")
-    if not different:
-        output.say(
-            f"{stored.games} games, each move as it was" if stored.digest else f"{stored.games} games, same result"
-        )
-    counts = asdict(again)
-    return {**counts, "game": game, "same": not different, "differences": different, "exit_code": int(bool(different))}
 
 
 def short(member: str) -> str:

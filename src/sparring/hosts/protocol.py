@@ -269,13 +269,19 @@ def _given_to(given: Given, count: int, name: str) -> Callable[[int, int], dict[
     return lambda index, of: dict(each[index] if index < len(each) else each[0])
 
 
-def open_host(url: str, logs: Path | None = None, seen: str = "") -> Host:
+def open_host(url: str, logs: Path | None = None, seen: str = "", group: str = "") -> Host:
     """The host behind `local://`, `ray://auto` or `ray://HOST:PORT`; it is a context manager. What instances on this
     machine print is kept in `logs`, where that is given. `seen`: the discovery in which others find the host, and
-    scale what it runs (`spar services`); by default that of this machine."""
+    scale what it runs (`spar services`); by default that of this machine. Where that is a Consul, what runs here is
+    found there too, as services of `group`, where one is named; on Ray calls are Ray's own."""
     scheme = urlsplit(url).scheme
     if scheme not in HOSTS:
         do = "Choose local://, ray://auto or ray://HOST:PORT"
         raise ConfigError(f"{url!r} is no host", where="host", do=do)
-    opened: Host = pkgutil.resolve_name(HOSTS[scheme])(url, logs, seen)
+    where = {}
+    if scheme == "local" and group and seen.startswith("consul:"):
+        from sparring.services.consul_discovery import in_group
+
+        where = {"discovery": in_group(seen, group)}
+    opened: Host = pkgutil.resolve_name(HOSTS[scheme])(url, logs, seen, **where)
     return opened

@@ -1,7 +1,8 @@
 """`consul://127.0.0.1:8500`: services of many machines, each with its Consul agent.
 
-    consul://HOST:PORT?bind=10.0.0.5&keys=/folder&folder=/run/spar&token=…
+    consul://HOST:PORT?bind=10.0.0.5&keys=/folder&folder=/run/spar&token=…&group=league-duel
 
+Services of a group find each other alone, so that two groups may have services of one name.
 An instance listens twice: for its own machine as `local://` does, with shared memory and no heartbeat, and at a tcp
 port with CURVE keys for all others. The second is registered with the agent and kept there by a heartbeat; callers
 keep a table of it by long polls. While an agent is away its last table holds, and instances that refuse a connection
@@ -43,7 +44,7 @@ POLL_S = 10.0
 AGAIN_S = 0.3  # between attempts to reach an agent that is away
 GRACE_S = 3.0  # that instances of the last table are kept when an agent has come back and knows nothing yet
 PROBE_S = 0.25
-OPTIONS = ("bind", "folder", "keys", "token")
+OPTIONS = ("bind", "folder", "group", "keys", "token")
 log = logging.getLogger("sparring.services")
 
 
@@ -100,8 +101,8 @@ class _Heartbeat:
     """Keeps the instances that this process announced registered with its agent: a TTL check, passed twice a second. An
     agent that forgot an instance, or has come back without it, is told of it again by the next heartbeat."""
 
-    def __init__(self, agent: Callable[[], ConsulClient]) -> None:
-        self._agent = agent
+    def __init__(self, agent: Callable[[], ConsulClient], prefix: str) -> None:
+        self._agent, self._prefix = agent, prefix
         self._registered: dict[str, dict[str, Any]] = {}  # id in Consul → its registration
         self._wake, self._begun = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="consul-beat", daemon=True)
@@ -110,8 +111,9 @@ class _Heartbeat:
 
     def add(self, instance: Instance, here: str) -> str:
         """Its id in Consul."""
-        consul_id = f"{PREFIX}{instance.service}-{instance.id}-{here}"
-        self._registered[consul_id] = _registration(instance, consul_id, here)
+        name = self._prefix + instance.service
+        consul_id = f"{name}-{instance.id}-{here}"
+        self._registered[consul_id] = _registration(instance, name, consul_id, here)
         with self._lock:
             if self._thread.ident is None:
                 self._thread.start()
@@ -153,14 +155,16 @@ class Consul:
     """`bind` is the address of this machine that others use, and `local` all who are on it. A context's guard is its
     server's: each Server has a context of its own."""
 
-    def __init__(self, agent: Callable[[], ConsulClient], bind: str, keys: CurveKeys, local: Local) -> None:
-        self._agent, self._bind, self._keys, self.local = agent, bind, keys, local
+    def __init__(
+        self, agent: Callable[[], ConsulClient], bind: str, keys: CurveKeys, local: Local, prefix: str = PREFIX
+    ) -> None:
+        self._agent, self._bind, self._keys, self.local, self._prefix = agent, bind, keys, local, prefix
         self._here = _mark_of(local.folder)
         self._ports: dict[str, str] = {}  # ipc address → tcp address
         self._tables: dict[str, _Table] = {}
         self._probes: dict[str, tuple[float, bool | None]] = {}
         self._lock = threading.Lock()
-        self._heartbeat = _Heartbeat(agent)
+        self._heartbeat = _Heartbeat(agent, prefix)
 
     def listen(self, socket: "zmq.Socket[bytes]", service: str, id: str) -> Listening:
         near = self.local.listen(socket, service, id)  # before there are keys: this machine's files are guard enough
@@ -209,7 +213,7 @@ class Consul:
     def services(self) -> tuple[str, ...]:
         with closing(self._agent()) as agent:
             _, found = agent.get("/v1/catalog/services")
-        far = {name.removeprefix(PREFIX) for name in found if name.startswith(PREFIX)}
+        far = {name.removeprefix(self._prefix) for name in found if name.startswith(self._prefix)}
         return tuple(sorted(far | set(self.local.services())))
 
     def close(self) -> None:
@@ -224,7 +228,7 @@ class Consul:
         with self._lock:
             table = self._tables.get(service)
             if table is None:
-                table = self._tables[service] = _Table(service, self._agent(), self._keys, self._here)
+                table = self._tables[service] = _Table(service, self._prefix, self._agent(), self._keys, self._here)
         table.begun.wait(FIRST_S)
         return table
 
@@ -248,8 +252,8 @@ class Consul:
 class _Table:
     """The instances of one service on other machines, kept by a thread."""
 
-    def __init__(self, service: str, agent: ConsulClient, keys: CurveKeys, here: str) -> None:
-        self.service, self._agent, self._keys, self._here = service, agent, keys, here
+    def __init__(self, service: str, prefix: str, agent: ConsulClient, keys: CurveKeys, here: str) -> None:
+        self.service, self._name, self._agent, self._keys, self._here = service, prefix + service, agent, keys, here
         self.begun = threading.Event()  # the first answer is here, or there will be none soon
         self.current = False  # whether the agent answered last time
         self._found: dict[str, Instance] = {}
@@ -270,7 +274,7 @@ class _Table:
         self._thread.join(3.0)
 
     def _watch(self) -> None:
-        index, path = 0, f"/v1/health/service/{quote(PREFIX + self.service)}"
+        index, path = 0, f"/v1/health/service/{quote(self._name, safe='')}"
         while not self._closed.is_set():
             try:
                 seen, rows = self._agent.get(path, POLL_S, passing=1, index=index)
@@ -308,7 +312,7 @@ class _Table:
             )
 
 
-def _registration(instance: Instance, consul_id: str, here: str) -> dict[str, Any]:
+def _registration(instance: Instance, name: str, consul_id: str, here: str) -> dict[str, Any]:
     host, _, port = instance.address.removeprefix("tcp://").rpartition(":")
     again = ",".join(instance.idempotent)
     meta = {"id": instance.id, "pid": str(instance.pid), "key": instance.key, "host": instance.host, "place": here}
@@ -318,7 +322,7 @@ def _registration(instance: Instance, consul_id: str, here: str) -> dict[str, An
     check = {"TTL": f"{LAPSE_S:g}s", "Status": "passing", "DeregisterCriticalServiceAfter": FORGOTTEN}
     return {
         "ID": consul_id,
-        "Name": PREFIX + instance.service,
+        "Name": name,
         "Tags": ["sparring"],
         "Address": host.strip("[]"),
         "Port": int(port),
@@ -356,11 +360,22 @@ def open_consul(url: str) -> Consul:
             do = f"Did you mean {near[0]}" if near else f"There are {', '.join(OPTIONS)}"
             raise ConfigError(f"{name!r} is no option of consul://", where="services.discovery", do=do)
     bind = options.get("bind", "127.0.0.1")
-    cluster = hashlib.sha256(f"{host}:{port}".encode()).hexdigest()[:8]
-    local = Local(Path(options.get("folder") or default_folder() / f"c-{cluster}"))
-    keys = _keys(Path(options.get("keys") or local.folder / "keys"), bind, given="keys" in options)
+    folder = Path(options.get("folder") or default_folder() / f"c-{_digest(f'{host}:{port}')}")
+    group = options.get("group", "")
+    local = Local(folder / f"g-{_digest(group)}" if group else folder)  # a digest: a socket's path must not be long
+    keys = _keys(Path(options.get("keys") or folder / "keys"), bind, given="keys" in options)
     token = options.get("token") or os.environ.get("CONSUL_HTTP_TOKEN", "")
-    return Consul(partial(ConsulClient, host, port, token), bind, keys, local)
+    prefix = f"{PREFIX}{group}." if group else PREFIX
+    return Consul(partial(ConsulClient, host, port, token), bind, keys, local, prefix)
+
+
+def in_group(url: str, group: str) -> str:
+    """The URL of that group's services in the same Consul."""
+    return f"{url}{'&' if '?' in url else '?'}{urlencode({'group': group})}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _address(bind: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

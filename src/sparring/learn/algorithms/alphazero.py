@@ -47,6 +47,7 @@ class AlphaZeroConfig(OptimiserSettings):
     minibatch_steps: int = 512
     window_steps: int = 100_000  # of the newest ones that are learned from
     samples_per_step: float = 8.0  # how often each of them is, on average
+    mirrored: bool = False  # the game is the same with the last axis of what is seen and the choices in reverse order
     average_updates: int = 20  # that the weights which play are an average of, the last one counting most
     value_coefficient: float = 1.0  # c_v
     max_gradient_norm: float = 1.0
@@ -127,7 +128,8 @@ class AlphaZeroLearner(ActorCritic):
     def __init__(self, game: GameSpec, config: AlphaZeroConfig, seed: int) -> None:
         one_seat(game, "alphazero")
         super().__init__(game, config, "alphazero", seed, 0xA0)
-        self.window, self.average = Window(config.window_steps), open_network(self.network, seed)
+        images = 2 if config.mirrored else 1
+        self.window, self.average = Window(images * config.window_steps), open_network(self.network, seed)
         self._acting = self.average
         self._parts |= {"window": self.window, "average": self.average}
 
@@ -146,13 +148,17 @@ def positions(learner: ActorCritic, batch: Batch) -> Positions:
         batch.value, batch.ending, bootstrap(learner.net, batch), batch.truncation_value, batch.mask
     )
     surprise = gae(batch.reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
-    policy = true_steps(batch, batch.policy_target)
-    return Positions(
-        learner.net.arranged({name: true_steps(batch, leaf) for name, leaf in batch.observation.items()}),
-        torch.ones_like(policy, dtype=torch.bool) if batch.legal is None else true_steps(batch, batch.legal).bool(),
-        policy,
-        true_steps(batch, batch.value + surprise),
-    )
+    seen = {name: true_steps(batch, leaf) for name, leaf in batch.observation.items()}
+    policy, goal = true_steps(batch, batch.policy_target), true_steps(batch, batch.value + surprise)
+    legal = torch.ones_like(policy, dtype=torch.bool) if batch.legal is None else true_steps(batch, batch.legal).bool()
+    if config.mirrored:
+        seen = {name: _with_mirror_images(leaf) for name, leaf in seen.items()}
+        legal, policy, goal = _with_mirror_images(legal), _with_mirror_images(policy), goal.repeat(2)
+    return Positions(learner.net.arranged(seen), legal, policy, goal)
+
+
+def _with_mirror_images(rows: Tensor) -> Tensor:
+    return torch.cat([rows, rows.flip(-1)])
 
 
 def losses(learner: ActorCritic, found: Positions, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,9 +196,9 @@ class AlphaZero:
         assert isinstance(learner, AlphaZeroLearner)
         assert batch.value is not None
         config = learner.config
-        newest, history = positions(learner, batch), []
+        newest, values, history = positions(learner, batch), true_steps(batch, batch.value).numpy(), []
         found = learner.window.add(newest)
-        samples = config.samples_per_step * len(newest.goal)
+        samples = config.samples_per_step * len(values)
         for _ in range(max(1, round(samples / config.minibatch_steps))):
             rows = torch.from_numpy(learner.rng.integers(0, len(found.goal), config.minibatch_steps))
             policy_loss, value_loss, entropy = losses(learner, found, rows)
@@ -208,7 +214,7 @@ class AlphaZero:
             "kl": policy_loss - entropy,  # of π' to π: what the search still adds
             "entropy": entropy,
             "gradient_norm": norm,
-            "explained_variance": explained_variance(true_steps(batch, batch.value).numpy(), newest.goal.numpy()),
+            "explained_variance": explained_variance(values, newest.goal[: len(values)].numpy()),
             "learning_rate": learner.optimiser.learning_rate,
         }
         return Update(learner, None, metrics)

@@ -105,9 +105,9 @@ class RunningLeague(Closable):
         self._lock = _only_one(path.with_suffix(".lock"), game)
         for old in path.parent.glob(f"{path.name}*") if fresh else ():
             old.rename(old.with_name(old.name.replace(".db", f".db-{int(time.time())}", 1)))
-        logs = Path(config.data) / "logs" / f"league-{folder_name(spec.id, 'game')}"
+        name = f"league-{folder_name(spec.id, 'game')}"
         given = {"game": game, "config": msgspec.msgpack.encode(config)}
-        self._host = open_host(file.on, logs, config.discovery_url)
+        self._host = open_host(file.on, Path(config.data) / "logs" / name, config.discovery_url, group=name)
         try:
             table = {key: value for key, value in asdict(file).items() if key != "services"}
             state = {"game": game, "data": config.data, "league": table}

@@ -112,7 +112,7 @@ function describe() {
   }, String(at + 1));
   show($("rounds"), points.map(round));
   const facts = [["match", match], ["seed of the match", String(about.seed)], ["seed of the game", said.seed],
-    ["again in a terminal", `spar league match ${match.slice(0, 12)}`]];
+    ["again in a terminal", `spar replay ${match.slice(0, 12)}`]];
   show($("facts"), facts.map(([word, value]) => [h("dt", {}, word), h("dd", { class: "mono small" }, value)]));
   $("to-league").href = `/league?game=${encodeURIComponent(game)}`;
 }
