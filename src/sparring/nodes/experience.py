@@ -1,6 +1,6 @@
 """A run whose nodes send experience: the parent learns, by the loops of algorithms on one machine.
 
-    lease: seed, ε, weights ──► node plays ──► experience ─► a share is played again ─┬─► learner ─► weights
+    lease: seed, ε, weights ──► node plays ──► experience ─► a share is played again ─┬─► batch ─► learner ─► weights
                                                                                       └─► table ─► learner ─► weights
 
 `ExperienceSessions` are the connections. The run's thread is `ExperienceLoop` where the algorithm learns from rollouts,
@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from sparring.acting.actor import NO_EPISODES
 from sparring.errors import WireError
-from sparring.learn.actors.experience import PlayedRollout, StepBlock
 from sparring.learn.actors.protocol import Actors
 from sparring.learn.plan import Plan
 from sparring.learn.protocol import Iteration, Learner, Sources
@@ -23,13 +22,12 @@ from sparring.learn.topologies.apex import ReplayLoop
 from sparring.learn.topologies.sync import OnPolicyLoop
 from sparring.nodes.board import NodeState
 from sparring.nodes.learner_weights import LearnerWeights
-from sparring.nodes.leases import IssuedLease, LeaseBook, LeasePlayer, unpacked
+from sparring.nodes.leases import Columns, IssuedLease, LeaseBook, LeasePlayer, unpacked
 from sparring.nodes.messages import Experience, Lease, Weights
 from sparring.nodes.sessions import NodeSessions, Session
 from sparring.replay.table import check_sources
 from sparring.wire.tree import Tree
 
-WAITING = 64  # results that the learner has not taken yet; above it nodes wait
 VERSIONS = 1_024  # whose updates are remembered
 ITERATION_S = 0.1
 Result = tuple[NodeState, IssuedLease, bytes]
@@ -40,21 +38,32 @@ class ExperienceSessions(NodeSessions):
 
     raw_bytes = 0  # of a lease's result: what a payload inflates to
     epsilon = 0.0  # of the leases that are issued now
-    waiting = WAITING
 
     def prepare(self, raw_bytes: int) -> None:
         self.raw_bytes = raw_bytes
-        self.book, self.results = LeaseBook(refused=self.merger.refused), queue.Queue[Result]()
+        self.book, self._results = LeaseBook(refused=self.merger.refused), queue.Queue[Result]()
+        self._ahead = set[str]()  # nodes whose result the learner has not taken yet
+
+    def next_result(self, within_s: float) -> Result | None:
+        """The oldest that waits; its node gets the next lease."""
+        self.check()
+        try:
+            result = self._results.get(timeout=within_s)
+        except queue.Empty:
+            return None
+        self._ahead.discard(result[1].node)
+        return result
 
     @property
     def max_bytes(self) -> int:
         return self.raw_bytes + self.raw_bytes // 64 + super().max_bytes
 
     async def exchange(self, session: Session) -> None:
-        """A lease and its result, again and again."""
+        """A lease and its result, again and again. A node whose result waits for the learner waits, too: what it would
+        play ahead would be of old weights."""
         state, reason = session.state, ""
         while True:
-            while self.results.qsize() >= self.waiting and not self.leaving:
+            while state.node in self._ahead and not self.leaving:
                 await asyncio.sleep(0.01)
             leave = self.reason_to_leave(state)
             version, weights = self.merger.version, self.merger.weights
@@ -76,7 +85,8 @@ class ExperienceSessions(NodeSessions):
             if found is None:
                 state.refuse(reason)
             else:
-                self.results.put((state, found, raw))
+                self._ahead.add(state.node)
+                self._results.put((state, found, raw))
                 self.changed.set()
 
 
@@ -99,16 +109,12 @@ class _LeasedActors(Actors):
             self.updates[self._sessions.merger.version] = learner.updates
         self.updates.pop(self._sessions.merger.version - VERSIONS, None)
 
-    def next_result(self) -> PlayedRollout | StepBlock | None:
+    def next_result(self) -> Columns | None:
         """What was played with a lease and may be learned; None: nothing came for a while, or it may not."""
-        self._sessions.check()
-        try:
-            state, lease, raw = self._sessions.results.get(timeout=ITERATION_S)
-        except queue.Empty:
-            return None
-        return self._accepted(state, lease, raw)
+        result = self._sessions.next_result(ITERATION_S)
+        return None if result is None else self._accepted(*result)
 
-    def _accepted(self, state: NodeState, lease: IssuedLease, raw: bytes) -> PlayedRollout | StepBlock | None:
+    def _accepted(self, state: NodeState, lease: IssuedLease, raw: bytes) -> Columns | None:
         """The result, if it may be learned; else the reason is counted, also for its node."""
         sessions, book = self._sessions, self._sessions.book
         reason, result = "", None
@@ -134,7 +140,7 @@ class _LeasedActors(Actors):
         state.merges += 1
         sessions.merger.merged += 1
         assert result is not None
-        state.steps += result.env_steps
+        state.steps += int(result["head"].flat[1])  # env_steps, of rollouts and blocks alike
         return result
 
     def flow(self) -> dict[str, float]:
@@ -158,7 +164,11 @@ Doors = tuple[Callable[[], None], Callable[[], None]]  # lets nodes in, and send
 
 
 class ExperienceLoop(OnPolicyLoop):
-    """One iteration: one lease's rollout, checked and learned."""
+    """One iteration: one lease's rollout, checked; and an update when there are as many as there are nodes.
+
+    A fast node hands in several, so nobody waits for a slow one. While the learner learns, each node plays one more:
+    what is learned is usually one version old, however many nodes there are.
+    """
 
     def __init__(
         self, plan: Plan, learner: Learner, sessions: ExperienceSessions, player: LeasePlayer, doors: Doors
@@ -166,17 +176,20 @@ class ExperienceLoop(OnPolicyLoop):
         self._nodes = _LeasedActors(sessions, player, learner, bounded=True)
         super().__init__(plan, learner, self._nodes, None)
         self.sessions, (self._start, self._stop) = sessions, doors
+        self._player, self._gathered = player, list[Columns]()
 
     def iterate(self) -> Iteration:
         if not self.begun:
             self.begin()
             self._start()
         result = self._nodes.next_result()
-        if result is None:
+        if result is not None:
+            self._gathered.append(result)
+        if len(self._gathered) < max(1, self._nodes.actors):
             return Iteration(None, None, None, self.flow())
-        assert isinstance(result, PlayedRollout)
-        self.count(result)
-        return self.learn(result)
+        played, self._gathered = self._player.rollout(self._gathered), []
+        self.count(played)
+        return self.learn(replace(played, version=self._nodes.updates.get(played.version, 0)))
 
     def sources(self) -> Sources:
         return Sources({"node": self.selfplay}, None)
@@ -195,12 +208,11 @@ class ReplayExperienceLoop(ReplayLoop):
         check_sources(plan.replay, records=False)
         replay = LocalReplay(plan, learner.network, player.streams, None, actors=1)
         super().__init__(plan, learner, replay, 1)
-        limiter, self._insert_steps = self.rate_limiter, player.most_steps
+        limiter, self._player, self._insert_steps = self.rate_limiter, player, player.most_steps
         least = (limiter.samples_per_insert * self._insert_steps + self._batch_steps) / 2
         limiter.slack_samples = max(limiter.slack_samples, least)  # a lease is a large insert
         self._nodes, self._table, self._begun = _LeasedActors(sessions, player, learner, bounded=False), replay, False
         self.sessions, (self._start, self._stop) = sessions, doors
-        sessions.waiting = 1  # what is played far ahead of the learner is played with old weights and ε
 
     def iterate(self) -> Iteration:
         if not self._begun:
@@ -212,10 +224,10 @@ class ReplayExperienceLoop(ReplayLoop):
             if not self.may_sample():
                 self._nodes.publish(self.learner, self.env_steps)
             return iteration
-        block = self._nodes.next_result() if self.rate_limiter.may_insert(self._insert_steps) else None
-        if block is None:
+        result = self._nodes.next_result() if self.rate_limiter.may_insert(self._insert_steps) else None
+        if result is None:
             return Iteration(None, None, None, self.flow())
-        assert isinstance(block, StepBlock)
+        block = self._player.block(result)
         updates = self._nodes.updates.get(block.version, 0)
         fed = self._table.insert_steps(replace(block.steps, version=updates))
         self._table.break_off(0)  # each lease has fresh games: nothing follows what came last

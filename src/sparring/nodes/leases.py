@@ -10,7 +10,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 
@@ -21,7 +21,15 @@ import zstandard
 from sparring.errors import WireError
 from sparring.games.protocol import TRUNCATED
 from sparring.learn.actors.actor_spec import actor_spec
-from sparring.learn.actors.experience import PlayedRollout, RolloutRing, StepBlock, StepBlockRing, joined, played
+from sparring.learn.actors.experience import (
+    PlayedRollout,
+    RolloutRing,
+    StepBlock,
+    StepBlockRing,
+    joined,
+    played,
+    side_by_side,
+)
 from sparring.learn.plan import Plan
 from sparring.nodes.codecs import MAX_WINDOW_BYTES, Layout
 from sparring.wire.chunk import Array
@@ -29,6 +37,7 @@ from sparring.wire.network import NetworkSpec
 
 LEAST_SHARE = 0.05  # of leases that are played again, of a node with a long streak
 MISMATCHES = 3  # after which a node is banned
+Columns = dict[str, Array]  # of one lease's result
 
 
 def model_hash(weights: Array) -> str:
@@ -36,17 +45,30 @@ def model_hash(weights: Array) -> str:
     return hashlib.sha256(weights.astype("<f4").tobytes()).hexdigest()
 
 
+def lease_games(envs: int, rollout_ticks: int, lease_ticks: int) -> int:
+    """Of one lease, which is about as large as a rollout of one actor: an update learns from one of each node."""
+    return max(1, envs * rollout_ticks // lease_ticks)
+
+
 class LeasePlayer:
     """Plays leases, on the node and again on the parent, and reads what was played."""
 
     def __init__(self, plan: Plan, network: NetworkSpec, ticks: int) -> None:
         alone = with_changes(plan, opponents=0, opponent_share=0.0, script_share=0.0, league="")
-        feeds = "rollouts" if plan.algorithm.feeds == "trajectories" else "steps"
+        feeds = "steps"
+        if plan.algorithm.feeds == "trajectories":
+            feeds, games = "rollouts", lease_games(plan.envs, plan.settings.rollout_ticks, ticks)
+            alone = with_changes(alone, envs=games)
         self._spec = actor_spec(alone, network, feeds=feeds, ticks=ticks, slots=1)
         self._ring = self._spec.open_ring()
         self._columns = {name: (column.dtype, column.shape) for name, column in self._ring.to_write().items()}
         self.raw_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self._columns.values())
         self._optional: tuple[int, ...] | None = None  # which columns blocks of this game have
+
+    @property
+    def games(self) -> int:
+        """At once, in one lease."""
+        return self._spec.envs
 
     @property
     def most_steps(self) -> int:
@@ -78,9 +100,10 @@ class LeasePlayer:
         self._ring.release()
         return raw
 
-    def read(self, raw: bytes) -> PlayedRollout | StepBlock:
+    def read(self, raw: bytes) -> Columns:
         """What was played, or a WireError where it cannot have been."""
-        columns, offset = {}, 0
+        columns: Columns = {}
+        offset = 0
         for name, (dtype, shape) in self._columns.items():
             count = math.prod(shape)
             kind = np.dtype(np.uint8) if dtype == np.bool_ else dtype  # a byte of a bool may be any number
@@ -89,8 +112,15 @@ class LeasePlayer:
             offset += column.nbytes
         if isinstance(self._ring, RolloutRing):
             self._check(columns)
-            return played(columns)
-        self._check_block(columns)
+        else:
+            self._check_block(columns)
+        return columns
+
+    def rollout(self, parts: Sequence[Columns]) -> PlayedRollout:
+        """Several leases as one rollout."""
+        return played(side_by_side(parts))
+
+    def block(self, columns: Columns) -> StepBlock:
         return joined(columns, self._spec.played.seats[0])
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ class Play:
             raise Refused("the weights of a lease have another hash", where="the parent", do="Connect again")
         began = time.monotonic()
         raw = self._player.play(self.layout, self._base, lease.seed, self.version, lease.epsilon)
-        steps = self.job.plan["envs"] * self.job.lease_ticks
+        steps = self._player.games * self.job.lease_ticks
         return Experience(lease.lease, lease.model, packed(raw), steps / max(1e-3, time.monotonic() - began))
 
     def close(self) -> None:
