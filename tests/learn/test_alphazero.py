@@ -26,7 +26,9 @@ def topology(game="connect-four", kind="single", seed=0, steps=100_000, envs=16,
 
 
 def test_what_is_handed_on_is_what_the_search_found():
-    running = topology(settings=(*SMALL, "random_moves=0.0", "trace_decay=1.0", "discount=1.0", "rollout_ticks=64"))
+    running = topology(
+        settings=(*SMALL, "random_moves=0.0", "trace_decay=1.0", "discount=1.0", "rollout_ticks=64", "mirrored=false")
+    )
     played = running.actors.take_all().batch
     assert played.policy_target.shape == (*played.reward.shape, 7)
     true = played.policy_target[played.mask]
