@@ -84,6 +84,11 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         "reward_scale": 0.02, "rollout_ticks": 64, "minibatch_steps": 256, "epochs": 6, "activation": "relu",
         "hidden_units": [128, 128],
     }),
+    ("gym:LunarLander-v3", "a3c"): Preset(steps=4_000_000, settings={
+        "learning_rate": 3e-3, "entropy_coefficient": 0.001,  # at 1e-3 and 0.01 it returned 116
+        "schedule": "linear", "discount": 0.998, "reward_scale": 0.02, "rollout_ticks": 32, "normalise": True,
+        "hidden_units": [128, 128], "activation": "relu",
+    }),
     ("gym:Pendulum-v1", "ppo"): Preset(steps=100_000, settings=_PPO | {
         "learning_rate": 1e-3, "schedule": "linear", "reward_scale": 0.1, "rollout_ticks": 64,
         "minibatch_steps": 256, "epochs": 10, "entropy_coefficient": 0.0,
