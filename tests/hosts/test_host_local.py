@@ -112,10 +112,12 @@ def test_a_worker_imports_no_more_than_it_needs(host):
 
 def test_no_more_calls_are_under_way_than_can_be_held(host):
     (worker,) = host.start(Worker, "worker", 1, ONE, {})
-    worker.ask("sleep", 5.0)  # longer than a busy machine takes to ask for all the others
-    asked = [worker.ask("who") for _ in range(MAX_UNDER_WAY - 1)]
+    pid = worker.ask("who").result()["pid"]
+    os.kill(pid, signal.SIGSTOP)  # until all are asked, however long a busy machine takes for that
+    asked = [worker.ask("who") for _ in range(MAX_UNDER_WAY)]
     with pytest.raises(Overloaded, match=f"{MAX_UNDER_WAY} calls are under way"):
         worker.ask("who")
+    os.kill(pid, signal.SIGCONT)
     assert asked[0].result()["index"] == 0
 
 
