@@ -117,8 +117,8 @@ def test_first_convolutions_of_a_module_skip_windows_where_they_can(
     leaf, seen = Input("screen", (4, 84, 84), 10.0, 1 / 255, dtype="uint8", image=True), scene(40, 4, 84, 84)
     found, expected = (learned(module, leaf, seen, skips=one) for one in (True, False))
     assert tables == skip
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    for mine, theirs in zip(found, expected, strict=True):  # sums of thousands of terms, up to 100, in another order
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3 * max(1.0, float(theirs.abs().max())))
 
 
 def test_images_that_were_changed_in_place_go_the_ordinary_way(tables: list[str]) -> None:
