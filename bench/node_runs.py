@@ -30,7 +30,6 @@ class NodeRun:
     hostile: str = ""  # the attack of one more node
     contribute: str = "weights"
     exchange_s: float = 1.0
-    envs: int = 0  # games at once of each worker; 0: the default
     settings: tuple[str, ...] = ()
     episodes: int = 100
 
@@ -50,7 +49,6 @@ class NodeRun:
         own = [word for text in self.settings for word in ("--algo-set", text)]
         words = [self.game, "--algo", self.algo, "--steps", str(self.steps), "--seed", str(seed), "--no-promote"]
         words += ["--contribute", self.contribute] if self.nodes else []
-        words += ["--envs", str(self.envs)] if self.envs else []
         trained = spar(folder, "train", *words, *dial, *sets, *own, "--set", "train.publish_every_s=1e9")
         (rows,) = folder.glob("data/runs/*/metrics.jsonl")
         last = json.loads(rows.read_text().splitlines()[-1])

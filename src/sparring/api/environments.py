@@ -100,7 +100,7 @@ class OneSeat:
         self._draw, self.frames_per_s = draw, frames_per_s
         self.first = 0  # the first choice of a discrete action, as the environment counts
         if isinstance(game, Environments):
-            game.refuses_masked = False  # whoever knows the environment expects what it does itself
+            game.refuses_masked = False  # as in Gymnasium: the environment itself answers them
             self.first = game.to_env(np.zeros((), np.int32)) if self.spec.action.kind == "discrete" else 0
         self._others, self._rng = others, np.random.default_rng(0)
         self._stacks = FrameStacks(self.spec, game.spec.frame_stack, game.n)

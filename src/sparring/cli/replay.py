@@ -80,8 +80,9 @@ def _match(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     with open_registry(args.config.registry_url) as registry:
         found = replay_match(game, stored, registry)
     again, different = found.again, found.differences()
-    output.say(f"{game}: {short(stored.first)} against {short(stored.second)}, seed {stored.seed}")
-    output.say(f"{again.wins} won, {again.draws} drawn, {again.losses} lost, {again.distinct} distinct games")
+    if not args.quiet:
+        output.say(f"{game}: {short(stored.first)} against {short(stored.second)}, seed {stored.seed}")
+        output.say(f"{again.wins} won, {again.draws} drawn, {again.losses} lost, {again.distinct} distinct games")
     for line in different:
         output.say(f"not the same: {line}")
     if not different:

@@ -86,5 +86,9 @@ def find_match(data: Path, beginning: str) -> tuple[GameId, Match]:
             found += [(game, one) for one in file.beginning(beginning)]
     if len(found) == 1:
         return found[0]
-    wrong = f"several matches begin with {beginning!r}" if found else f"there is no match {beginning!r}"
+    wrong = (
+        f"several matches begin with {beginning!r}"
+        if found
+        else f"there is no match {beginning!r}, and no episode has such an id"
+    )
     raise Missing(wrong, where="league", do="`spar league show GAME` lists the newest with their ids")

@@ -166,8 +166,9 @@ Doors = tuple[Callable[[], None], Callable[[], None]]  # lets nodes in, and send
 class ExperienceLoop(OnPolicyLoop):
     """One iteration: one lease's rollout, checked; and an update when there are as many as there are nodes.
 
-    A fast node hands in several, so nobody waits for a slow one. While the learner learns, each node plays one more:
-    what is learned is usually one version old, however many nodes there are.
+    The leases may come from any nodes, so a fast node contributes several and a slow one delays no update. While the
+    learner updates, each node plays its next lease with the weights before: a batch is usually one version old, however
+    many nodes there are.
     """
 
     def __init__(
