@@ -200,8 +200,10 @@ def test_services_find_each_other_by_name(kept, worker):
 
 
 def test_a_process_that_an_instance_starts_finds_the_services_too(kept, worker):
-    asked = worker.ask("ask_in_a_process", kept.discovery, "pair", "add", "1", "2")  # as a learner's actors do
+    kept.start(Worker, "adder", 1, ONE, {"word": "here"})  # the worker itself waits for the process
+    asked = worker.ask("ask_in_a_process", kept.discovery, "adder", "add", "1", "2")  # as a learner's actors do
     assert asked.result(PATIENCE_S) == "12"
+    kept.scale("adder", 0)
 
 
 def test_it_scales_up_and_down(host):

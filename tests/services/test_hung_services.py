@@ -77,10 +77,11 @@ def test_who_waits_for_room_among_patient_callers_is_late_at_its_own_deadline(fo
 
     async def crowd():
         patient = solver.within(60)
+        assert await patient.retrieve_async(Worker, "whoami") == "a"  # connected: the next calls are sent at once
         calls = [
             asyncio.ensure_future(patient.retrieve_async(Worker, "until", str(over))) for _ in range(MAX_UNDER_WAY)
         ]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)
         begun = time.monotonic()
         with pytest.raises(CallTimeout):
             await solver.within(0.3).retrieve_async(Worker, "whoami")
@@ -96,13 +97,13 @@ def test_who_waits_for_room_among_patient_callers_is_late_at_its_own_deadline(fo
 def test_who_waits_for_room_at_one_that_dies_is_answered_by_another(child, folder, solver, tmp_path):
     async def crowd():
         patient = solver.within(60)
+        assert await patient.retrieve_async(Worker, "whoami") == "h"  # connected: the next calls are sent at once
         calls = [
             asyncio.ensure_future(patient.retrieve_async(Worker, "until", str(tmp_path / "never")))
             for _ in range(MAX_UNDER_WAY)
         ]
-        await asyncio.sleep(0.2)
         waits = asyncio.ensure_future(patient.retrieve_async(Worker, "whoami"))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)
         with Server(Worker("b"), Local(folder), id="b"):
             child.kill()
             assert {type(one) for one in await asyncio.gather(*calls, return_exceptions=True)} == {CallLost}
