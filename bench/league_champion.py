@@ -70,21 +70,25 @@ class Side:
         lines = self._errors.read_text(errors="replace").replace("\r", "\n").strip().splitlines()
         return lines[-1] if lines else "it has said nothing yet"
 
-    def player(self) -> tuple[Model, str]:
-        """Its champion, or its newest model, and which of the two."""
+    def newest_model(self) -> Model:
         registry = FileRegistry(self.folder / "data" / "models")
         newest = max((one.card for one in registry.models(GAME)), key=lambda card: card.created_at_ms, default=None)
         if newest is None:
             raise SystemExit(f"{self.name} published no model; train for longer. It said: {self.last_line()}")
-        champion = incumbent_of(registry, newest)
-        return (registry.fetch(newest.id), "newest model") if champion is None else (champion, "champion")
+        return registry.fetch(newest.id)
+
+    def player(self) -> tuple[Model, str]:
+        """Its champion, or its newest model, and which of the two."""
+        newest = self.newest_model()
+        champion = incumbent_of(FileRegistry(self.folder / "data" / "models"), newest.card)
+        return (newest, "newest model") if champion is None else (champion, "champion")
 
 
 def trained(folder: Path, words: list[str], minutes: float) -> Model:
     """The champion, or the newest model, of one `spar` command of that many minutes on all cores."""
     side = Side(words[0], folder, words, os.sched_getaffinity(0))
     try:
-        _wait([side], minutes, 0)
+        wait([side], minutes, 0)
     finally:
         side.process.kill()
         side.process.wait()
@@ -103,7 +107,7 @@ def compare(minutes: float, seed: int) -> dict[str, Any]:
             Side("league", Path(league), ["league", GAME, "--for", f"{60 * minutes:g}s"], halves[1 - seed % 2]),
         ]
         try:
-            _wait(sides, minutes, seed)
+            wait(sides, minutes, seed)
         finally:
             for side in sides:
                 side.process.kill()
@@ -118,7 +122,7 @@ def compare(minutes: float, seed: int) -> dict[str, Any]:
     return found
 
 
-def _wait(sides: list[Side], minutes: float, seed: int) -> None:
+def wait(sides: list[Side], minutes: float, seed: int) -> None:
     """Until both have ended in good order, saying every minute what they said last."""
     begun, said_s = time.monotonic(), 0.0
     while not all(side.ended() for side in sides):

@@ -162,6 +162,32 @@ def test_a_full_board_without_a_line_is_a_draw() -> None:
     assert all(legal is not None and legal.all() for legal in view.legal)
 
 
+def test_moves_that_win_and_moves_that_let_the_other_win_are_told() -> None:
+    game, rng = ConnectFour(200), np.random.default_rng(5)
+    view = game.reset(np.zeros(200, np.uint64), np.ones(200, bool))
+    for _ in range(14):
+        moves = (rng.random((200, 7)) * (view.legal[0] & view.legal[1])).argmax(axis=1).astype(np.int32)
+        view = game.step([moves, moves])
+    told, rows, legal = game.move_outcomes(), game.save_rows(), view.legal[0] & view.legal[1]
+    assert {-1, 0, 1} == set(told[~view.over].reshape(-1).tolist())
+
+    def wins(before: list[bytes], column: int) -> np.ndarray:
+        """Of each game whether the stone in that column wins it; the games go on behind it."""
+        game.restore_rows(before)
+        free = game._legal()[:, column]
+        moves = np.where(free, column, game._legal().argmax(axis=1)).astype(np.int32)
+        return (game.step([moves, moves]).ending[:, 0] == TERMINATED) & (game._outcome != 0) & free
+
+    for column in range(7):
+        won, replied = wins(rows, column), np.zeros(200, bool)
+        after = game.save_rows()
+        for reply in range(7):
+            replied |= wins(after, reply)
+        expected = np.where(won, 1, np.where(replied, -1, 0))
+        here = ~view.over & legal[:, column]
+        assert (told[here, column] == expected[here]).all()
+
+
 def test_each_seat_sees_its_own_stones_first_and_the_top_row_on_top() -> None:
     _, view = drop("330")
     own, theirs = view.observation[0]["observation/board"][0]

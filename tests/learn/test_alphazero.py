@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch.distributions import Categorical, kl_divergence
 
 from sparring.acting.evaluate import evaluate
 from sparring.config import Config
 from sparring.errors import ConfigError
 from sparring.league.league_file import parse_league
-from sparring.learn.algorithms.alphazero import Positions, Window, positions
+from sparring.learn.algorithms.alphazero import Positions, Window, chances, positions
 from sparring.learn.league.launch import with_algorithms
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.topologies import build
@@ -67,7 +69,7 @@ def test_a_mirrored_game_teaches_the_mirror_image_of_every_position():
 def test_the_window_holds_the_newest_rollouts():
     def rollout(value, steps):
         column = tensor(np.full(steps, value, np.float32))
-        return Positions({"seen": column}, column > 0, column, column)
+        return Positions({"seen": column}, column > 0, column, column, column)
 
     window = Window(10)
     assert len(window.add(rollout(1, 6)).goal) == 6
@@ -77,6 +79,22 @@ def test_the_window_holds_the_newest_rollouts():
     copy = Window(10)
     copy.load(window.save())
     assert copy.add(rollout(4, 6)).seen["seen"].tolist() == [3.0] * 6 + [4.0] * 6
+
+
+def test_what_surprised_the_policy_is_drawn_more_often():
+    column = torch.zeros(4)
+    found = Positions({}, column, column, column, torch.tensor([0.0, 1.0, 3.0, 0.0]))
+    assert np.diff(chances(found, 0.5), prepend=0) == pytest.approx([0.125, 0.25, 0.5, 0.125])
+    assert np.diff(chances(found, 0.0), prepend=0) == pytest.approx([0.25] * 4)
+
+
+def test_surprise_is_how_far_the_search_moved_the_policy():
+    running = topology(settings=(*SMALL, "mirrored=false"))
+    found = positions(running.learner, running.actors.take_all().batch)
+    logits = running.learner.net.at(found.seen, torch.arange(len(found.goal)))["logits"].detach()
+    own = Categorical(logits=logits.masked_fill(~found.legal, -1e9))
+    expected = kl_divergence(Categorical(probs=found.policy), own)
+    np.testing.assert_allclose(found.surprise, expected.clamp(min=0), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +109,9 @@ def test_a_game_that_cannot_be_searched_is_refused_before_anything_starts(game, 
         topology(game, kind="async")
 
 
-@pytest.mark.parametrize("wrong", ["simulations=0", "random_moves=1.5", "window_steps=0", "root_noise=1.0"])
+@pytest.mark.parametrize(
+    "wrong", ["simulations=0", "random_moves=1.5", "surprise_share=-0.1", "window_steps=0", "root_noise=1.0"]
+)
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(ConfigError, match=r"^\[alphazero\]: "):
         topology(settings=(wrong,))

@@ -85,15 +85,28 @@ def test_each_game_is_searched_as_if_it_were_alone():
         assert alone["value"][0] == all_at_once["value"][place]
 
 
-def test_with_more_simulations_more_is_known():
+@pytest.mark.parametrize("game_tells", [True, False])
+def test_a_forced_win_is_certain(monkeypatch, game_tells):
     """The first player wins by making two threats at once, three plies deep."""
+    if not game_tells:  # as of a game without that verb
+        monkeypatch.delattr("sparring.games.connect_four.ConnectFour.move_outcomes")
     moves = (2, 2, 3, 3)  # two stones side by side, open at both ends: 1 or 4 makes three
-    few, many = (searched(*after(moves), simulations=s)["value"][0] for s in (8, 800))
-    assert many > 0.5 > few
+    simulations = 8 if game_tells else 800
+    found = searched(*after(moves), simulations=simulations)
+    assert found["value"][0] == np.float32(0.99)  # two plies after the first one
+    assert found[POLICY_TARGET][0].argmax() in (1, 4)
+    assert searched(*after(moves), simulations=1)["value"][0] == 0.0
+
+
+def test_a_lost_position_is_known_with_every_move_of_it():
+    lost = after((2, 2, 3, 3, 1))  # threats in columns 0 and 4, and one stone to answer with
+    found = searched(*lost, simulations=1)
+    assert found["value"][0] == np.float32(-(0.99**0.5))
+    assert found[POLICY_TARGET][0] == pytest.approx(np.full(7, 1 / 7))
 
 
 def test_the_same_seed_finds_the_same():
-    first, second, other = (searched(*after(BLOCK), noise=0.5, seed=seed) for seed in (1, 1, 2))
+    first, second, other = (searched(*after((2, 2, 3)), noise=0.5, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first[POLICY_TARGET], second[POLICY_TARGET])
     assert (first[POLICY_TARGET] != other[POLICY_TARGET]).any()
 

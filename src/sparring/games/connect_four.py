@@ -119,6 +119,16 @@ class ConnectFour(BaseGame):
         one._tick[0], one._ending[0] = own + other, RUNNING
         return one.save_rows()[0]
 
+    def move_outcomes(self) -> Array:
+        """int8 [n, columns]: 1 where a stone of who is to move wins, -1 where the other's next stone could win then."""
+        second, every = self._tick % 2, np.arange(self.n)
+        own, other = self._stones[every, second, None], self._stones[every, 1 - second, None]
+        stones = (own | other) + _BOTTOM & _COLUMN  # 0 where the column is full
+        above = stones << np.uint64(1) & _COLUMN
+        wins, threats = has_four(own | stones), has_four(other | stones)
+        elsewhere = threats.sum(axis=1, keepdims=True) > threats
+        return np.where(wins, 1, np.where(elsewhere | has_four(other | above), -1, 0)).astype(np.int8)
+
     def _arrays(self) -> dict[str, Array]:
         return {"stones": self._stones, "outcome": self._outcome, **super()._arrays()}
 

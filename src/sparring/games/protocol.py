@@ -60,7 +60,9 @@ class SearchableGame(Game, Protocol):
 
     Every game that is made of BaseGame or VectorGame has these verbs; `searchable` says whether they may be used. A
     game whose observation shows the whole state may also have `row_of(seat, observation) -> bytes`, the state in
-    which that seat is to move and sees that (leaves without a batch axis), Refused where there is no such state.
+    which that seat is to move and sees that (leaves without a batch axis), Refused where there is no such state. A game
+    of two teams, where a move can win at once all that can be won, may have `move_outcomes() -> int8 [n, choices]`: 1
+    for such a move of who is to move, -1 where the other team has one after it, 0 elsewhere; a search knows more by it.
     """
 
     searchable: bool  # nothing is hidden, one seat moves at a time, no chance after the start, and `spec.resimulates`

@@ -66,6 +66,7 @@ class Reached(NamedTuple):
     sign: Array  # 1 where that is the team that made the move, else -1
     legal: Array  # [positions, choices]
     prior: Array
+    outcome: Array  # of moves: 1 wins at once, -1 lets the other team win at once, 0: it is not known
     value: Array  # for `seat`
     reward: Array  # of the move
     over: Array  # the game goes on no further
@@ -73,7 +74,7 @@ class Reached(NamedTuple):
 
 
 @released_where_possible
-def add_node(tree: SearchTree, above: int, seat: int, sign: float, legal: Array, prior: Array) -> None:
+def add_node(tree: SearchTree, above: int, seat: int, sign: float, legal: Array, prior: Array, outcome: Array) -> None:
     """A position behind the move `above` (-1: the root), and its legal moves."""
     node, move = tree.used[0], tree.used[1]
     tree.first[node], tree.seat[node], tree.sign[node], tree.above[node] = move, seat, sign, above
@@ -84,7 +85,8 @@ def add_node(tree: SearchTree, above: int, seat: int, sign: float, legal: Array,
         if legal[action]:
             tree.node[move], tree.action[move], tree.prior[move] = node, action, prior[action]
             tree.child[move], tree.visits[move], tree.pending[move] = NOT_TRIED, 0, 0
-            tree.value[move], tree.reward[move], tree.settled[move] = 0.0, 0.0, np.nan
+            tree.value[move], tree.reward[move] = 0.0, 0.0
+            tree.settled[move] = outcome[action] * tree.bounds[2] if outcome[action] else np.nan
             move += 1
     tree.moves[node] = move - tree.used[1]
     tree.used[0], tree.used[1] = node + 1, move
@@ -192,9 +194,14 @@ def hang(tree: SearchTree, leaves: Array, behind: Reached, discount: float) -> N
     for row in range(len(leaves)):
         move, reward, sign = leaves[row], behind.reward[row], behind.sign[row]
         tree.reward[move] = reward
+        worth, exact = reward + discount * sign * behind.value[row], np.nan
         if not behind.over[row]:
-            add_node(tree, move, behind.seat[row], sign, behind.legal[row], behind.prior[row])
+            add_node(tree, move, behind.seat[row], sign, behind.legal[row], behind.prior[row], behind.outcome[row])
+            exact = reward + sign * settled_worth(tree, tree.used[0] - 1)
         elif not behind.ended[row]:
             tree.child[move] = NOT_TRIED
-        worth = reward if behind.ended[row] else reward + discount * sign * behind.value[row]
-        back_up(tree, move, worth, worth if behind.ended[row] else np.nan, discount)
+        if behind.ended[row]:
+            worth = exact = reward
+        elif not math.isnan(exact):
+            worth = reward + discount * (exact - reward)
+        back_up(tree, move, worth, exact, discount)

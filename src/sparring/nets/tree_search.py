@@ -4,7 +4,8 @@ Each simulation descends from the root by Q + c · P · √N / (1 + n) to a move
 the position behind it and gives the moves there their prior probabilities; what was earned on the way and that value
 are then averaged into every move of the path, with the sign of who makes it. Several descents end in one run of the
 model: a move that waits for its value counts as lost meanwhile (virtual loss), so that the next descent goes
-elsewhere. An end of the game is worth what the game says, and the model is not asked.
+elsewhere. An end of the game is worth what the game says, and the model is not asked. A game that tells its
+`move_outcomes` settles moves of every position two plies ahead.
 
 For games that say that they are `searchable` (games/protocol.py), of one team, or of two whose gain is the other's
 loss. Q is scaled to 0..1 by the rewards that two teams play for, else by the values seen in this search.
@@ -175,6 +176,13 @@ def deciding(spec: GameSpec, view: View, movers: Array) -> tuple[Array, Array, C
     return seats, legal, columns
 
 
+def move_outcomes(game: SearchableGame, legal: Array) -> Array:
+    """int8 [k, choices] of the first k rows: 1 where a legal move wins at once, -1 where the other team can win at once
+    after it; 0 where the game does not tell."""
+    tell = getattr(game, "move_outcomes", None)
+    return np.asarray(tell()[: len(legal)] * legal) if tell else np.zeros(legal.shape, np.int8)
+
+
 class _Search:
     """One search. The game's first row is the root."""
 
@@ -194,7 +202,7 @@ class _Search:
             wrong = "the moves that are allowed are not legal in this position"
             raise Refused(wrong, where=f"search in {game.spec.id}", do="Send its legal moves", field="legal")
         self._tree = search_tree.SearchTree.of(low, high, self._most).with_room(1, legal.shape[1])
-        search_tree.add_node(self._tree, -1, int(seats[0]), 1.0, legal[0], priors[0])
+        search_tree.add_node(self._tree, -1, int(seats[0]), 1.0, legal[0], priors[0], move_outcomes(game, legal)[0])
         self._rows, self._value, self.seat = [game.save_rows()[0]], float(values[0]), int(seats[0])
 
     def grow(self, deadline_s: float) -> Found:
@@ -248,8 +256,8 @@ class _Search:
         over, ended = view.over[:k], (view.ending[:k] == TERMINATED).all(axis=1)  # ended: not cut short
         rows = game.save_rows()
         self._rows += [rows[row] for row in np.flatnonzero(~over).tolist()]
-        rewards = view.reward[every, movers]
-        behind = self._trees.Reached(seats, signs, legal, priors, values, rewards, over, ended)
+        outcomes, rewards = move_outcomes(game, legal), view.reward[every, movers]
+        behind = self._trees.Reached(seats, signs, legal, priors, outcomes, values, rewards, over, ended)
         self._trees.hang(tree, leaves, behind, self._discount)
 
     def _asked(self, view: View, movers: Array) -> tuple[Array, Array, Array, Array]:

@@ -13,6 +13,7 @@ way. Published models play without a search, or with one (docs/search.md). Page:
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +29,11 @@ from sparring.nets.distributions import ILLEGAL
 from sparring.nets.module_network import open_network
 from sparring.nets.torch_state import tensor, tensors
 from sparring.nets.tree_search import SearchSpec
+from sparring.wire.chunk import Array
 from sparring.wire.network import Activation
 from sparring.wire.tree import Tree
+
+ROWS_AT_ONCE = 4096  # of a rollout, in one run of the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class AlphaZeroConfig(OptimiserSettings):
     minibatch_steps: int = 512
     window_steps: int = 100_000  # of the newest ones that are learned from
     samples_per_step: float = 8.0  # how often each of them is, on average
+    surprise_share: float = 0.5  # of them drawn by how far π' was from π when they came (KataGo), the others alike
     mirrored: bool = False  # the game is the same with the last axis of what is seen and the choices in reverse order
     average_updates: int = 20  # that the weights which play are an average of, the last one counting most
     value_coefficient: float = 1.0  # c_v
@@ -64,9 +69,10 @@ class AlphaZeroConfig(OptimiserSettings):
 
     def __post_init__(self) -> None:
         least = min(self.simulations, self.window_steps, self.minibatch_steps, self.average_updates)
-        if least < 1 or self.samples_per_step <= 0 or not 0 <= self.root_noise < 1 or not 0 <= self.random_moves <= 1:
+        shares = all(0 <= share <= 1 for share in (self.random_moves, self.surprise_share))
+        if least < 1 or self.samples_per_step <= 0 or not 0 <= self.root_noise < 1 or not shares:
             counts = ("simulations", "window_steps", "minibatch_steps", "average_updates")
-            names = (*counts, "samples_per_step", "root_noise", "random_moves")
+            names = (*counts, "samples_per_step", "root_noise", "random_moves", "surprise_share")
             wrong = ", ".join(f"{name} = {getattr(self, name):g}" for name in names)
             do = "Count simulations and steps from 1, draw samples, and let noise and chance be shares"
             raise ConfigError(wrong, where="[alphazero]", do=do)
@@ -80,6 +86,7 @@ class Positions:
     legal: Tensor
     policy: Tensor  # π'
     goal: Tensor  # G
+    surprise: Tensor  # KL(π' ‖ π) when it came
 
 
 class Window:
@@ -99,8 +106,7 @@ class Window:
     def _joined(self) -> Positions:
         parts = self._rollouts
         seen = {name: torch.cat([one.seen[name] for one in parts]) for name in parts[0].seen}
-        legal, policy, goal = (torch.cat([getattr(one, name) for one in parts]) for name in _COLUMNS)
-        return Positions(seen, legal, policy, goal)
+        return Positions(seen, *(torch.cat([getattr(one, name) for one in parts]) for name in _COLUMNS))
 
     def save(self) -> Tree:
         return [
@@ -115,7 +121,7 @@ class Window:
         ]
 
 
-_COLUMNS = ("legal", "policy", "goal")
+_COLUMNS = ("legal", "policy", "goal", "surprise")
 
 
 def _arrays(columns: dict[str, Tensor]) -> Tree:
@@ -147,29 +153,50 @@ def positions(learner: ActorCritic, batch: Batch) -> Positions:
     following = next_values(
         batch.value, batch.ending, bootstrap(learner.net, batch), batch.truncation_value, batch.mask
     )
-    surprise = gae(batch.reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
+    ahead = gae(batch.reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
     seen = {name: true_steps(batch, leaf) for name, leaf in batch.observation.items()}
-    policy, goal = true_steps(batch, batch.policy_target), true_steps(batch, batch.value + surprise)
+    policy, goal = true_steps(batch, batch.policy_target), true_steps(batch, batch.value + ahead)
     legal = torch.ones_like(policy, dtype=torch.bool) if batch.legal is None else true_steps(batch, batch.legal).bool()
+    with torch.no_grad():
+        arranged = learner.net.arranged(seen)
+        starts = range(0, len(goal), ROWS_AT_ONCE)
+        rows = [torch.arange(start, min(start + ROWS_AT_ONCE, len(goal))) for start in starts]
+        logits = torch.cat([learner.net.at(arranged, some)["logits"] for some in rows])
+        surprise = (_cross_entropy(logits, legal, policy) - _entropy(policy)).clamp_(min=0)
     if config.mirrored:
         seen = {name: _with_mirror_images(leaf) for name, leaf in seen.items()}
         legal, policy, goal = _with_mirror_images(legal), _with_mirror_images(policy), goal.repeat(2)
-    return Positions(learner.net.arranged(seen), legal, policy, goal)
+        arranged, surprise = learner.net.arranged(seen), surprise.repeat(2)
+    return Positions(arranged, legal, policy, goal, surprise)
 
 
 def _with_mirror_images(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.flip(-1)])
 
 
+def _cross_entropy(logits: Tensor, legal: Tensor, policy: Tensor) -> Tensor:
+    return -(policy * torch.log_softmax(logits.masked_fill(~legal, ILLEGAL), -1)).sum(-1)
+
+
+def _entropy(policy: Tensor) -> Tensor:
+    return -torch.xlogy(policy, policy).sum(-1)
+
+
 def losses(learner: ActorCritic, found: Positions, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of those positions: the policy's cross-entropy with π', half the squared error of the value, and the entropy of
     π'."""
-    out = learner.net.at(found.seen, rows)
-    target = found.policy[rows]
-    logps = torch.log_softmax(out["logits"].masked_fill(~found.legal[rows], ILLEGAL), -1)
-    policy_loss = -(target * logps).sum(-1).mean()
+    out, target = learner.net.at(found.seen, rows), found.policy[rows]
+    policy_loss = _cross_entropy(out["logits"], found.legal[rows], target).mean()
     value_loss = 0.5 * (out["value"] - found.goal[rows]).square().mean()
-    return policy_loss, value_loss, -torch.xlogy(target, target).sum(-1).mean()
+    return policy_loss, value_loss, _entropy(target).mean()
+
+
+def chances(found: Positions, surprise_share: float) -> Array:
+    """float64 [positions], rising to 1: the chances that each of them is drawn, summed up."""
+    surprise = found.surprise.numpy().astype(np.float64)
+    mean = max(surprise.mean(), 1e-9)
+    weights = np.cumsum(1 - surprise_share + surprise_share * surprise / mean)
+    return np.asarray(weights / weights[-1])
 
 
 class AlphaZero:
@@ -198,9 +225,9 @@ class AlphaZero:
         config = learner.config
         newest, values, history = positions(learner, batch), true_steps(batch, batch.value).numpy(), []
         found = learner.window.add(newest)
-        samples = config.samples_per_step * len(values)
+        samples, chance = config.samples_per_step * len(values), chances(found, config.surprise_share)
         for _ in range(max(1, round(samples / config.minibatch_steps))):
-            rows = torch.from_numpy(learner.rng.integers(0, len(found.goal), config.minibatch_steps))
+            rows = torch.from_numpy(np.searchsorted(chance, learner.rng.random(config.minibatch_steps), side="right"))
             policy_loss, value_loss, entropy = losses(learner, found, rows)
             norm = learner.minimise(policy_loss + config.value_coefficient * value_loss)
             history.append(torch.stack([one.detach() for one in (policy_loss, value_loss, entropy, norm)]))
