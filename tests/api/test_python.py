@@ -197,7 +197,8 @@ class Changed(Walk):
 
 
 def test_wrong_arguments_are_refused_with_what_to_do() -> None:
-    model = sparring.train("cartpole", steps=256, progress=False).model
+    run = sparring.train("cartpole", steps=256, progress=False)
+    model = run.model
     evaluated = sparring.evaluate(model, 2)
     train, sweep, evaluate, load, make, predict = (
         sparring.train,
@@ -271,6 +272,8 @@ def test_wrong_arguments_are_refused_with_what_to_do() -> None:
         (lambda: load(Path("nowhere")), "Give the folder of one model"),
         (lambda: load("champion:cartpole", seed=-3), "Count seeds from 0"),
         (lambda: load(model.id, seat=1), "seat 1. Its only seat is 0."),
+        (lambda: load(run), "Use the run's `model`, which is loaded"),
+        (lambda: evaluate(run), "Use the run's `model`, which is loaded"),
         (lambda: evaluate(None), "Give LoadedModel or str or Path"),
         (lambda: evaluate(model, "ten"), "episodes = 'ten'. Give int."),
         (lambda: evaluate(model, 0), "Play at least one"),

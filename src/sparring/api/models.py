@@ -102,7 +102,9 @@ def _of_types(value: Any, hints: tuple[Any, ...], name: str, where: str) -> Any:
     expected = (*types, int) if float in types else types
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in types):
         names = [one.__name__ for one in types if one is not type(None)]
-        raise ConfigError(f"{name} = {value!r}", where=where, do=f"Give {' or '.join(names)}")
+        is_run = hasattr(type(value), "models")  # api/runs.py, which imports this
+        do = "Use the run's `model`, which is loaded" if is_run else f"Give {' or '.join(names)}"
+        raise ConfigError(f"{name} = {value!r}", where=where, do=do)
     return value
 
 
