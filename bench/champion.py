@@ -8,7 +8,7 @@ The champion's network alone plays 500 drawn openings from both sides, and with 
 after the other on one thread. Alpha-beta (bench/alpha_beta.py, its evaluation is stated there) draws among equal moves.
 `distinct` counts the games that differ. Agreement: of 500 positions of random play in which the moves are not all
 equal, the share in which the network's move is one of the best by alpha-beta of depth 10, exactly. Goals: 55 % of the
-points for the network, 85 % with the search.
+points for the network, 85 % with the search. LEAGUE is the league's league.toml.
 """
 
 import argparse
@@ -37,6 +37,16 @@ from sparring.wire.model import Model
 GAME, DEPTH, SEARCH_MS, JUDGE_DEPTH, SEED = "connect-four", 4, 100.0, 10, 2_026
 GOALS = {"network alone": 0.55, "search_ms=100": 0.85}
 MINUTES, QUICK_MINUTES, POSITIONS = 60.0, 1.0, 500
+# Nearly all of the time is the main agent's, which mostly plays itself.
+LEAGUE = """
+[main]
+selfplay = 0.8
+pfsp = 0.15
+verification = 0.05
+settings = { simulations = 8, schedule = "exponential", schedule_steps = 8_000_000, schedule_last = 0.05 }
+[main_exploiter]
+count = 0
+"""
 
 
 def score(player: Player, games: int) -> dict[str, float]:
@@ -85,6 +95,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if data is None:
         with tempfile.TemporaryDirectory() as folder:
             minutes = QUICK_MINUTES if quick else getattr(args, "minutes", None) or MINUTES
+            Path(folder, "league.toml").write_text(LEAGUE)
             model = trained(Path(folder), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
     else:
         found = named(getattr(args, "model", None) or f"champion:{GAME}", FileRegistry(data / "models"), GAME).player

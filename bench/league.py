@@ -1,24 +1,31 @@
 """How much of what a published model of poker earns could be taken from it: OpenSpiel computes its exploitability.
 
-    spar bench league                          # 10 minutes a run, 3 seeds, with peers: about three hours
+    spar bench league                          # 10 minutes a run, 3 seeds, with peers: 100 minutes on two cores
     spar bench league --quick                  # 30 seconds, one seed: whether it runs, not how well
     python -m bench.league --games kuhn_poker  # one game
-    python -m bench.league --only ours         # without peers: about an hour; --seeds 1 a third of that
+    python -m bench.league --only ours         # without peers
+    python -m bench.league --minutes 5 --peer-seeds 1
 
 For each seed `spar train spiel:GAME --algo mmd` runs with its preset, for 10 minutes at most; its newest model, as it
 acts (it samples, as its card says), is judged over the whole tree: the mean of what a best response to it earns in
 either seat. OpenSpiel's own NFSP and PSRO with exact best responses have the same wall-clock time; CFR+ over the whole
-tree is printed as the limit. Goals: kuhn_poker at most 0.03, leduc_poker at most 0.3, medians of the seeds, a quarter
-of NFSP's or less on both, and less than PSRO's on Leduc.
+tree is printed as the limit. Every run has one core (`taskset`), as many at once as there are cores. Goals: kuhn_poker
+at most 0.03, leduc_poker at most 0.3, medians of the seeds, a quarter of NFSP's or less on both, and less than PSRO's
+on Leduc.
 """
 
 import argparse
 import json
+import os
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +43,7 @@ from sparring.nets.policies import log_softmax
 from sparring.registry.file import FileRegistry
 
 GOALS = {"kuhn_poker": 0.03, "leduc_poker": 0.3}
-PEERS = ("nfsp", "psro", "cfr+")
+OURS, PEERS = "sparring", ("nfsp", "psro", "cfr+")
 PEER_GOALS = {"kuhn_poker": {"nfsp": 4.0}, "leduc_poker": {"nfsp": 4.0, "psro": 1.0}}  # times our exploitability
 MINUTES, QUICK_MINUTES, SEEDS = 10.0, 0.5, (1, 2, 3)
 
@@ -57,7 +64,7 @@ def judged(game: str, model: LoadedModel) -> float:
     return found
 
 
-def ours(game: str, minutes: float, seed: int) -> dict[str, float]:
+def ours(game: str, minutes: float, seed: int, core: int) -> dict[str, float]:
     """One run of `spar train`, and what its newest model gives away."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", f"spiel:{game}", "--algo", "mmd", "--seed", str(seed), "--minutes", f"{minutes:g}"]
@@ -67,6 +74,7 @@ def ours(game: str, minutes: float, seed: int) -> dict[str, float]:
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            preexec_fn=partial(os.sched_setaffinity, 0, {core}),
         )
         seconds = time.monotonic() - began
         models = FileRegistry(Path(folder) / "models").models(f"spiel:{game}")
@@ -75,29 +83,51 @@ def ours(game: str, minutes: float, seed: int) -> dict[str, float]:
     return {"exploitability": found, "seconds": seconds, "steps": float(sum(newest.lineage.steps.values()))}
 
 
-def peer(name: str, game: str, minutes: float, seed: int) -> dict[str, float]:
+def peer(name: str, game: str, minutes: float, seed: int, core: int) -> dict[str, float]:
     """What one of OpenSpiel's solvers reaches in that time."""
     script = Path(__file__).parent / "peers" / "spiel_solvers.py"
     words = [str(python_of("open-spiel")), str(script), name, game, f"{60 * minutes:g}", str(seed)]
-    told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    pinned = partial(os.sched_setaffinity, 0, {core})
+    told = subprocess.run(words, check=True, capture_output=True, text=True, preexec_fn=pinned).stdout
     said: dict[str, float] = json.loads(told.splitlines()[-1])  # OpenSpiel prints before it
     return said
 
 
-def compare(
-    game: str, minutes: float, seeds: tuple[int, ...], peers: tuple[str, ...]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The case of one game, and all its runs."""
-    runs: dict[str, list[dict[str, float]]] = {"sparring": [ours(game, minutes, seed) for seed in seeds]}
-    print(json.dumps({"game": game, "sparring": runs["sparring"]}), file=sys.stderr, flush=True)
-    for name in peers:
-        runs[name] = [peer(name, game, minutes, seed) for seed in (seeds if name != "cfr+" else seeds[:1])]
-        print(json.dumps({"game": game, name: runs[name]}), file=sys.stderr, flush=True)
+def played(
+    games: Sequence[str], minutes: float, seeds: Sequence[int], peer_seeds: Sequence[int], peers: Sequence[str]
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """All runs by game and solver, each on one core."""
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in (allowed := sorted(os.sched_getaffinity(0))):
+        cores.put(core)
+
+    def one(order: tuple[str, str, int]) -> dict[str, float]:
+        game, name, seed = order
+        core = cores.get()
+        try:
+            told = ours(game, minutes, seed, core) if name == OURS else peer(name, game, minutes, seed, core)
+        finally:
+            cores.put(core)
+        print(json.dumps({"game": game, "solver": name, "seed": seed, **told}), file=sys.stderr, flush=True)
+        return told
+
+    of = {OURS: seeds} | {name: peer_seeds if name != "cfr+" else peer_seeds[:1] for name in peers}
+    if peers:
+        python_of("open-spiel")  # made before anything is timed
+    orders = [(game, name, seed) for game in games for name, each in of.items() for seed in each]
+    with ThreadPoolExecutor(len(allowed)) as pool:
+        found = dict(zip(orders, pool.map(one, orders), strict=True))
+    return {game: {name: [found[game, name, seed] for seed in each] for name, each in of.items()} for game in games}
+
+
+def case_of(game: str, minutes: float, seeds: Sequence[int], runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """The case of one game."""
+    peers = [name for name in runs if name != OURS]
     reached = {name: statistics.median(one["exploitability"] for one in found) for name, found in runs.items()}
-    all_ours = [one["exploitability"] for one in runs["sparring"]]
-    case = ledger.case(
+    all_ours = [one["exploitability"] for one in runs[OURS]]
+    return ledger.case(
         f"{game}: exploitability after at most {minutes:g} minutes",
-        reached["sparring"],
+        reached[OURS],
         "of a unit",
         peers={name: reached[name] for name in peers},
         limit=GOALS[game],
@@ -106,18 +136,18 @@ def compare(
         seeds=seeds,
         spread=(min(all_ours), max(all_ours)),
     )
-    return case, runs
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The benchmark's JSON."""
     quick = getattr(args, "quick", False)
-    minutes = QUICK_MINUTES if quick else MINUTES
+    minutes = getattr(args, "minutes", None) or (QUICK_MINUTES if quick else MINUTES)
     seeds = tuple(getattr(args, "seeds", ())) or (SEEDS[:1] if quick else SEEDS)
     peers = () if getattr(args, "only", None) else PEERS
-    found = {game: compare(game, minutes, seeds, peers) for game in getattr(args, "games", None) or GOALS}
-    runs = {game: runs for game, (_, runs) in found.items()}
-    return ledger.result("league", [case for case, _ in found.values()], minutes=minutes, runs=runs)
+    games = getattr(args, "games", None) or list(GOALS)
+    runs = played(games, minutes, seeds, seeds[: getattr(args, "peer_seeds", None)], peers)
+    cases = [case_of(game, minutes, seeds, runs[game]) for game in games]
+    return ledger.result("league", cases, minutes=minutes, runs=runs)
 
 
 def main() -> int:
@@ -125,6 +155,8 @@ def main() -> int:
     parser.add_argument("--games", nargs="*", choices=list(GOALS))
     parser.add_argument("--only", choices=["ours"], help="leave out OpenSpiel's solvers")
     parser.add_argument("--seeds", nargs="*", type=int, default=[])
+    parser.add_argument("--peer-seeds", type=int, metavar="N", help="how many of the seeds peers have (all)")
+    parser.add_argument("--minutes", type=float, help=f"of each run ({MINUTES:g})")
     parser.add_argument("--quick", action="store_true")
     said = run(parser.parse_args())
     print(json.dumps(said))
