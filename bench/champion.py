@@ -43,7 +43,11 @@ LEAGUE = """
 selfplay = 0.8
 pfsp = 0.15
 verification = 0.05
-settings = { simulations = 8, schedule = "exponential", schedule_steps = 8_000_000, schedule_last = 0.05 }
+[main.settings]
+hidden_units = [512, 256]
+schedule = "exponential"
+schedule_steps = 8_000_000
+schedule_last = 0.05
 [main_exploiter]
 count = 0
 """

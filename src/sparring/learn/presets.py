@@ -121,8 +121,8 @@ PRESETS: Mapping[tuple[str, str], Preset] = {
         "hidden_units": [256, 256], "activation": "relu", "separate_value": False,
     }),
     ("connect-four", "alphazero"): Preset(steps=10_000_000, envs=256, settings={
-        "image_layers": ["128x4", "64x1"], "hidden_units": [512, 256],  # four in a row fit one kernel
-        "simulations": 12, "samples_per_step": 4.0, "average_updates": 6, "mirrored": True,
+        "image_layers": ["128x4", "64x1"], "hidden_units": [256],  # four in a row fit one kernel
+        "simulations": 8, "samples_per_step": 4.0, "mirrored": True,
     }),
     ("duel", "ppo"): Preset(steps=5_000_000, envs=64, settings=_PPO | {"rollout_ticks": 128, "minibatch_steps": 2048}),
     # Games of 25 ticks, of which a discount of 0.99 would see little but the view at which they are cut.

@@ -53,7 +53,7 @@ class AlphaZeroConfig(OptimiserSettings):
     samples_per_step: float = 8.0  # how often each of them is, on average
     surprise_share: float = 0.5  # of them drawn by how far π' was from π when they came (KataGo), the others alike
     mirrored: bool = False  # the game is the same with the last axis of what is seen and the choices in reverse order
-    average_updates: int = 20  # that the weights which play are an average of, the last one counting most
+    average_updates: int = 6  # that the weights which play are an average of, the last one counting most
     value_coefficient: float = 1.0  # c_v
     max_gradient_norm: float = 1.0
     network: str = ""  # a network of your own, as module:name (docs/models.md); "": by the settings below
