@@ -1,6 +1,6 @@
 """How much of what a published model of poker earns could be taken from it: OpenSpiel computes its exploitability.
 
-    spar bench league                          # 10 minutes a run, 3 seeds, with peers: 100 minutes on two cores
+    spar bench league                          # 3 seeds, with peers: half an hour on two cores
     spar bench league --quick                  # 30 seconds, one seed: whether it runs, not how well
     python -m bench.league --games kuhn_poker  # one game
     python -m bench.league --only ours         # without peers
@@ -8,10 +8,10 @@
 
 For each seed `spar train spiel:GAME --algo mmd` runs with its preset, for 10 minutes at most; its newest model, as it
 acts (it samples, as its card says), is judged over the whole tree: the mean of what a best response to it earns in
-either seat. OpenSpiel's own NFSP and PSRO with exact best responses have the same wall-clock time; CFR+ over the whole
-tree is printed as the limit. Every run has one core (`taskset`), as many at once as there are cores. Goals: kuhn_poker
-at most 0.03, leduc_poker at most 0.3, medians of the seeds, a quarter of NFSP's or less on both, and less than PSRO's
-on Leduc.
+either seat. OpenSpiel's own NFSP and PSRO with exact best responses have as long as our longest run took; CFR+ over the
+whole tree is printed as the limit. Every run has one core (`taskset`), as many at once as there are cores. Goals:
+kuhn_poker at most 0.03, leduc_poker at most 0.3, medians of the seeds, a quarter of NFSP's or less on both, and less
+than PSRO's on Leduc.
 """
 
 import argparse
@@ -96,16 +96,17 @@ def peer(name: str, game: str, minutes: float, seed: int, core: int) -> dict[str
 def played(
     games: Sequence[str], minutes: float, seeds: Sequence[int], peer_seeds: Sequence[int], peers: Sequence[str]
 ) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """All runs by game and solver, each on one core."""
+    """All runs by game and solver, each on one core. Peers have as long as our longest run of that game took."""
     cores: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in (allowed := sorted(os.sched_getaffinity(0))):
         cores.put(core)
+    longest = dict.fromkeys(games, minutes)
 
     def one(order: tuple[str, str, int]) -> dict[str, float]:
         game, name, seed = order
         core = cores.get()
         try:
-            told = ours(game, minutes, seed, core) if name == OURS else peer(name, game, minutes, seed, core)
+            told = ours(game, minutes, seed, core) if name == OURS else peer(name, game, longest[game], seed, core)
         finally:
             cores.put(core)
         print(json.dumps({"game": game, "solver": name, "seed": seed, **told}), file=sys.stderr, flush=True)
@@ -114,9 +115,12 @@ def played(
     of = {OURS: seeds} | {name: peer_seeds if name != "cfr+" else peer_seeds[:1] for name in peers}
     if peers:
         python_of("open-spiel")  # made before anything is timed
-    orders = [(game, name, seed) for game in games for name, each in of.items() for seed in each]
+    found: dict[tuple[str, str, int], dict[str, float]] = {}
     with ThreadPoolExecutor(len(allowed)) as pool:
-        found = dict(zip(orders, pool.map(one, orders), strict=True))
+        for names in ((OURS,), peers):
+            orders = [(game, name, seed) for game in games for name in names for seed in of[name]]
+            found |= dict(zip(orders, pool.map(one, orders), strict=True))
+            longest = {game: max(found[game, OURS, seed]["seconds"] for seed in seeds) / 60 for game in games}
     return {game: {name: [found[game, name, seed] for seed in each] for name, each in of.items()} for game in games}
 
 
