@@ -53,6 +53,20 @@ count = 0
 """
 
 
+def of_league(minutes: float) -> Model:
+    """The champion of a league of that many minutes on all cores."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "league.toml").write_text(LEAGUE)
+        return trained(Path(folder), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
+
+
+def model_in(data: Path, name: str | None = None) -> Model:
+    """A model of a data folder; its champion where none is named."""
+    found = named(name or f"champion:{GAME}", FileRegistry(data / "models"), GAME).player
+    assert isinstance(found, Model)
+    return found
+
+
 def score(player: Player, games: int) -> dict[str, float]:
     """The player's share of points against alpha-beta, its standard error, and how many games differed."""
     played = evaluate(GAME, player, episodes=games, seed=SEED, against=AlphaBeta(DEPTH, SEED))
@@ -96,15 +110,8 @@ def agreement(model: Model, count: int, depth: int = JUDGE_DEPTH) -> dict[str, f
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The benchmark's JSON."""
     quick, data = getattr(args, "quick", False), getattr(args, "data", None)
-    if data is None:
-        with tempfile.TemporaryDirectory() as folder:
-            minutes = QUICK_MINUTES if quick else getattr(args, "minutes", None) or MINUTES
-            Path(folder, "league.toml").write_text(LEAGUE)
-            model = trained(Path(folder), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
-    else:
-        found = named(getattr(args, "model", None) or f"champion:{GAME}", FileRegistry(data / "models"), GAME).player
-        assert isinstance(found, Model)
-        model = found
+    minutes = QUICK_MINUTES if quick else getattr(args, "minutes", None) or MINUTES
+    model = of_league(minutes) if data is None else model_in(data, getattr(args, "model", None))
     players: dict[str, tuple[Player, int]] = {"network alone": (model, 8 if quick else 1_000)}
     players["search_ms=100"] = (Searching(model, SEARCH_MS), 4 if quick else 500)
     cases = []

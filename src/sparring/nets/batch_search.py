@@ -231,7 +231,10 @@ def _grow(trees: Trees, leaf: Array, tried: Array, node: int, ended: Array, disc
             trees.child[tree, at, tried[tree]] = node
             trees.parent[tree, node, 0], trees.parent[tree, node, 1] = at, tried[tree]
             at, result = node, trees.value[tree, node]
-            exact = 0.0 if ended[tree] else _certain(trees, tree, node, sure)
+            if ended[tree]:
+                exact = 0.0
+            elif not trees.over[tree, node]:  # a game that is cut short is worth what the network thinks
+                exact = _certain(trees, tree, node, sure)
             if not np.isnan(exact):
                 result = exact
         while at > 0:
