@@ -133,9 +133,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a data folder; by default a league is run")
     parser.add_argument("--model", help="of that folder (its champion)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of the league")
-    said = run(parser.parse_args())
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -82,9 +82,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep the data folder here")
-    said = run(parser.parse_args())
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

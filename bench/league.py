@@ -162,9 +162,7 @@ def main() -> int:
     parser.add_argument("--peer-seeds", type=int, metavar="N", help="how many of the seeds peers have (all)")
     parser.add_argument("--minutes", type=float, help=f"of each run ({MINUTES:g})")
     parser.add_argument("--quick", action="store_true")
-    said = run(parser.parse_args())
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

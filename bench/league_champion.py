@@ -169,8 +169,7 @@ def main() -> int:
     kept = RESULTS if args.minutes >= MINUTES and len(args.seeds) >= len(SEEDS) else RESULTS / "quick"
     kept.mkdir(exist_ok=True)
     (kept / "league_champion.json").write_text(json.dumps(said, indent=2) + "\n")
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(said)
 
 
 if __name__ == "__main__":

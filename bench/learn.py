@@ -184,8 +184,7 @@ def main() -> int:
     said = run(args)
     if args.keep:
         ledger.keep(said)
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(said)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,12 @@ def case(  # noqa: PLR0913  (a claim has these parts)
     }
 
 
+def print_result(said: Mapping[str, Any]) -> int:
+    """Print a benchmark's JSON; the exit code of its program."""
+    print(json.dumps(said))
+    return 0 if said["passed"] else 1
+
+
 def result(name: str, cases: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
     """The benchmark's JSON: the worst case's fields on top, `passed` only if all did."""
 

@@ -10,7 +10,6 @@ one seed.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import replace
@@ -63,9 +62,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=ATTACKS)
     parser.add_argument("--seeds", nargs="*", type=int)
     parser.add_argument("--quick", action="store_true")
-    said = run(parser.parse_args())
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

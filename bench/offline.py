@@ -391,8 +391,7 @@ def main() -> int:
     said = run(args)
     if not args.quick and not args.game:
         ledger.keep(said)
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(said)
 
 
 if __name__ == "__main__":

@@ -111,8 +111,7 @@ def main() -> int:
     said = run(args)
     if args.plot is not None:
         plot(said, args.plot)
-    print(json.dumps(said))
-    return 0 if said["passed"] else 1
+    return ledger.print_result(said)
 
 
 if __name__ == "__main__":

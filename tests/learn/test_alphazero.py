@@ -86,6 +86,8 @@ def test_what_surprised_the_policy_is_drawn_more_often():
     found = Positions({}, column, column, column, torch.tensor([0.0, 1.0, 3.0, 0.0]))
     assert np.diff(chances(found, 0.5), prepend=0) == pytest.approx([0.125, 0.25, 0.5, 0.125])
     assert np.diff(chances(found, 0.0), prepend=0) == pytest.approx([0.25] * 4)
+    nothing = Positions({}, column, column, column, column)
+    assert np.diff(chances(nothing, 1.0), prepend=0) == pytest.approx([0.25] * 4)
 
 
 def test_surprise_is_how_far_the_search_moved_the_policy():

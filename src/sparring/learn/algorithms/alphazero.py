@@ -194,8 +194,8 @@ def losses(learner: ActorCritic, found: Positions, rows: Tensor) -> tuple[Tensor
 def chances(found: Positions, surprise_share: float) -> Array:
     """float64 [positions], rising to 1: the chances that each of them is drawn, summed up."""
     surprise = found.surprise.numpy().astype(np.float64)
-    mean = max(surprise.mean(), 1e-9)
-    weights = np.cumsum(1 - surprise_share + surprise_share * surprise / mean)
+    surprise += 1e-9  # where nothing surprised, all are drawn alike
+    weights = np.cumsum(1 - surprise_share + surprise_share * surprise / surprise.mean())
     return np.asarray(weights / weights[-1])
 
 
