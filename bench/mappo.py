@@ -39,7 +39,7 @@ class Task:
 
 
 TASKS = (
-    Task("pz:simple_spread_v3", 200_000),
+    Task("pz:simple_spread_v3", 100_000),
     Task("pz:simple_line_v1(identity=true)", 100_000, SETTINGS),  # four who do not see each other form a line
 )
 QUICK_STEPS = 10_000
