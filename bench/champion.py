@@ -8,11 +8,12 @@ The champion's network alone plays 500 drawn openings from both sides, and with 
 after the other on one thread. Alpha-beta (bench/alpha_beta.py, its evaluation is stated there) draws among equal moves.
 `distinct` counts the games that differ. Agreement: of 500 positions of random play in which the moves are not all
 equal, the share in which the network's move is one of the best by alpha-beta of depth 10, exactly. Goals: 55 % of the
-points for the network, 85 % with the search. LEAGUE is the league's league.toml.
+points for the network, 85 % with the search. The league is that of examples/connect-four-champion.
 """
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -37,27 +38,20 @@ from sparring.wire.model import Model
 GAME, DEPTH, SEARCH_MS, JUDGE_DEPTH, SEED = "connect-four", 4, 100.0, 10, 2_026
 GOALS = {"network alone": 0.55, "search_ms=100": 0.85}
 MINUTES, QUICK_MINUTES, POSITIONS = 60.0, 1.0, 500
-# Nearly all of the time is the main agent's, which mostly plays itself.
-LEAGUE = """
-[main]
-selfplay = 0.8
-pfsp = 0.15
-verification = 0.05
-[main.settings]
-hidden_units = [512, 256]
-schedule = "exponential"
-schedule_steps = 8_000_000
-schedule_last = 0.05
-[main_exploiter]
-count = 0
-"""
+EXAMPLE = ledger.ROOT / "examples" / "connect-four-champion"  # its league.toml, and the network that it names
 
 
 def of_league(minutes: float) -> Model:
     """The champion of a league of that many minutes on all cores."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "league.toml").write_text(LEAGUE)
-        return trained(Path(folder), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
+        return trained(set_up(Path(folder)), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
+
+
+def set_up(folder: Path) -> Path:
+    """A folder in which `spar league` is that of the example."""
+    for name in ("league.toml", "four_lines.py"):
+        shutil.copy(EXAMPLE / name, folder)
+    return folder
 
 
 def model_in(data: Path, name: str | None = None) -> Model:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,23 +96,39 @@ def trained(folder: Path, words: list[str], minutes: float) -> Model:
     return side.player()[0]
 
 
-def compare(minutes: float, seed: int) -> dict[str, Any]:
-    """Both trained with one seed at the same time; what the league's champion scored."""
+def both(commands: Mapping[Path, list[str]], minutes: float, seed: int = 0) -> list[Side]:
+    """Two `spar` commands, each in its folder, by which it is named, and on its own half of the cores, run to their
+    end."""
     cores = sorted(os.sched_getaffinity(0))
     halves = (set(cores[::2]), set(cores[1::2])) if len(cores) > 1 else (set(cores), set(cores))
-    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as league:
-        Path(league, "league.toml").write_text(f"seed = {1000 * seed}\n")
+    halves = halves if seed % 2 == 0 else halves[::-1]
+    started = zip(commands.items(), halves, strict=True)
+    sides = [Side(folder.name, folder, words, half) for (folder, words), half in started]
+    try:
+        wait(sides, minutes, seed)
+    finally:
+        for side in sides:
+            side.process.kill()
+            side.process.wait()
+    return sides
+
+
+def folders(parent: str, *names: str) -> list[Path]:
+    """New folders of these names."""
+    made = [Path(parent, name) for name in names]
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
+def compare(minutes: float, seed: int) -> dict[str, Any]:
+    """Both trained with one seed at the same time; what the league's champion scored."""
+    with tempfile.TemporaryDirectory() as parent:
+        plain, league = folders(parent, "plain", "league")
+        (league / "league.toml").write_text(f"seed = {1000 * seed}\n")
         limits = ["--minutes", f"{minutes:g}", "--steps", str(10**9), "--seed", str(seed)]
-        sides = [
-            Side("plain", Path(plain), ["train", GAME, *limits], halves[seed % 2]),
-            Side("league", Path(league), ["league", GAME, "--for", f"{60 * minutes:g}s"], halves[1 - seed % 2]),
-        ]
-        try:
-            wait(sides, minutes, seed)
-        finally:
-            for side in sides:
-                side.process.kill()
-                side.process.wait()
+        words = {plain: ["train", GAME, *limits], league: ["league", GAME, "--for", f"{60 * minutes:g}s"]}
+        sides = both(words, minutes, seed)
         (one, of_plain), (two, of_league) = (side.player() for side in sides)
         played = evaluate(GAME, two, episodes=GAMES, seed=SEED, against=one)
     assert played.digests is not None
