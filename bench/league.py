@@ -64,13 +64,13 @@ def judged(game: str, model: LoadedModel) -> float:
     return found
 
 
-def ours(game: str, minutes: float, seed: int, core: int) -> dict[str, float]:
-    """One run of `spar train`, and what its newest model gives away."""
+def ours(game: str, minutes: float, seed: int, core: int, more: Sequence[str] = ()) -> dict[str, float]:
+    """One run of `spar train`, with `more` of its options, and what its newest model gives away."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", f"spiel:{game}", "--algo", "mmd", "--seed", str(seed), "--minutes", f"{minutes:g}"]
         began = time.monotonic()
         subprocess.run(
-            [sys.executable, "-m", "sparring", *words, "--data", folder],
+            [sys.executable, "-m", "sparring", *words, *more, "--data", folder],
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

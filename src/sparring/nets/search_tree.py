@@ -12,7 +12,7 @@ import numpy as np
 from sparring.jit import released_where_possible
 from sparring.wire.chunk import Array
 
-EXPLORATION = 1.25  # c
+EXPLORATION = 2.0  # c
 UNTRIED = 0.1  # a move that was not tried counts as so much worse than its position
 NOT_TRIED, WAITS = -1, -2  # in `child` where there is no node: the move was not tried; its evaluation is pending
 

@@ -28,6 +28,7 @@ from sparring.wire.model import Card
 
 BATCH_LEAVES = 64  # in one run of the model at most; fewer while the tree is small
 TEMPERATURE = 0.1  # of priors from values, in units of half the range of rewards
+POLICY_TEMPERATURE = 1.4  # of priors from a policy, which is surer of its first move than a search should be
 MAX_NODES = 200_000  # of one search: some 200 MB
 POLICY_TARGET = "policy_target"  # among what a search of many games gives: the policy that it found
 TIE = 1e-3  # of a visit: by so much at most does the prior decide between moves with equal visits
@@ -79,7 +80,7 @@ class SearchModel:
             scores = scores / self._scale
             priors, value = np.exp(log_softmax(scores / self._temperature)), scores.max(axis=1)
         else:
-            priors = np.exp(log_softmax(scores))
+            priors = np.exp(log_softmax(scores / POLICY_TEMPERATURE))
             value = out["value"].reshape(-1) / self._scale if "value" in out else np.zeros(len(scores), np.float32)
         return priors, np.clip(value, *self._bounds)
 

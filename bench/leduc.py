@@ -1,0 +1,70 @@
+"""How near to an equilibrium of Leduc poker a longer run of mmd comes: OpenSpiel computes its exploitability.
+
+    spar bench leduc                           # two seeds side by side, some 20 minutes
+    spar bench leduc --quick                   # 30 seconds, one seed: whether it runs, not how well
+
+`spar train spiel:leduc_poker --algo mmd` with LONGER in place of its preset, each run on one core: a weaker pull
+towards the uniform policy, shorter steps, and enough updates for them (docs/algorithms/mmd.md says why). Its newest
+model, as it acts, is judged as in bench/league.py. Goal: at most 0.15, the median of the seeds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from bench import ledger
+from bench.league import QUICK_MINUTES, ours
+
+GAME, GOAL, SEEDS, MINUTES = "leduc_poker", 0.15, (1, 2), 60.0
+STEPS = 24_000_000
+LONGER = {
+    "step_size": "0.7",
+    "magnet_first": "0.2",
+    "magnet_last": "0.07",
+    "average_updates": "300",
+    "hidden_units": "[128,128]",
+}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The benchmark's JSON."""
+    quick = getattr(args, "quick", False)
+    minutes, seeds = QUICK_MINUTES if quick else MINUTES, tuple(args.seeds) or (SEEDS[:1] if quick else SEEDS)
+    settings = [word for name, value in LONGER.items() for word in ("--algo-set", f"{name}={value}")]
+    cores = sorted(os.sched_getaffinity(0))
+
+    def one(order: tuple[int, int]) -> dict[str, float]:
+        place, seed = order
+        told = ours(GAME, minutes, seed, cores[place % len(cores)], ["--steps", str(STEPS), *settings])
+        print(json.dumps({"game": GAME, "seed": seed, **told}), file=sys.stderr, flush=True)
+        return told
+
+    with ThreadPoolExecutor(len(cores)) as pool:
+        runs = list(pool.map(one, enumerate(seeds)))
+    found = [told["exploitability"] for told in runs]
+    case = ledger.case(
+        f"{GAME}: exploitability after {STEPS:,} ticks",
+        statistics.median(found),
+        "of a unit",
+        limit=GOAL,
+        goals={} if quick else {"limit": 1.0},
+        less_is_better=True,
+        seeds=seeds,
+        spread=(min(found), max(found)),
+    )
+    return ledger.result("leduc", [case], settings=LONGER, runs=runs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[])
+    parser.add_argument("--quick", action="store_true")
+    return ledger.print_result(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
