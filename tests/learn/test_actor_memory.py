@@ -161,8 +161,8 @@ def test_what_lies_in_a_slot_is_what_the_actor_would_have_handed_on_itself(game)
     rings = [ring_of(game, "rollouts", 9) for _ in range(2)]
     with_it, without, other = actor_of(game), actor_of(game), actor_of(game, seed=5)
     for version in range(6):  # slots are used again
-        rings[1].play(with_it, version)
-        rings[0].play(other, version)
+        rings[1].play(with_it, version, 0.0)
+        rings[0].play(other, version, 0.0)
         expected, ended = without.rollout(9), without.ended()
         alone = played(rings[1].to_read())
         both = played(side_by_side([ring.to_read() for ring in rings]))

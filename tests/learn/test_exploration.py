@@ -11,7 +11,7 @@ from sparring.games.catalogue import open_game, spec_of
 from sparring.learn.actors.actor_spec import _scripts, actor_spec
 from sparring.learn.plan import TrainRequest, plan
 from sparring.nets.numpy_forward import NumpyForward
-from sparring.nets.policies import log_density
+from sparring.nets.policies import CategoricalPolicy, log_density
 from sparring.nets.shapes import parameters
 from sparring.nets.torch_network import default_network
 
@@ -38,6 +38,18 @@ def test_epsilon_is_the_share_of_decisions_that_explore() -> None:
     one = actor(repeat=True, game_id="gym:MountainCar-v0")
     others = np.concatenate([one.step(0.3).action for _ in range(400)]) != 0  # two of three; 0 is the best
     assert 0.15 < others.mean() < 0.3
+
+
+def test_a_policy_that_samples_draws_a_share_of_its_choices_by_chance_alone() -> None:
+    scores = np.repeat(np.array([[9.0, 0.0, 0.0]], np.float32), 4000, axis=0)
+    rates = np.repeat([0.0, 0.3], 2000)  # one for each row
+    policy = CategoricalPolicy(spec_of("gym:Acrobot-v1").seats[0].action)
+    chosen = policy.explore({"logits": scores}, None, np.random.default_rng(2), rates)
+    others = chosen.action != 0
+    assert others[:2000].mean() < 0.01
+    assert 0.16 < others[2000:].mean() < 0.24  # two of three
+    drawn = np.exp(chosen.logp[2000:][others[2000:]])
+    np.testing.assert_allclose(drawn, 0.1, atol=1e-3)  # the probability includes the chance
 
 
 def test_the_noise_of_a_box_is_repeated_and_stays_standard_normal() -> None:

@@ -135,7 +135,7 @@ def test_the_view_behind_a_cut_travels_through_a_ring(config):
     weights = build(mappo(config, topology="single"), None).learner.weights()
     ring, (actor, _), (same, _) = spec.open_ring(), spec.open_actor(weights), spec.open_actor(weights)
     for _ in range(3):  # slots are used again
-        ring.play(actor, 0)
+        ring.play(actor, 0, 0.0)
         there, here = played(ring.take_columns()).batch, same.rollout(12)
         cut = (here.ending == TRUNCATED) & here.mask
         assert cut.any()

@@ -10,7 +10,7 @@ from sparring.config import Config
 from sparring.errors import ConfigError
 from sparring.games.catalogue import spec_of
 from sparring.learn.algorithms import open_algorithm, settings_of
-from sparring.learn.algorithms.mmd import MmdConfig, goals, mirror_step, views_of
+from sparring.learn.algorithms.mmd import Mmd, MmdConfig, goals, mirror_step, views_of
 from sparring.learn.plan import TrainRequest, plan
 from sparring.learn.protocol import published_weights
 from sparring.learn.topologies import build
@@ -19,9 +19,9 @@ from sparring.nets.numpy_forward import NumpyForward
 KUHN = "spiel:kuhn_poker"
 
 
-def topology(game=KUHN, steps=4_000, seed=0, **settings):
+def topology(game=KUHN, steps=4_000, seed=0, where=None, **settings):
     texts = tuple(f"{key}={value}" for key, value in settings.items())
-    wish = TrainRequest(game, "mmd", seed=seed, steps=steps, envs=16, settings=texts)
+    wish = TrainRequest(game, "mmd", topology=where, seed=seed, steps=steps, envs=16, settings=texts)
     return build(plan(wish, Config()), None)
 
 
@@ -105,8 +105,28 @@ def test_models_get_the_average_and_actors_the_newest_weights():
     other.close()
 
 
+@pytest.mark.parametrize("where", ["single", "sync"])
+def test_a_share_of_moves_is_drawn_by_chance(where, monkeypatch):
+    played, update = [], Mmd.update
+
+    def noted(self, learner, batch):
+        played.append(batch.action[batch.mask])
+        return update(self, learner, batch)
+
+    monkeypatch.setattr(Mmd, "update", noted)
+    running = topology(where=where, random_moves=0.5)
+    weights = running.learner.policy.weights()
+    weights["logits/bias"] = np.array([20.0, 0.0], np.float32)  # it would always pass
+    running.learner.policy.set_weights(weights)
+    while len(played) < 2:  # the first was played before
+        running.iterate()
+    running.close()
+    assert 0.15 < played[1].mean() < 0.35  # half of the moves are one of two
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"magnet_last": 0.0}, {"magnet_last": 1.0}, {"step_size": 0.0}, {"policy_epochs": 0}]
+    "wrong",
+    [{"magnet_last": 0.0}, {"magnet_last": 1.0}, {"step_size": 0.0}, {"policy_epochs": 0}, {"random_moves": 1.0}],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(ConfigError, match="magnet"):

@@ -131,11 +131,11 @@ class Actor:
         seen, final = newest(dict(steps.observation)), newest(dict(steps.final_observation))
         return replace(steps, observation=seen, final_observation=final)
 
-    def rollout(self, ticks: int, columns: Mapping[str, Array] | None = None) -> Batch:
+    def rollout(self, ticks: int, columns: Mapping[str, Array] | None = None, epsilon: float | Array = 0.0) -> Batch:
         """Trajectories of `ticks` decisions of every game, written into `columns` where they are given."""
         rollout = self.open_rollout(ticks, columns)
         for _ in range(ticks):
-            self.write(rollout, self._step(0.0))
+            self.write(rollout, self._step(epsilon))
         return self.close_rollout(rollout)
 
     # In parts, for games that others step: decide, then take what they show.

@@ -57,7 +57,7 @@ class Policy(Protocol):
 
 
 class CategoricalPolicy:
-    """Samples softmax(logits), one softmax for each entry of the action."""
+    """Samples softmax(logits), one softmax for each entry of the action, and a share ε by chance alone."""
 
     deployed = "categorical"
 
@@ -66,7 +66,9 @@ class CategoricalPolicy:
         self._action = action
 
     def explore(self, out: Mapping[str, Array], legal: Array | None, rng: Generator, epsilon: float | Array) -> Choice:
-        return of_entries(self._action, out["logits"], legal, lambda logits, mask: sample(logits, mask, rng))
+        return of_entries(
+            self._action, out["logits"], legal, lambda logits, mask: sample(mixed(logits, mask, epsilon), mask, rng)
+        )
 
 
 class GreedyPolicy:
@@ -175,12 +177,14 @@ def nearly_best(scores: Array, legal: Array | None, *, values: bool) -> Array:
     return np.where(allowed >= top + np.log(NEARLY), allowed, -np.inf)
 
 
-def mixed(logits: Array, legal: Array | None, epsilon: float) -> Array:
-    """Logits of softmax(logits) that with probability ε is a uniform legal action instead."""
-    if epsilon == 0.0:
+def mixed(logits: Array, legal: Array | None, epsilon: float | Array) -> Array:
+    """Logits of softmax(logits) that with probability ε, a number or one for each row, is a uniform legal action
+    instead."""
+    if not np.any(epsilon):
         return logits
+    rate = np.asarray(epsilon)[..., None]
     allowed = np.ones(logits.shape, bool) if legal is None else legal.astype(bool)
-    shares = (1 - epsilon) * np.exp(log_softmax(masked(logits, legal))) + epsilon * allowed / allowed.sum(-1)[:, None]
+    shares = (1 - rate) * np.exp(log_softmax(masked(logits, legal))) + rate * allowed / allowed.sum(-1)[:, None]
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(shares), np.float32)
 

@@ -86,7 +86,7 @@ class LeasePlayer:
         actor, opponents = msgspec.structs.replace(self._spec, seed=seed).open_actor(layout.by_name(weights))
         try:
             if isinstance(self._ring, RolloutRing):
-                self._ring.play(actor, version)
+                self._ring.play(actor, version, epsilon)
             else:
                 ticks = [actor.step(epsilon) for _ in range(self._spec.ticks)]
                 counted = {"env_steps": actor.env_steps, "games": actor.episodes}

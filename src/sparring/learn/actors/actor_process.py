@@ -79,7 +79,7 @@ class ActorRunner:
         """One rollout or block into a ring buffer that has room for it."""
         assert self.actor is not None
         if isinstance(out, RolloutRing):
-            out.play(self.actor, self.version)
+            out.play(self.actor, self.version, self.epsilon)
             return
         actor, spec, estimator = self.actor, self.spec, self._estimator
         env_steps, games = actor.env_steps, actor.episodes

@@ -80,10 +80,10 @@ class RolloutRing(RingBuffer):
         layout["returns"], layout["against"] = ("float32", (1, most)), ("bool", (1, most))
         super().__init__(layout, spec.slots, descriptor)
 
-    def play(self, actor: Actor, version: int) -> None:
+    def play(self, actor: Actor, version: int, epsilon: float) -> None:
         """Let the actor write one rollout, with the games that ended, and hand it over. There must be room."""
         before = (actor.env_steps, actor.episodes)
-        self.hand_over(actor, actor.rollout(self._ticks, self.places(actor)), version, before)
+        self.hand_over(actor, actor.rollout(self._ticks, self.places(actor), epsilon), version, before)
 
     def places(self, actor: Actor) -> dict[str, Array]:
         """Where the actor's next rollout is written. There must be room."""

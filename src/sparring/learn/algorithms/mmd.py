@@ -22,7 +22,7 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.learner import TorchLearner, critic_heads, move_towards, no_exploration
+from sparring.learn.algorithms.learner import TorchLearner, critic_heads, move_towards
 from sparring.learn.algorithms.normalisation import InputStatistics, RewardScale
 from sparring.learn.algorithms.returns import explained_variance, gae, next_values
 from sparring.learn.algorithms.trajectories import actions, grid, true_steps
@@ -50,6 +50,7 @@ class MmdConfig(OptimiserSettings):
     magnet_first: float = 0.3  # α: what entropy is worth, in deviations of the return
     magnet_last: float = 0.1  # reached at the end of the run; with much smaller ones the policy circles
     magnet_steps: int = 0  # of the run, over which α falls; 0: all
+    random_moves: float = 0.0  # share of moves drawn by chance, so that Q also knows what the policy seldom does
     step_size: float = 1.0  # η as a multiple of α: with longer steps the policy circles around the equilibrium
     rollout_ticks: int = 64  # of every game between two updates
     minibatch_steps: int = 1024
@@ -64,10 +65,13 @@ class MmdConfig(OptimiserSettings):
 
     def __post_init__(self) -> None:
         least = min(self.rollout_ticks, self.minibatch_steps, self.critic_epochs, self.policy_epochs)
-        if min(least, self.average_updates) < 1 or not 0 < self.magnet_last <= self.magnet_first or self.step_size <= 0:
-            falls = f"magnet_first = {self.magnet_first}, magnet_last = {self.magnet_last}"
-            do = "Let the magnet fall and stay above 0, the step too; count epochs, ticks, steps and updates from 1"
-            raise ConfigError(f"{falls}, step_size = {self.step_size}", where="[mmd]", do=do)
+        falls, shares = 0 < self.magnet_last <= self.magnet_first, 0 <= self.random_moves < 1
+        if min(least, self.average_updates) < 1 or not falls or not shares or self.step_size <= 0:
+            wrong = (
+                f"magnet_first = {self.magnet_first}, magnet_last = {self.magnet_last}, step_size = {self.step_size}"
+            )
+            do = "Let the magnet fall and stay above 0, the step too, let chance be a share below 1; count from 1"
+            raise ConfigError(f"{wrong}, random_moves = {self.random_moves}", where="[mmd]", do=do)
 
 
 class MmdLearner(TorchLearner):
@@ -173,10 +177,14 @@ class Mmd:
     policy = "categorical"
     settings = MmdConfig
     train: ClassVar = {"opponents": 0, "script_share": 0.0}  # an equilibrium with others is another one
-    exploration = no_exploration
 
     def begin(self, game: GameSpec, config: MmdConfig, seed: int) -> MmdLearner:
         return MmdLearner(game, config, seed)
+
+    def exploration(self, learner: Learner, env_steps: int) -> float:
+        """The policy samples; a share of its moves is drawn by chance alone."""
+        assert isinstance(learner, MmdLearner)
+        return float(learner.config.random_moves)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """Q learns what was earned; then the policy takes one mirror step in every view of the rollout."""

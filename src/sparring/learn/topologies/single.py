@@ -7,6 +7,8 @@
 Everything happens in turn in one thread, so a seed determines everything: for debugging and for small games.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sparring.acting.actor import NO_EPISODES, Actor, Episodes
@@ -37,7 +39,7 @@ def build(plan: Plan, store: Store | None) -> Topology:
     if plan.algorithm.feeds == "trajectories":
         ticks = plan.settings.rollout_ticks
         spec = actor_spec(plan, learner.network, feeds="rollouts", ticks=ticks, slots=1)
-        return SyncLoop(plan, learner, InProcessActor(spec, learner), store)
+        return SyncLoop(plan, learner, InProcessActor(spec, learner, epsilon=plan.algorithm.exploration), store)
     check_sources(plan.replay, records=store is not None)
     spec = actor_spec(plan, learner.network, feeds="steps", ticks=1, slots=1)
     actor = InProcessActor(spec, learner)
@@ -48,9 +50,15 @@ def build(plan: Plan, store: Store | None) -> Topology:
 class InProcessActor(Actors):
     """The learner's own process as the one actor: nothing is played ahead, so that a seed determines everything."""
 
-    def __init__(self, spec: ActorSpec, learner: Learner, game: Game | None = None) -> None:
-        """`game`: the spec's own where none is given."""
-        self._spec, self._learner = spec, learner
+    def __init__(
+        self,
+        spec: ActorSpec,
+        learner: Learner,
+        game: Game | None = None,
+        epsilon: Callable[[Learner, int], float] = lambda learner, env_steps: 0.0,
+    ) -> None:
+        """`game`: the spec's own where none is given. `epsilon`: that rollouts explore with, after so many steps."""
+        self._spec, self._learner, self._epsilon = spec, learner, epsilon
         self._forward = forward_with_torch if spec.search is None else forward_for_matches
         self._actor, self._opponents = spec.open_actor(learner.weights(), game=game, forward=self._forward)
         self._past = PastSelves(spec.past, np.random.default_rng([spec.seed, PAST_SELVES]))
@@ -78,7 +86,7 @@ class InProcessActor(Actors):
     def take_all(self) -> PlayedRollout:
         actor = self.newest()
         env_steps, games = actor.env_steps, actor.episodes
-        batch = actor.rollout(self._spec.ticks)
+        batch = actor.rollout(self._spec.ticks, epsilon=self._epsilon(self._learner, env_steps))
         env_steps, games = actor.env_steps - env_steps, actor.episodes - games
         return PlayedRollout(batch, actor.ended(), env_steps, games, self._version)
 
