@@ -60,8 +60,7 @@ def judged(game: str, model: LoadedModel) -> float:
             return {action: float(action == legal[int(logits.argmax())]) for action in legal}
         return dict(zip(legal, np.exp(log_softmax(logits)).tolist(), strict=True))
 
-    found: float = exploitability.exploitability(tree, policy.tabular_policy_from_callable(tree, chances))
-    return found
+    return float(exploitability.exploitability(tree, policy.tabular_policy_from_callable(tree, chances)))
 
 
 def ours(game: str, minutes: float, seed: int, core: int, more: Sequence[str] = ()) -> dict[str, float]:

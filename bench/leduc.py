@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         runs = list(pool.map(one, enumerate(seeds)))
     found = [told["exploitability"] for told in runs]
     case = ledger.case(
-        f"{GAME}: exploitability after {STEPS:,} ticks",
+        f"{GAME}: exploitability after {max(told['steps'] for told in runs):,.0f} ticks",
         statistics.median(found),
         "of a unit",
         limit=GOAL,

@@ -1,8 +1,9 @@
 """A network for Connect Four that is given the lines of four, and learns what they are worth.
 
-Its first layers are fixed: they say of every line how many stones of one player alone it holds, which empty cells would
-complete one, and which of those can be reached now. Two dense layers learn from these facts. They are matrix products
-and thresholds of the board, exported to ONNX with the rest, so the model plays wherever models do.
+Its first layers have fixed weights. They compute for every line how many stones of one player alone it holds, which
+empty cells would complete a line, and in which of these the next stone can land. Two dense layers learn from these
+features. The fixed layers are part of the exported ONNX graph: a gateway or client that runs the model does not need
+this file.
 """
 
 import torch
