@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.random import Generator
 
+from sparring.acting.explorer import Explorer
 from sparring.acting.opponents import FIRST_SCRIPT, SELF, Opponents
 from sparring.acting.rollout import Rollout, new_columns, rollout_layout
 from sparring.errors import TrainingStopped
 from sparring.games.frame_stack import FrameStacks
-from sparring.games.game_state import no_legal_action
 from sparring.games.protocol import RUNNING, TRUNCATED, Columns, Game, SearchableGame, View
 from sparring.nets.forward import Forward
-from sparring.nets.policies import Choice, GaussianPolicy, Policy, checked_choice
+from sparring.nets.policies import Policy
 from sparring.nets.shapes import STATE, initial_state
 from sparring.nets.tree_search import POLICY_TARGET
 from sparring.nets.user_code import open_policy
@@ -34,9 +34,6 @@ from sparring.wire.tree import Tree, rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from sparring.nets.batch_search import BatchSearch
-
-MOST_REPEATS = 64  # decisions; P(n) ~ 1/n: every scale of time is tried alike
-MEAN_REPEATS = (MOST_REPEATS - 1) / math.log(MOST_REPEATS)
 
 
 @dataclass(slots=True)
@@ -92,9 +89,7 @@ class Actor:
         self._who = np.full(self.streams, SELF, np.int64)  # who plays each stream
         self._return = np.zeros(self.streams, np.float32)
         self._state = None if forward.spec.memory is None else initial_state(forward.spec, self.streams)
-        # With `repeat`, what each stream repeats (an action, or the noise of a box), and for how many more decisions.
-        repeated = (1, np.int64) if self._seat.action.choices else (math.prod(self._seat.action.shape), np.float32)
-        self._held = np.zeros((repeated[0] + 1, self.streams), repeated[1]) if repeat else None
+        self._explorer = Explorer(self._policy, game.spec, self.streams, rng, repeat=repeat)
         self._version = 0
         self.env_steps = 0  # ticks of all games together
         self.episodes = 0
@@ -213,7 +208,7 @@ class Actor:
             "open": {name: getattr(opened, name) for name in _OPEN},
             "stacks": self._stacks.save(),
             "state": self._state,
-            "held": self._held,
+            "held": self._explorer.save(),
         }
 
     def load(self, state: Tree) -> None:
@@ -229,7 +224,7 @@ class Actor:
         held: Tree = {name: _copied(value) for name, value in state["open"].items()}
         self._open, self._lent = _Open(**held), False
         self._state = None if state["state"] is None else state["state"].copy()
-        self._held = None if state["held"] is None else state["held"].copy()
+        self._explorer.load(state["held"])
         if self._stacks.frames > 1:
             self._stacks.load(state["stacks"])
 
@@ -248,7 +243,7 @@ class Actor:
         if alone and np.count_nonzero(acting) == self.streams:  # far cheaper than all()
             seen, before = self._stacks.push(shown), self._state
             out = self._forward(seen, before)
-            choice = self._choose(out, legal, epsilon, self._held)
+            choice = self._explorer.choose_all(out, legal, epsilon)
             zeros, self._state = np.zeros(self.streams, np.float32), out.get(STATE)
             self._open = _Open(acting, seen, legal, choice.action, choice.logp, out.get("value"), zeros, before)
             return choice.action
@@ -285,7 +280,7 @@ class Actor:
         out = forward(seen, state)
         if searches:
             out = self._searched(rows, out, legal, forward)
-        choice = self._choose(out, legal, rate)
+        choice = self._explorer.choose(out, legal, rate)
         opened.action[rows], opened.logp[rows] = choice.action, choice.logp
         if opened.value is not None:
             opened.value[rows] = out.get("value")
@@ -312,50 +307,6 @@ class Actor:
                 part = {leaf: column[mine] for leaf, column in shown.items()}
                 allowed = None if legal is None else legal[mine]
                 self._open.action[mine] = self._opponents.scripts[place].act(seat, part, allowed, self._rng)
-
-    def _choose(self, out: Columns, legal: Array | None, epsilon: float | Array, held: Array | None = None) -> Choice:
-        """What is done where the network says `out`. `held`: what streams repeat."""
-        if held is not None and isinstance(self._policy, GaussianPolicy):
-            choice = self._policy.with_noise(out, self._repeated_noise(held))
-        else:
-            if held is not None:  # ε is the share of decisions that explore: fewer begin to
-                epsilon = epsilon / (epsilon + MEAN_REPEATS * (1 - epsilon))
-            with np.errstate(divide="ignore", invalid="ignore"):  # where nothing is legal
-                choice = self._policy.explore(out, legal, self._rng, epsilon)
-            choice = checked_choice(self._policy, choice, len(next(iter(out.values()))))
-            if legal is not None and not math.isfinite(choice.logp @ choice.logp) and not legal.any(axis=1).all():
-                raise no_legal_action(self._game.spec)
-            choice = choice if held is None else self._repeated(held, choice, legal, epsilon)
-        return choice
-
-    def _repeated(self, held: Array, choice: Choice, legal: Array | None, epsilon: float | Array) -> Choice:
-        """The choice, with what was explored repeated for a time of heavy tail: εz-greedy (Dabney et al. 2021).
-
-        Walks of single random actions stay near their start; these cross a game whose rewards are far. Actions are
-        discrete, and chosen by "greedy"."""
-        choices = self._seat.action.masks if legal is None else legal.sum(axis=1)
-        going = held[1] > 0
-        if legal is not None:
-            going &= legal[self._rows, held[0]].astype(bool)
-        with np.errstate(divide="ignore"):
-            explored = choice.logp <= np.log(np.asarray(epsilon) / choices) + 1e-4  # drawn, and not the best
-        action = np.where(going, held[0], choice.action).astype(choice.action.dtype)
-        held[1] = np.where(going, held[1] - 1, np.where(explored, self._repeats() - 1, 0))
-        held[0] = action
-        return Choice(action, np.where(going, np.float32(0), choice.logp))
-
-    def _repeated_noise(self, held: Array) -> Array:
-        """Standard normal numbers [streams, numbers], each repeated for a time of heavy tail like an explored action:
-        noise that changes at each decision cancels out before a slow game has noticed it (Eberhard et al. 2023)."""
-        noise = self._rng.standard_normal((len(held) - 1, self.streams), np.float32)
-        fresh = held[-1] == 0
-        held[-1] = np.where(fresh, self._repeats(), held[-1]) - 1
-        held[:-1] = np.where(fresh, noise, held[:-1])
-        return held[:-1].T
-
-    def _repeats(self) -> Array:
-        """For how many decisions each stream would repeat what it begins now."""
-        return np.exp(self._rng.uniform(0.0, math.log(MOST_REPEATS), self.streams)).astype(np.int64)
 
     def _close(self, view: View) -> Steps:
         """The steps that `view` completes: those of streams that are to act again, or have ended."""
@@ -441,8 +392,7 @@ class Actor:
         n = self._game.n
         streams = np.tile(which, self._seats)
         self._stacks.begin(streams)
-        if self._held is not None:
-            self._held[:, streams] = 0
+        self._explorer.begin(streams)
         if self._state is not None:
             self._state[streams] = 0.0
         seeds = self._rng.integers(0, 2**64, n, dtype=np.uint64)
