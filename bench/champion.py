@@ -1,6 +1,7 @@
 """A league's champion of Connect Four against alpha-beta of depth 4, which nobody trained against.
 
     spar bench champion                        # a league of 50 minutes, then 20 minutes of games
+    python -m bench.champion --keep FOLDER     # the same; the league's folder stays
     python -m bench.champion --data FOLDER     # the champion of a data folder that is there
     spar bench champion --quick                # 1 minute and few games: whether it runs, not how well
 
@@ -41,15 +42,16 @@ MINUTES, QUICK_MINUTES, POSITIONS, GAMES = 50.0, 1.0, 500, 1_020
 EXAMPLE = ledger.ROOT / "examples" / "connect-four-champion"  # its league.toml, and the network that it names
 
 
-def of_league(minutes: float) -> Model:
+def of_league(minutes: float, keep: Path | None) -> Model:
     """The champion of a league of that many minutes on all cores."""
     with tempfile.TemporaryDirectory() as folder:
-        return trained(set_up(Path(folder)), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
+        return trained(set_up(keep or Path(folder)), ["league", GAME, "--for", f"{60 * minutes:g}s"], minutes)
 
 
 def set_up(folder: Path) -> Path:
-    """A folder in which `spar league` is that of the example."""
-    for name in ("league.toml", "four_lines.py"):
+    """A folder, made where it is not there, in which `spar league` is that of the example."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("league.toml", "spar.toml", "four_lines.py"):
         shutil.copy(EXAMPLE / name, folder)
     return folder
 
@@ -105,7 +107,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """The benchmark's JSON."""
     quick, data = getattr(args, "quick", False), getattr(args, "data", None)
     minutes = QUICK_MINUTES if quick else getattr(args, "minutes", None) or MINUTES
-    model = of_league(minutes) if data is None else model_in(data, getattr(args, "model", None))
+    keep, name = getattr(args, "keep", None), getattr(args, "model", None)
+    model = of_league(minutes, keep) if data is None else model_in(data, name)
     players: dict[str, tuple[Player, int]] = {"network alone": (model, 8 if quick else GAMES)}
     players["search_ms=100"] = (Searching(model, SEARCH_MS), 4 if quick else GAMES)
     cases = []
@@ -125,7 +128,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a data folder; by default a league is run")
-    parser.add_argument("--model", help="of that folder (its champion)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the league runs; by default it is gone then")
+    parser.add_argument("--model", help="of that data folder (its champion)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of the league")
     return ledger.print_result(run(parser.parse_args()))
 

@@ -1,18 +1,15 @@
 """examples/connect-four-champion: the facts that its network is given, and the league that learns with it."""
 
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from bench.champion import EXAMPLE, set_up
 
 from sparring.games.catalogue import open_game
 from sparring.registry.file import FileRegistry
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "connect-four-champion"
 
 
 @pytest.fixture
@@ -61,8 +58,7 @@ def test_what_can_be_won_at_once_and_after_a_stone_below_is_what_playing_it_show
 
 @pytest.mark.slow
 def test_the_league_of_the_example_publishes_what_plays_without_its_code(tmp_path):
-    for name in ("league.toml", "four_lines.py"):
-        shutil.copy(EXAMPLE / name, tmp_path)
+    set_up(tmp_path)
     quick = (
         (tmp_path / "league.toml")
         .read_text()

@@ -17,20 +17,13 @@ from test_league_kills import TOML
 
 from servers.running import ConsulAgent
 from sparring.errors import SparringError
+from sparring.registry.file import FileRegistry
 from sparring.services.discovery import open_discovery
 from sparring.services.keys import create_keys
 from sparring.services.solver import Solver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# `spar`, whose ladder of strengths in the end takes few games.
-SPAR = """
-import sys
-from sparring.cli import main
-from sparring.league import strengths
-strengths.PAIR_GAMES = strengths.LAST_PAIR_GAMES = 4
-sys.exit(main(sys.argv[1:]))
-"""
 # The evaluator never rests, and a main agent is frozen late enough that members meet before the next.
 LATER = TOML.replace("core_share = 0.2", "core_share = 1.0").replace("steps = 2_000", "steps = 20_000")
 
@@ -38,7 +31,7 @@ LATER = TOML.replace("core_share = 0.2", "core_share = 1.0").replace("steps = 2_
 def league(folder, toml, *words, **environment):
     """What `spar league` says at its end, as JSON."""
     (folder / "league.toml").write_text(toml)
-    command = [sys.executable, "-c", SPAR, "league", "connect-four", "--data", str(folder), "--json"]
+    command = [sys.executable, "-m", "sparring", "league", "connect-four", "--data", str(folder), "--json"]
     limits = ["--rounds", "2", "--for", "300s"]
     around = {**os.environ, **environment}
     said = subprocess.run(
@@ -118,3 +111,4 @@ def test_a_learner_may_have_two_workers(tmp_path, topology, workers):
     won, _, lost = results_of(tmp_path, "main-0")
     assert won
     assert lost
+    assert FileRegistry(tmp_path / "models").strengths("connect-four", "1") is None  # `promote = false`

@@ -51,7 +51,7 @@ class LeagueFile:
     live_every_s: float = 10.0  # a learner's newest weights are offered to the league this often
     guests: int = 4  # models of the registry that are members from the start, champions first
     seed: int = 0
-    promote: bool = True  # frozen main agents stand for champion at the gate
+    promote: bool = True  # frozen main agents stand for champion at the gate; at the end the ladder is rebuilt
     learner: str = "sparring.learn.league.learner:LearnerService"  # the class that learns
     main: RoleRules = MAIN
     main_exploiter: RoleRules = MAIN_EXPLOITER
