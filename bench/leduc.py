@@ -1,12 +1,11 @@
 """How near to an equilibrium of Leduc poker a longer run of mmd comes: OpenSpiel computes its exploitability.
 
-    spar bench leduc                           # two seeds side by side, some 20 minutes
+    spar bench leduc                           # two seeds side by side, some 40 minutes
     spar bench leduc --quick                   # 30 seconds, one seed: whether it runs, not how well
 
 `spar train spiel:leduc_poker --algo mmd` with LONGER in place of its preset, each run on one core: a weaker pull
 towards the uniform policy, shorter steps and enough updates for them, and moves by chance (docs/algorithms/mmd.md says
-why). Its newest
-model, as it acts, is judged as in bench/league.py. Goal: at most 0.15, the median of the seeds.
+why). Its newest model, as it acts, is judged as in bench/league.py. Goal: at most 0.15, the median of the seeds.
 """
 
 import argparse
@@ -21,17 +20,17 @@ from bench import ledger
 from bench.league import QUICK_MINUTES, ours
 
 GAME, GOAL, SEEDS, MINUTES = "leduc_poker", 0.15, (1, 2), 60.0
-STEPS = 22_000_000
+STEPS = 64_000_000
 LONGER = {
     "magnet_first": "0.2",
-    "magnet_last": "0.085",
-    "magnet_steps": "14_000_000",
-    "step_size": "0.3",
+    "magnet_last": "0.075",
+    "magnet_steps": "32_000_000",
+    "step_size": "0.2",
     "random_moves": "0.08",
     "trace_decay": "0.7",
-    "average_updates": "250",
+    "average_updates": "500",
     "hidden_units": "[128,128]",
-    "schedule_last": "0.05",
+    "schedule_last": "0.03",
 }
 
 
