@@ -28,9 +28,9 @@ LONGER = {
     "step_size": "0.2",
     "random_moves": "0.08",
     "trace_decay": "0.7",
-    "average_updates": "500",
+    "average_updates": "1000",
     "hidden_units": "[128,128]",
-    "schedule_last": "0.03",
+    "schedule_last": "0.12",
 }
 
 
