@@ -6,6 +6,7 @@ import uuid
 import numpy as np
 import pytest
 
+from sparring.league import ratings
 from sparring.league.payoff import Match, Payoff
 from sparring.league.ratings import (
     Result,
@@ -19,6 +20,7 @@ from sparring.league.ratings import (
     results_of,
     spinning_top,
 )
+from sparring.league.standings import Ladder
 
 
 def match(first, second, wins, draws, losses):
@@ -208,3 +210,11 @@ def test_a_curve_begins_with_the_first_match_and_ends_with_todays_rating():
     assert len(rating_curves(["a", "b"], matches[:3])["a"]) == 3
     assert rating_curves(["a", "b"], [match("a", "b", 1, 0, 0)], "b")["a"] == []  # one game tells nothing yet
     assert rating_curves([], []) == {}
+
+
+def test_who_played_before_the_newest_of_very_many_games_is_rated_and_shown_too(monkeypatch):
+    monkeypatch.setattr(ratings, "MAX_RATED_GAMES", 100)
+    early, late = match("old", "a", 30, 0, 10), [match("a", "b", 40, 0, 20) for _ in range(10)]
+    found = {row.member: row for row in Ladder().standings([early, *late]).ladder}
+    assert found["old"].mu > found["a"].mu > found["b"].mu
+    assert found["old"].games == 40

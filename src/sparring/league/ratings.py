@@ -26,7 +26,7 @@ REGRET_ROUNDS, CHECK_ROUNDS = 20_000, 250
 EXPLOITABLE = 1e-3  # a mixture is good enough where no member gains more than this share of a game against it
 SHARE = 0.01  # of a mixture that makes a member part of its support
 MUTATION = 0.01  # alpha-rank: the chance that the weaker of two takes over, which makes its answer unique
-MAX_RATED_GAMES = 100_000  # at once by openskill, the newest: some 2 s
+MAX_RATED_GAMES = 100_000  # at once by openskill: some 2 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +156,18 @@ class BayesianRater:
         self._found: dict[str, Any] = {}
 
     def add(self, results: Iterable[Result]) -> None:
-        """Rate further games, oldest first; of more than MAX_RATED_GAMES at once only the newest."""
+        """Rate further games, oldest first. Of more than MAX_RATED_GAMES at once each pairing has its newest ones,
+        equally many: members that retired long ago are rated too."""
         held = list(results)
-        skip = max(0, sum(one.games for one in held) - MAX_RATED_GAMES)
-        for one in held:
-            skipped = min(skip, one.games)
-            skip -= skipped
-            for _ in range(one.games - skipped):
+        most = sum(one.games for one in held)
+        if most > MAX_RATED_GAMES:
+            most = max(1, MAX_RATED_GAMES // len({one.teams for one in held}))
+        left, counts = dict.fromkeys((one.teams for one in held), most), list[int]()
+        for one in reversed(held):
+            counts.append(min(one.games, left[one.teams]))
+            left[one.teams] -= counts[-1]
+        for one, count in zip(held, reversed(counts), strict=True):
+            for _ in range(count):
                 self._rate(one)
 
     def _rate(self, one: Result) -> None:
