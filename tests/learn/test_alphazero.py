@@ -112,10 +112,21 @@ def test_a_game_that_cannot_be_searched_is_refused_before_anything_starts(game, 
 
 
 @pytest.mark.parametrize(
-    "wrong", ["simulations=0", "random_moves=1.5", "surprise_share=-0.1", "window_steps=0", "root_noise=1.0"]
+    "wrong",
+    [
+        "simulations=0",
+        "random_moves=1.5",
+        "surprise_share=-0.1",
+        "window_steps=0",
+        "root_noise=1.0",
+        "samples_per_step=0.0",
+        "value_coefficient=-1.0",
+        "value_scale=-1.0",
+    ],
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong):
-    with pytest.raises(ConfigError, match=r"^\[alphazero\]: "):
+def test_settings_that_cannot_be_meant_are_refused_by_name(wrong):
+    name, _, value = wrong.partition("=")
+    with pytest.raises(ConfigError, match=rf"^\[alphazero\]: .*{name} = {float(value):g}[,.]"):
         topology(settings=(wrong,))
 
 

@@ -126,10 +126,20 @@ def test_a_share_of_moves_is_drawn_by_chance(where, monkeypatch):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"magnet_last": 0.0}, {"magnet_last": 1.0}, {"step_size": 0.0}, {"policy_epochs": 0}, {"random_moves": 1.0}],
+    [
+        {"magnet_last": 0.0},
+        {"magnet_last": 1.0},
+        {"step_size": 0.0},
+        {"random_moves": 1.0},
+        {"random_moves": -0.5},
+        {"minibatch_steps": 0},
+        {"policy_epochs": 0},
+        {"average_updates": 0},
+    ],
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong):
-    with pytest.raises(ConfigError, match="magnet"):
+def test_settings_that_cannot_be_meant_are_refused_by_name(wrong):
+    (name, value), *_ = wrong.items()
+    with pytest.raises(ConfigError, match=rf"^\[mmd\]: .*{name} = {value:g}[,.]"):
         settings_of(open_algorithm("mmd"), wrong)
 
 

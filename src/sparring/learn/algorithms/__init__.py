@@ -25,16 +25,42 @@ ALGORITHMS = {
 }
 ALIASES = {"apex": "dqn"}  # an algorithm with another topology and preset
 # What the same names mean in every algorithm; what one of them means alone is checked in its own file.
-COUNTS = ("n_steps", "batch_steps", "batch_sequences", "rollout_ticks", "target_every_updates", "sampled_actions")
+COUNTS = (
+    "n_steps",
+    "batch_steps",
+    "batch_sequences",
+    "rollout_ticks",
+    "target_every_updates",
+    "average_updates",
+    "sampled_actions",
+    "simulations",
+    "window_steps",
+    "epochs",
+    "critic_epochs",
+    "policy_epochs",
+)
 NEVER_NEGATIVE = (
     "learning_rate",
     "max_gradient_norm",
     "reward_scale",
+    "value_coefficient",
+    "value_scale",
     "minibatch_steps",
     "schedule_steps",
     "warmup_steps",
 )
-SHARES = ("discount", "epsilon_first", "epsilon_last", "trace_decay", "target_rate", "priority_mix", "schedule_last")
+SHARES = (
+    "discount",
+    "epsilon_first",
+    "epsilon_last",
+    "trace_decay",
+    "target_rate",
+    "priority_mix",
+    "schedule_last",
+    "random_moves",
+    "root_noise",
+    "surprise_share",
+)
 VERBS = ("begin", "update", "exploration", "settings", "feeds", "policy", "name")
 
 

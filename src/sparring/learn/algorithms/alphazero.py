@@ -68,13 +68,10 @@ class AlphaZeroConfig(OptimiserSettings):
     normalise_observations: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        least = min(self.simulations, self.window_steps, self.minibatch_steps, self.average_updates)
-        shares = all(0 <= share <= 1 for share in (self.random_moves, self.surprise_share))
-        if least < 1 or self.samples_per_step <= 0 or not 0 <= self.root_noise < 1 or not shares:
-            counts = ("simulations", "window_steps", "minibatch_steps", "average_updates")
-            names = (*counts, "samples_per_step", "root_noise", "random_moves", "surprise_share")
+        if self.minibatch_steps < 1 or self.samples_per_step <= 0 or self.root_noise >= 1:
+            names = ("minibatch_steps", "samples_per_step", "root_noise")
             wrong = ", ".join(f"{name} = {getattr(self, name):g}" for name in names)
-            do = "Count simulations and steps from 1, draw samples, and let noise and chance be shares"
+            do = "Count steps from 1, let samples be more than 0 and noise less than 1"
             raise ConfigError(wrong, where="[alphazero]", do=do)
 
 

@@ -51,9 +51,8 @@ class MappoConfig(OptimiserSettings):
     image_layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.minibatch_steps, self.epochs) < 1:
-            wrong = f"minibatch_steps = {self.minibatch_steps}, epochs = {self.epochs}"
-            raise ConfigError(wrong, where="[mappo]", do="Count from 1")
+        if self.minibatch_steps < 1:
+            raise ConfigError(f"minibatch_steps = {self.minibatch_steps}", where="[mappo]", do="Count from 1")
 
 
 def critic_for(game: GameSpec, config: MappoConfig) -> NetworkSpec:

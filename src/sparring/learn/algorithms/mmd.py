@@ -64,14 +64,12 @@ class MmdConfig(OptimiserSettings):
     image_layers: tuple[str, ...] = ()  # such as "64x4": channels x kernel; "flat": no convolutions; (): by size
 
     def __post_init__(self) -> None:
-        least = min(self.rollout_ticks, self.minibatch_steps, self.critic_epochs, self.policy_epochs)
-        falls, shares = 0 < self.magnet_last <= self.magnet_first, 0 <= self.random_moves < 1
-        if min(least, self.average_updates) < 1 or not falls or not shares or self.step_size <= 0:
-            wrong = (
-                f"magnet_first = {self.magnet_first}, magnet_last = {self.magnet_last}, step_size = {self.step_size}"
-            )
-            do = "Let the magnet fall and stay above 0, the step too, let chance be a share below 1; count from 1"
-            raise ConfigError(f"{wrong}, random_moves = {self.random_moves}", where="[mmd]", do=do)
+        falls = 0 < self.magnet_last <= self.magnet_first
+        if not falls or self.step_size <= 0 or self.random_moves >= 1 or self.minibatch_steps < 1:
+            names = ("magnet_first", "magnet_last", "step_size", "random_moves", "minibatch_steps")
+            wrong = ", ".join(f"{name} = {getattr(self, name):g}" for name in names)
+            do = "Let the magnet fall and stay above 0, the step be above 0 and chance below 1, and count from 1"
+            raise ConfigError(wrong, where="[mmd]", do=do)
 
 
 class MmdLearner(TorchLearner):
