@@ -20,9 +20,9 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import one_seat
-from sparring.learn.algorithms.learner import ActorCritic, move_towards, no_exploration
+from sparring.learn.algorithms.learner import ActorCritic, follow_average, no_exploration
 from sparring.learn.algorithms.returns import explained_variance, gae, next_values
-from sparring.learn.algorithms.trajectories import bootstrap, true_steps
+from sparring.learn.algorithms.trajectories import bootstrap, legal_actions, true_steps
 from sparring.learn.optim import OptimiserSettings
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import ILLEGAL
@@ -136,11 +136,6 @@ class AlphaZeroLearner(ActorCritic):
         self._acting = self.average
         self._parts |= {"window": self.window, "average": self.average}
 
-    def follow(self) -> None:
-        """The average moves towards what was learned; early on faster, as it began without knowledge."""
-        rate = 1 / min(self.config.average_updates, 1 + self.updates / 2)
-        move_towards(self.average, self.net, rate)
-
 
 def positions(learner: ActorCritic, batch: Batch) -> Positions:
     """What is to be learned from a rollout."""
@@ -153,7 +148,7 @@ def positions(learner: ActorCritic, batch: Batch) -> Positions:
     ahead = gae(batch.reward, batch.value, following, batch.ending, config.discount, config.trace_decay)
     seen = {name: true_steps(batch, leaf) for name, leaf in batch.observation.items()}
     policy, goal = true_steps(batch, batch.policy_target), true_steps(batch, batch.value + ahead)
-    legal = torch.ones_like(policy, dtype=torch.bool) if batch.legal is None else true_steps(batch, batch.legal).bool()
+    legal = legal_actions(batch, policy)
     with torch.no_grad():
         arranged = learner.net.arranged(seen)
         starts = range(0, len(goal), ROWS_AT_ONCE)
@@ -229,7 +224,7 @@ class AlphaZero:
             norm = learner.minimise(policy_loss + config.value_coefficient * value_loss)
             history.append(torch.stack([one.detach() for one in (policy_loss, value_loss, entropy, norm)]))
         learner.updates += 1
-        learner.follow()
+        follow_average(learner.average, learner.net, learner.updates, config.average_updates)
         policy_loss, value_loss, entropy, norm = torch.stack(history).mean(0).tolist()
         metrics = {
             "loss": policy_loss + config.value_coefficient * value_loss,

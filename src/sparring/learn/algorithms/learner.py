@@ -197,6 +197,12 @@ def move_towards(slow: nn.Module, fast: nn.Module, rate: float) -> None:
             old.lerp_(new, rate)
 
 
+def follow_average(average: nn.Module, newest: nn.Module, updates: int, average_updates: int) -> None:
+    """`average` moves on after the given update, so that it covers about the last `average_updates` of them; early on
+    it moves faster, because it began with weights that knew nothing."""
+    move_towards(average, newest, 1 / min(average_updates, 1 + updates / 2))
+
+
 def falling_epsilon(algorithm: object, learner: Learner, env_steps: int) -> float:
     """`exploration` whose ε falls in a straight line from `epsilon_first` to `epsilon_last`, then stays."""
     assert isinstance(learner, QLearner)

@@ -14,7 +14,7 @@ from sparring.games.joint_view import joint_spec
 from sparring.games.protocol import TRUNCATED
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for
-from sparring.learn.algorithms.learner import ActorCritic
+from sparring.learn.algorithms.learner import ActorCritic, no_exploration
 from sparring.learn.algorithms.ppo import Ppo
 from sparring.learn.algorithms.trajectories import grid, true_steps
 from sparring.learn.optim import OptimiserSettings
@@ -82,6 +82,7 @@ class Mappo:
     feeds = "trajectories"
     policy = "categorical"  # and a Gaussian of boxes
     settings = MappoConfig
+    exploration = no_exploration
     joint = True
 
     def begin(self, game: GameSpec, config: MappoConfig, seed: int) -> ActorCritic:
@@ -91,7 +92,3 @@ class Mappo:
         """PPO's, with the critic's values in place of the actors'."""
         assert isinstance(learner, ActorCritic)
         return Ppo().update(learner, with_values(learner.net, batch))
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        """The policy samples, and needs no other chance."""
-        return 0.0

@@ -22,10 +22,10 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.spec import GameSpec
 from sparring.learn.algorithms.feeds import network_for, one_seat
-from sparring.learn.algorithms.learner import TorchLearner, critic_heads, move_towards
+from sparring.learn.algorithms.learner import TorchLearner, critic_heads, follow_average, value_of
 from sparring.learn.algorithms.normalisation import InputStatistics, RewardScale
 from sparring.learn.algorithms.returns import explained_variance, gae, next_values
-from sparring.learn.algorithms.trajectories import actions, grid, true_steps
+from sparring.learn.algorithms.trajectories import actions, grid, legal_actions, true_steps
 from sparring.learn.optim import OptimiserSettings, open_optimiser
 from sparring.learn.protocol import Batch, Learner, Update
 from sparring.nets.distributions import ILLEGAL
@@ -111,11 +111,6 @@ class MmdLearner(TorchLearner):
         """What models get: the average."""
         return self.average.weights()
 
-    def follow(self) -> None:
-        """The average moves towards the policy; early on faster, since it began with weights that knew nothing."""
-        rate = 1 / min(self.config.average_updates, 1 + self.updates / 2)
-        move_towards(self.average, self.policy, rate)
-
 
 @dataclass(frozen=True, slots=True)
 class Views:
@@ -126,6 +121,11 @@ class Views:
     action: Tensor
     logps: Tensor  # of every action, by the policy before the update
     q: Tensor  # of every action, before the update
+
+    @property
+    def taken_q(self) -> Tensor:
+        """Of the action that was taken."""
+        return self.q.gather(1, self.action.unsqueeze(1)).squeeze(1)
 
     def minibatches(self, rng: np.random.Generator, size: int) -> Iterator[Tensor]:
         """Every step once, by chance."""
@@ -142,7 +142,7 @@ def views_of(learner: MmdLearner, batch: Batch) -> Views:
     seen = {name: true_steps(batch, leaf) for name, leaf in batch.observation.items()}
     with torch.no_grad():
         q = learner.critic(seen)["logits"]
-        legal = torch.ones_like(q, dtype=torch.bool) if batch.legal is None else true_steps(batch, batch.legal).bool()
+        legal = legal_actions(batch, q)
         return Views(seen, legal, actions(batch), log_policy(learner.policy, seen, legal), q)
 
 
@@ -150,12 +150,13 @@ def goals(learner: MmdLearner, batch: Batch, views: Views) -> Tensor:
     """What Q(s, a) of each step should have been: with V(s) = Σ_a π(a|s) Q(s, a) and δ = r + γV(s') − Q(s, a), the sum
     Q(s, a) + Σ_k (γλ)^k δ_k over the rest of the episode (Harutyunyan et al. 2016, where actions are the policy's)."""
     config = learner.config
-    taken = grid(batch, views.q.gather(1, views.action.unsqueeze(1)).squeeze(1))
+    taken = grid(batch, views.taken_q)
     value = grid(batch, (views.logps.exp() * views.q).sum(-1))
     with torch.no_grad():
-        following = tensors(batch.next_observation)
-        every = torch.ones_like(learner.critic(following)["logits"], dtype=torch.bool)
-        after = (log_policy(learner.policy, following, every).exp() * learner.critic(following)["logits"]).sum(-1)
+        seen = tensors(batch.next_observation)
+        q = learner.critic(seen)["logits"]
+        every = torch.ones_like(q, dtype=torch.bool)  # a rollout does not say what is legal behind it
+        after = (log_policy(learner.policy, seen, every).exp() * q).sum(-1)
     values = next_values(value, batch.ending, after.numpy(), batch.truncation_value, batch.mask)
     advantage = gae(batch.reward, taken, values, batch.ending, config.discount, config.trace_decay)
     return true_steps(batch, taken + advantage)
@@ -201,8 +202,7 @@ class Mmd:
         policy_loss = _learn_policy(learner, views, target)
         learner.inputs.apply()
         learner.updates += 1
-        learner.follow()
-        taken = views.q.gather(1, views.action.unsqueeze(1)).squeeze(1)
+        follow_average(learner.average, learner.policy, learner.updates, config.average_updates)
         with torch.no_grad():
             new = log_policy(learner.policy, views.seen, views.legal)
             metrics = {
@@ -212,7 +212,7 @@ class Mmd:
                 "entropy": -(new.exp() * new).sum(-1).mean().item(),
                 "kl": (views.logps.exp() * (views.logps - new)).sum(-1).mean().item(),
                 "magnet": learner.magnet,
-                "explained_variance": explained_variance(taken.numpy(), goal.numpy()),
+                "explained_variance": explained_variance(views.taken_q.numpy(), goal.numpy()),
                 "learning_rate": learner.policy_optimiser.learning_rate,
             }
         return Update(learner, None, metrics)
@@ -223,7 +223,7 @@ def _learn_q(learner: MmdLearner, views: Views, goal: Tensor) -> float:
     losses = []
     for _ in range(learner.config.critic_epochs):
         for rows in views.minibatches(learner.rng, learner.config.minibatch_steps):
-            q = learner.critic(_at(views.seen, rows))["logits"].gather(1, views.action[rows].unsqueeze(1)).squeeze(1)
+            q = value_of(learner.critic, _at(views.seen, rows), views.action[rows])
             loss = 0.5 * (q - goal[rows]).square().mean()
             learner.minimise(loss, learner.critic_optimiser)
             losses.append(loss.detach())

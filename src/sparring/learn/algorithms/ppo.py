@@ -14,7 +14,7 @@ from torch import Tensor
 from sparring.errors import ConfigError
 from sparring.games.protocol import TERMINATED
 from sparring.games.spec import GameSpec
-from sparring.learn.algorithms.learner import ActorCritic
+from sparring.learn.algorithms.learner import ActorCritic, no_exploration
 from sparring.learn.algorithms.returns import explained_variance, gae, next_values, normalised
 from sparring.learn.algorithms.trajectories import actions, bootstrap, grid, of_streams, outputs, parts, true_steps
 from sparring.learn.optim import OptimiserSettings
@@ -171,6 +171,7 @@ class Ppo:
     feeds = "trajectories"
     policy = "categorical"  # and a Gaussian of boxes
     settings = PpoConfig
+    exploration = no_exploration
 
     def begin(self, game: GameSpec, config: PpoConfig, seed: int) -> ActorCritic:
         return ActorCritic(game, config, "ppo", seed, 0x990)
@@ -192,10 +193,6 @@ class Ppo:
         metrics["explained_variance"] = explained_variance(samples.value.numpy(), samples.goal.numpy())
         metrics["learning_rate"] = learner.optimiser.learning_rate
         return Update(learner, None, metrics)
-
-    def exploration(self, learner: Learner, env_steps: int) -> float:
-        """The policy samples, and needs no other chance."""
-        return 0.0
 
 
 def _descend(learner: ActorCritic, out: Outputs, batch: Samples, records: Batch | None) -> dict[str, Tensor]:

@@ -33,6 +33,13 @@ def actions(batch: Batch) -> Tensor:
     return done if done.is_floating_point() else done.long()
 
 
+def legal_actions(batch: Batch, values: Tensor) -> Tensor:
+    """Which actions were legal at each true step, as bool with the shape of `values` [steps, choices]."""
+    if batch.legal is None:
+        return torch.ones_like(values, dtype=torch.bool)
+    return true_steps(batch, batch.legal).bool()
+
+
 def grid(batch: Batch, rows: Tensor) -> Array:
     """Flat rows [steps] back in their places, [time, streams]; 0 where there is padding."""
     values = rows.detach().numpy()
