@@ -3,11 +3,12 @@
 A position is worth, for the player to move, the sum over all 69 lines of four cells: a line that holds stones of one
 player alone counts 1, 4 or 16 for one, two or three stones, positive for the player to move. A win counts 10,000 and
 one more for each ply that is left, so that it is made early. Of equal moves one is drawn. `AlphaBeta` is a Forward:
-`evaluate` lets it meet a model in drawn openings, from both sides.
+`evaluate` lets it meet a model in drawn openings, from both sides; `standard_error` is that of the score.
 """
 
 import numpy as np
 
+from sparring.acting.evaluate import Evaluation
 from sparring.games.connect_four import COLUMNS, ROWS, stones_of
 from sparring.games.protocol import Columns
 from sparring.jit import compiled
@@ -117,3 +118,10 @@ class AlphaBeta:
         """ "logits": the values, and less than a point of chance."""
         values = self.values(observation["observation/board"])
         return {"logits": (values + self._rng.random(values.shape)).astype(np.float32)}
+
+
+def standard_error(played: Evaluation) -> float:
+    """Of the score; the two games of one opening count as one result."""
+    assert played.beaten is not None
+    pairs = played.beaten[: len(played.beaten) // 2 * 2].reshape(-1, 2).mean(axis=1)
+    return float(pairs.std() / max(len(pairs), 1) ** 0.5)

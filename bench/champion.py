@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from bench import ledger
-from bench.alpha_beta import AlphaBeta
+from bench.alpha_beta import AlphaBeta, standard_error
 from bench.league_champion import trained
 
 from sparring.acting.evaluate import evaluate
@@ -66,11 +66,9 @@ def model_in(data: Path, name: str | None = None) -> Model:
 def score(player: Player, games: int) -> dict[str, float]:
     """The player's share of points against alpha-beta, its standard error, and how many games differed."""
     played = evaluate(GAME, player, episodes=games, seed=SEED, against=AlphaBeta(DEPTH, SEED))
-    assert played.beaten is not None
     assert played.digests is not None
-    pairs = played.beaten[: len(played.beaten) // 2 * 2].reshape(-1, 2).mean(axis=1)  # of one opening
-    error = float(pairs.std() / max(len(pairs), 1) ** 0.5)
-    return {"score": played.score or 0.0, "error": error, "distinct": float(len(set(played.digests.tolist())))}
+    distinct = float(len(set(played.digests.tolist())))
+    return {"score": played.score or 0.0, "error": standard_error(played), "distinct": distinct}
 
 
 def positions(count: int) -> tuple[Array, Array]:

@@ -3,7 +3,6 @@
     spar bench search                                        # trains for 8 minutes, then plays for half an hour
     python -m bench.search --data FOLDER --model ID          # a model of your own (by default the champion there)
     spar bench search --plot search.png                      # draws the table, too
-    python -m bench.search --data FOLDER                     # of a model that is there
 
 For each search_ms the model plays 50 drawn openings from both sides against itself without a search and against
 alpha-beta of depth 4 (bench/alpha_beta.py); without a search 250. Each decision has its time to itself, on one thread.
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import ledger
-from bench.alpha_beta import AlphaBeta
+from bench.alpha_beta import AlphaBeta, standard_error
+from bench.champion import model_in
 from bench.league_champion import trained
 
-from sparring.acting.evaluate import Evaluation, evaluate
+from sparring.acting.evaluate import evaluate
 from sparring.acting.lookahead import Searching
-from sparring.acting.players import Player, named
-from sparring.registry.file import FileRegistry
+from sparring.acting.players import Player
 from sparring.wire.model import Model
 
 GAME, DEPTH = "connect-four", 4
@@ -44,17 +43,10 @@ def rows_of(model: Model, games: int) -> list[dict[str, float]]:
         rivals: dict[str, Player] = {ALPHA_BETA: AlphaBeta(DEPTH, SEED)} | ({ITSELF: model} if search_ms else {})
         for name, rival in rivals.items():
             played = evaluate(GAME, player, episodes=many, seed=SEED, against=rival)
-            row |= {name: played.score or 0.0, f"{name}, error": _error(played)}
+            row |= {name: played.score or 0.0, f"{name}, error": standard_error(played)}
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
-
-
-def _error(played: Evaluation) -> float:
-    """Of the score: a pair of games has one opening."""
-    assert played.beaten is not None
-    pairs = played.beaten[: len(played.beaten) // 2 * 2].reshape(-1, 2).mean(axis=1)
-    return float(pairs.std() / max(len(pairs), 1) ** 0.5)
 
 
 def plot(said: dict[str, Any], file: Path) -> None:
@@ -85,9 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             minutes = 0.5 if quick else MINUTES
             model = trained(Path(folder), ["train", GAME, "--minutes", f"{minutes:g}", "--steps", str(10**9)], minutes)
     else:
-        found = named(args.model or f"champion:{GAME}", FileRegistry(data / "models"), GAME).player
-        assert isinstance(found, Model)
-        model = found
+        model = model_in(data, args.model)
     rows = rows_of(model, getattr(args, "games", None) or (4 if quick else GAMES))
     cases = []
     for row in rows:
