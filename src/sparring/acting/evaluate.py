@@ -32,7 +32,7 @@ from sparring.wire.model import Model
 MAX_GAMES = 64  # at once,
 MAX_SHORT_GAMES, SHORT_TICKS = 4096, 200_000  # or so many of two networks, if together they last so many ticks at most
 
-Note = Callable[[Array, Array, list[Array], Array], None]  # episodes [n], their seeds, actions by seat, who was asked
+Note = Callable[[Array, Array, list[Array], View], None]  # episodes [n], their seeds, actions by seat, what was seen
 OPENINGS = 100_000  # that two deterministic players may meet in, if the game is long enough
 FEWEST_DECISIONS = 4  # of a seat in games whose first ones are drawn
 OPENING_SHARE = 6  # of a game's ticks at most one in so many is drawn
@@ -112,15 +112,12 @@ def evaluate_with_moves(
 ) -> tuple[Evaluation, list[GameMoves]]:
     """As `evaluate`, with the moves of every episode."""
     table = _table(open_game(game_id, min(episodes, MAX_GAMES)), game_id, player, against, episodes, seed, math.inf)
-    own = table._own_seats()
-    places = table.places()
-    seats = [tuple(np.flatnonzero(own[places[e % len(places)]]).tolist()) for e in range(episodes)]
-    found = [GameMoves(0, mine, []) for mine in seats]
+    found = [GameMoves(0, tuple(np.flatnonzero(own).tolist()), []) for own in table.own_by_episode()]
 
-    def note(episode: Array, seeds: Array, actions: list[Array], to_act: Array) -> None:
+    def note(episode: Array, seeds: Array, actions: list[Array], view: View) -> None:
         for slot in np.flatnonzero(episode < episodes):
             at = int(episode[slot])
-            done = [one[slot].tolist() if to_act[slot, seat] else None for seat, one in enumerate(actions)]
+            done = [one[slot].tolist() if view.to_act[slot, seat] else None for seat, one in enumerate(actions)]
             found[at].ticks.append(done)
             if not found[at].seed:
                 found[at] = replace(found[at], seed=int(seeds[slot]))
@@ -141,12 +138,8 @@ def evaluate_watched(
     """As `evaluate`, all episodes at once. `watch` gets each view with what the seats do next, and the seats of the
     evaluated player, bool [n, seats]."""
     table = _table(open_game(game_id, episodes), game_id, player, against, episodes, seed, math.inf)
-    own, views = table._own_seats(), list[View]()
-
-    def note(episode: Array, seeds: Array, actions: list[Array], to_act: Array) -> None:
-        watch(views[-1], actions, own[episode % episodes % len(own)])
-
-    return table.play(lambda view: views.__setitem__(slice(None), [view]), note)
+    own = table.own_by_episode()  # as many as there are games at once
+    return table.play(note=lambda episode, seeds, actions, view: watch(view, actions, own))
 
 
 def evaluate_beside(
@@ -216,7 +209,7 @@ class _Table:
             seat = places[at % len(places)]
             actions = self._decide(view, ours[seat], decisions, openings[at // alike], rng)
             if note is not None:
-                note(episode, seeds[at], actions, view.to_act)
+                note(episode, seeds[at], actions, view)
             digest = _with_actions(digest, actions, view.to_act)
             decisions += view.to_act
             view = self.game.step(actions)
@@ -259,6 +252,10 @@ class _Table:
     def places(self) -> tuple[int, ...]:
         """The seats in turn."""
         return self.own or tuple(range(len(self.game.spec.seats)))
+
+    def own_by_episode(self) -> Array:
+        """bool [episodes, seats]: the seats of our player in each episode."""
+        return np.asarray(self._own_seats()[np.resize(self.places(), self.episodes)])
 
     def _own_seats(self) -> Array:
         """bool [seats, seats]: the seats of a player that is in each of them."""

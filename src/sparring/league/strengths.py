@@ -282,10 +282,9 @@ def _styles(
     spec: GameSpec, models: dict[str, Model], rated: Sequence[Rated], top: Rated, seed: int, tell: Callable[[str], None]
 ) -> list[tuple[str, str, list[Rated]]]:
     """Name, meaning and members of each style of the members that are better than random play."""
-    members = sorted(
-        (one for one in rated if one.elo >= top.elo / (STEPS - 1) / 2), key=lambda one: (one.elo, one.member)
-    )
-    members = [members[at] for at in evenly(len(members), MEMBERS)]
+    better = [one for one in rated if one.elo >= top.elo / (STEPS - 1) / 2]
+    better.sort(key=lambda one: (one.elo, one.member))
+    members = [better[at] for at in evenly(len(better), MEMBERS)]
     if len(members) < FEWEST:
         tell(f"no styles: {len(members)} members are better than random play, {FEWEST} or more are needed")
         return []
@@ -293,9 +292,8 @@ def _styles(
     (features, values), (_, fresh) = (features_of(spec, one) for one in watched)
     found, separate = find_styles(features, values, fresh, [one.elo for one in members])
     if not found:
-        tell(
-            f"one style: {len(members)} members do not differ in groups that could be named (silhouette {separate:.2f})"
-        )
+        why = f"do not differ in groups that could be named (silhouette {separate:.2f})"
+        tell(f"one style: {len(members)} members {why}")
     return [(one.name, one.means, [members[at] for at in one.members]) for one in found]
 
 

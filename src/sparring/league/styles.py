@@ -40,11 +40,10 @@ class Feature:
     means: str  # with {0}, the style's value, and {1}, that of all others
     least: float  # a smaller difference is none
     weight: float = 1.0  # in the distance between two members
-    even: float | None = None  # of even choices; a style that has more than all others, yet less than this, is
-    milder: tuple[str, str] = (
-        "",
-        "",
-    )  # called by the first of these, and one with less but more than this by the other
+    # The value of even choices. A style that has more than all others and yet less than this has the first name of
+    # `milder`, one that has less and yet more than this the second.
+    even: float | None = None
+    milder: tuple[str, str] = ("", "")
     plain: bool = True  # its names say something to a player; others are used only where no plain one holds
 
 
@@ -153,27 +152,37 @@ def find_styles(
     rest = without_strength(values, elos)
     scaled = rest / np.maximum(rest.std(axis=0), [one.least for one in features])
     labels, separate = clusters(scaled * [one.weight for one in features])
-    label, claims = np.array(labels), list[tuple[bool, float, int, FoundStyle]]()
+    label, named = np.array(labels), list[tuple[bool, float, int, FoundStyle]]()
     sizes = {own: labels.count(own) for own in set(labels)}
     for own in (own for own, size in sizes.items() if LEAST_OF_STYLE <= size < len(labels)):
         mine = label == own
-        for at, one in enumerate(features):
+        for at, feature in enumerate(features):
             differs = float(scaled[mine, at].mean() - scaled[~mine, at].mean())
-            name = one.more if differs > 0 else one.less
-            middle = (values[mine, at].mean() + values[~mine, at].mean()) / 2
-            do = mine & ((values[:, at] - middle) * differs > 0)  # one that is near in all else need not do this
-            here, there = (float(fresh[which, at].mean()) if which.any() else np.nan for which in (do, ~mine))
-            if one.even is not None and (here - one.even) * differs < 0:
-                name = one.milder[differs < 0]
-            true = (here - there) * np.sign(differs) >= one.least  # also of what was measured, strength included
-            if name and true and abs(differs) >= 1.0 and do.sum() >= LEAST_OF_STYLE:
-                style = FoundStyle(name, one.means.format(here, there), tuple(np.flatnonzero(do).tolist()))
-                claims.append((not one.plain, -abs(differs), own, style))
+            style = _named(feature, values[:, at], fresh[:, at], mine, more=differs > 0)
+            if style is not None and abs(differs) >= 1.0:
+                named.append((not feature.plain, -abs(differs), own, style))
     found: dict[int, FoundStyle] = {}
-    for _, _, own, style in sorted(claims, key=lambda claim: (*claim[:3], claim[3].name)):
+    for _, _, own, style in sorted(named, key=lambda one: (*one[:3], one[3].name)):
         if own not in found and style.name not in {one.name for one in found.values()}:
             found[own] = style
     return ([found[own] for own in sorted(found)] if len(found) > 1 else []), separate
+
+
+def _named(feature: Feature, values: Array, fresh: Array, mine: Array, *, more: bool) -> FoundStyle | None:
+    """The style of the members `mine`, named for one feature of which they do more, or less; None where the feature has
+    no such name, too few of them do so, or the fresh games do not show it."""
+    sign = 1 if more else -1
+    middle = (values[mine].mean() + values[~mine].mean()) / 2
+    do = mine & (sign * (values - middle) > 0)  # one that is near in all else need not do this
+    if do.sum() < LEAST_OF_STYLE:
+        return None
+    here, there = float(fresh[do].mean()), float(fresh[~mine].mean())
+    name = feature.more if more else feature.less
+    if feature.even is not None and sign * (here - feature.even) < 0:
+        name = feature.milder[0 if more else 1]
+    if not name or sign * (here - there) < feature.least:  # in what was measured, strength included
+        return None
+    return FoundStyle(name, feature.means.format(here, there), tuple(np.flatnonzero(do).tolist()))
 
 
 def evenly(count: int, most: int) -> list[int]:
