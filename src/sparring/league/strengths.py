@@ -220,26 +220,17 @@ def make_strengths(
     registry: Registry, data: Path, spec: GameSpec, *, seed: int = 0, tell: Callable[[str], None] = lambda _: None
 ) -> Strengths:
     """The ladder of a game's league, measured by games; Missing or Refused where there is nothing to make it of."""
-    where, do = f"strengths of {spec.id}", f"Play a league first: `spar league {spec.id}`"
+    where = f"strengths of {spec.id}"
     if any(seat.action.kind not in ("discrete", "multi-discrete") for seat in spec.seats):
         raise Refused("its actions are no choices", where=where, do="Sell the champion alone")
     if len(spec.kinds) > 1:
         raise Refused("its seats are of several kinds", where=where, do="Sell the champions of its kinds alone")
-    with MatchFile(data, spec.id) as file:
-        matches = file.all()
-    members, models = list[Rated](), dict[str, Model]()
-    for one in Ladder().standings(matches).ladder if matches else ():
-        if one.member == ANCHOR:
-            members.append(Rated(one.member, one.elo))
-        elif ":" not in one.member and (model := _usable(registry, ModelId(one.member), spec)) is not None:
-            models[one.member] = model
-            members.append(Rated(one.member, one.elo))
+    rated, models = _sellable(registry, data, spec)
     if not models:
+        do = f"Play a league first: `spar league {spec.id}`"
         raise Missing("no member of a league was rated that could be sold", where=where, do=do)
     signed = registry.champion(spec.id, spec.version)
     champion = "" if signed is None else str(verify(signed, registry.trust).model)
-    zero = next((one.elo for one in members if one.member == ANCHOR), min(one.elo for one in members) - UNRATED_ELO)
-    rated = [Rated(one.member, one.elo - zero) for one in members if one.member != ANCHOR]
     top = champion if champion in models else max(rated, key=lambda one: one.elo).member
     chosen = models_of(rated, top)
     tell(f"{len(chosen)} of {len(rated)} models make the ladder, the strongest is {top[:12]}")
@@ -263,6 +254,20 @@ def make_strengths(
         steps=_steps(chosen, places, ratings),
         styles=tuple(styles),
     )
+
+
+def _sellable(registry: Registry, data: Path, spec: GameSpec) -> tuple[list[Rated], dict[str, Model]]:
+    """The members of the game's league that can be sold, with their Elo above random play, and their models."""
+    with MatchFile(data, spec.id) as file:
+        matches = file.all()
+    elos, models = dict[str, float](), dict[str, Model]()
+    for one in Ladder().standings(matches).ladder if matches else ():
+        if ":" not in one.member and (model := _usable(registry, ModelId(one.member), spec)) is not None:
+            models[one.member] = model
+        if one.member in models or one.member == ANCHOR:
+            elos[one.member] = one.elo
+    random_elo = elos.get(ANCHOR, min(elos.values(), default=0.0) - UNRATED_ELO)
+    return [Rated(member, elos[member] - random_elo) for member in models], models
 
 
 def _steps(models: Sequence[Rated], places: Sequence[Place], ratings: Sequence[Rating]) -> tuple[StrengthStep, ...]:
