@@ -57,9 +57,8 @@ class Lines(nn.Module):
         grid = full.reshape(-1, ROWS, COLUMNS)
         reached = torch.cat([grid[:, 1:], torch.ones_like(grid[:, :1])], 1) * (1 - grid)  # where a stone would land
         above = torch.cat([reached[:, 1:], torch.zeros_like(grid[:, :1])], 1)
-        moves_second = (stones[:, 1] - stones[:, 0]).sum(
-            1, keepdim=True
-        )  # odd rows suit one player, even ones the other
+        # 1 where the player to move began second, else 0: threats in odd rows suit one player, in even rows the other.
+        moves_second = (stones[:, 1] - stones[:, 0]).sum(1, keepdim=True)
         by_column = [
             (wins.reshape(-1, 2, ROWS, COLUMNS) * where.unsqueeze(1)).sum(2).flatten(1) for where in (reached, above)
         ]
