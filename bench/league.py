@@ -23,11 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyspiel
@@ -46,6 +46,9 @@ GOALS = {"kuhn_poker": 0.03, "leduc_poker": 0.3}
 OURS, PEERS = "sparring", ("nfsp", "psro", "cfr+")
 PEER_GOALS = {"kuhn_poker": {"nfsp": 4.0}, "leduc_poker": {"nfsp": 4.0, "psro": 1.0}}  # times our exploitability
 MINUTES, QUICK_MINUTES, SEEDS = 10.0, 0.5, (1, 2, 3)
+
+Order = TypeVar("Order")
+Told = TypeVar("Told")
 
 
 def judged(game: str, model: LoadedModel) -> float:
@@ -92,22 +95,32 @@ def peer(name: str, game: str, minutes: float, seed: int, core: int) -> dict[str
     return said
 
 
+def each_on_a_core(run: Callable[[Order, int], Told], orders: Sequence[Order]) -> list[Told]:
+    """What `run` tells of each order and the core that it has for itself, as many at once as there are cores."""
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in (allowed := sorted(os.sched_getaffinity(0))):
+        cores.put(core)
+
+    def one(order: Order) -> Told:
+        core = cores.get()
+        try:
+            return run(order, core)
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(len(allowed)) as pool:
+        return list(pool.map(one, orders))
+
+
 def played(
     games: Sequence[str], minutes: float, seeds: Sequence[int], peer_seeds: Sequence[int], peers: Sequence[str]
 ) -> dict[str, dict[str, list[dict[str, float]]]]:
     """All runs by game and solver, each on one core. Peers have as long as our longest run of that game took."""
-    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in (allowed := sorted(os.sched_getaffinity(0))):
-        cores.put(core)
     longest = dict.fromkeys(games, minutes)
 
-    def one(order: tuple[str, str, int]) -> dict[str, float]:
+    def one(order: tuple[str, str, int], core: int) -> dict[str, float]:
         game, name, seed = order
-        core = cores.get()
-        try:
-            told = ours(game, minutes, seed, core) if name == OURS else peer(name, game, longest[game], seed, core)
-        finally:
-            cores.put(core)
+        told = ours(game, minutes, seed, core) if name == OURS else peer(name, game, longest[game], seed, core)
         print(json.dumps({"game": game, "solver": name, "seed": seed, **told}), file=sys.stderr, flush=True)
         return told
 
@@ -115,11 +128,10 @@ def played(
     if peers:
         python_of("open-spiel")  # made before anything is timed
     found: dict[tuple[str, str, int], dict[str, float]] = {}
-    with ThreadPoolExecutor(len(allowed)) as pool:
-        for names in ((OURS,), peers):
-            orders = [(game, name, seed) for game in games for name in names for seed in of[name]]
-            found |= dict(zip(orders, pool.map(one, orders), strict=True))
-            longest = {game: max(found[game, OURS, seed]["seconds"] for seed in seeds) / 60 for game in games}
+    for names in ((OURS,), peers):
+        orders = [(game, name, seed) for game in games for name in names for seed in of[name]]
+        found |= dict(zip(orders, each_on_a_core(one, orders), strict=True))
+        longest = {game: max(found[game, OURS, seed]["seconds"] for seed in seeds) / 60 for game in games}
     return {game: {name: [found[game, name, seed] for seed in each] for name, each in of.items()} for game in games}
 
 

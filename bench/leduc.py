@@ -10,14 +10,12 @@ why). Its newest model, as it acts, is judged as in bench/league.py. Goal: at mo
 
 import argparse
 import json
-import os
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench import ledger
-from bench.league import QUICK_MINUTES, ours
+from bench.league import QUICK_MINUTES, each_on_a_core, ours
 
 GAME, GOAL, SEEDS, MINUTES = "leduc_poker", 0.15, (1, 2), 60.0
 STEPS = 64_000_000
@@ -39,16 +37,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     quick = getattr(args, "quick", False)
     minutes, seeds = QUICK_MINUTES if quick else MINUTES, tuple(args.seeds) or (SEEDS[:1] if quick else SEEDS)
     settings = [word for name, value in LONGER.items() for word in ("--algo-set", f"{name}={value}")]
-    cores = sorted(os.sched_getaffinity(0))
 
-    def one(order: tuple[int, int]) -> dict[str, float]:
-        place, seed = order
-        told = ours(GAME, minutes, seed, cores[place % len(cores)], ["--steps", str(STEPS), *settings])
+    def one(seed: int, core: int) -> dict[str, float]:
+        told = ours(GAME, minutes, seed, core, ["--steps", str(STEPS), *settings])
         print(json.dumps({"game": GAME, "seed": seed, **told}), file=sys.stderr, flush=True)
         return told
 
-    with ThreadPoolExecutor(len(cores)) as pool:
-        runs = list(pool.map(one, enumerate(seeds)))
+    runs = each_on_a_core(one, seeds)
     found = [told["exploitability"] for told in runs]
     case = ledger.case(
         f"{GAME}: exploitability after {max(told['steps'] for told in runs):,.0f} ticks",
