@@ -130,7 +130,7 @@ def test_settings_that_cannot_be_meant_are_refused_by_name(wrong):
         topology(settings=(wrong,))
 
 
-def test_what_its_games_are_stepped_by_others_it_does_not_search():
+def test_it_is_refused_where_others_step_the_games_of_its_actors():
     with pytest.raises(ConfigError, match="alphazero searches where its games are played, and central"):
         topology(kind="central")
 
