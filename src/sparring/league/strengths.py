@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.acting.evaluate import evaluate
-from sparring.acting.players import forward_of
+from sparring.acting.players import Sampling, forward_of
 from sparring.errors import Missing, Refused
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec
@@ -115,7 +115,7 @@ class LadderMaker:
     """Makes the ladder of one game; `tell` is called with a sentence after each round."""
 
     spec: GameSpec
-    networks: Sequence[Forward]  # of the models, weakest first
+    networks: Sequence[Forward | Sampling]  # of the models, weakest first
     elos: Sequence[float]  # of the models, above random play
     seed: int = 0
     tell: Callable[[str], None] = lambda sentence: None
@@ -195,9 +195,12 @@ class LadderMaker:
             played += pair_games * len(near)
         return found, played
 
-    def _player(self, place: Place, seed: int) -> MixedForward:
+    def _player(self, place: Place, seed: int) -> MixedForward | Sampling:
         rng = np.random.default_rng([seed, place.model, round(1e6 * place.share)])
-        return MixedForward(self.networks[place.model], place.share, rng)
+        network = self.networks[place.model]
+        if isinstance(network, Sampling):
+            return Sampling(MixedForward(network.forward, place.share, rng))
+        return MixedForward(network, place.share, rng)
 
 
 def rating_against(elos: Sequence[float], points: float, games: int, member: str = "") -> Rating:
@@ -243,13 +246,13 @@ def make_strengths(
     top = champion if champion in models else max(rated, key=lambda one: one.elo).member
     chosen = models_of(rated, top)
     tell(f"{len(chosen)} of {len(rated)} models make the ladder, the strongest is {top[:12]}")
-    networks = [forward_of(models[one.member]) for one in chosen]
+    networks = [_network(models[one.member]) for one in chosen]
     maker = LadderMaker(spec, networks, [one.elo for one in chosen], seed, tell)
     places, ratings, games = maker.made()
     styles = list[Style]()
     for name, means, alike in _styles(spec, models, rated, chosen[-1], seed, tell):
         few = _below(alike, chosen[-1])
-        own = LadderMaker(spec, [forward_of(models[one.member]) for one in few], [one.elo for one in few], seed)
+        own = LadderMaker(spec, [_network(models[one.member]) for one in few], [one.elo for one in few], seed)
         steps = _steps(few, *own.made_beside(maker, places, ratings)[:2])
         ids = tuple(ModelId(one.member) for one in alike)
         styles.append(Style(name=name, means=means, members=ids, steps=steps))
@@ -263,6 +266,11 @@ def make_strengths(
         steps=_steps(chosen, places, ratings),
         styles=tuple(styles),
     )
+
+
+def _network(model: Model) -> Forward | Sampling:
+    """What is judged is what is played: a model that samples does so in its ladder's games, too."""
+    return Sampling(forward_of(model)) if model.card.samples else forward_of(model)
 
 
 def _steps(models: Sequence[Rated], places: Sequence[Place], ratings: Sequence[Rating]) -> tuple[StrengthStep, ...]:
