@@ -1,6 +1,7 @@
 """The ladder of strengths: made of a league's members, even by games, signed, and used wherever a strength is."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -301,6 +302,22 @@ def test_the_client_acts_in_a_style_and_without_one_that_is_not_sold(server, tmp
             assert ("there is no style 'brave'; the styles are edges, centre" in said) == (style == "brave")
 
 
+def test_where_a_step_s_model_is_missing_random_moves_weaken_the_champion(tmp_path):
+    put_on_sale(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data" / "models" / EDGE.id)
+    with serving(tmp_path / "data") as server:
+        options = {"trust": server.trust, "wait_for_model_s": 30.0, "act_timeout_s": 30.0, "strength": np.float64(0.5)}
+        for act in ("local", "server"):
+            with sparring.connect(server.url, "connect-four", folder=tmp_path / act, act=act, **options) as connection:
+                connection.wait_for_model(30)
+                with connection.episode(0) as episode:
+                    episode.act(BOARD)
+                    assert episode._decision.actor == f"model:{STACKER.id}"
+                    assert episode._decision.logp < 0
+                said = connection.statistics().last_problem
+                assert act == "server" or "Meanwhile random moves weaken the champion" in said
+
+
 def test_the_command_shows_the_ladder_and_the_terminal_game_uses_it(server):
     def spar(*words, typed=""):
         command = [sys.executable, "-m", "sparring", *words, "--data", str(server.data), "--json"]
@@ -310,6 +327,7 @@ def test_the_command_shows_the_ladder_and_the_terminal_game_uses_it(server):
     said = json.loads(done.stdout.splitlines()[-1])
     assert [one["share"] for one in said["steps"]] == [0.0, 0.5, 1.0]
     assert "50% of its own moves, else random ones" in done.stderr
+    assert f"strength 1 is the champion, now {STACKER.id[:12]} and not step 2" in done.stderr
     assert (server.data / "ladder.svg").stat().st_size > 1_000
     assert "no ladder of strengths was made yet" in spar("models", "strengths", "duel").stdout
     assert [one["name"] for one in said["styles"]] == ["edges", "centre"]

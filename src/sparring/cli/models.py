@@ -229,6 +229,10 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
     output.table(("step", "strength", "Elo", "95 %", "model", "what it does"), rows)
     gap = (found.steps[-1].elo - found.steps[0].elo) / max(last, 1)
     output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    champion = registry.champion(spec.id, spec.version)
+    model = None if champion is None else verify(champion, registry.trust).model
+    if args.style is None and model not in (None, found.steps[-1].model):
+        output.say(f"strength 1 is the champion, now {model[:SHORT]} and not step {last}; --make measures a new ladder")
     if found.styles:
         styles = [(one.name, len(one.members), f"{one.steps[-1].elo:+.0f}", one.means) for one in found.styles]
         output.table(("style", "members", "Elo at 1", "what it means"), styles)
