@@ -229,6 +229,8 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
     output.table(("step", "strength", "Elo", "95 %", "model", "what it does"), rows)
     gap = (found.steps[-1].elo - found.steps[0].elo) / max(last, 1)
     output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    if near := [k for k in range(last) if steps[k].high >= steps[k + 1].low and steps[k] != steps[k + 1]]:
+        output.say(f"steps that may be as strong as the next one (95 %): {', '.join(map(str, near))}")
     champion = registry.champion(spec.id, spec.version)
     model = None if champion is None else verify(champion, registry.trust).model
     if args.style is None and model not in (None, found.steps[-1].model):
