@@ -333,8 +333,17 @@ def test_the_command_shows_the_ladder_and_the_terminal_game_uses_it(server):
     assert [one["name"] for one in said["styles"]] == ["edges", "centre"]
     assert "prefers the edges" in done.stderr
     assert "there is no style 'brave'" in spar("models", "strengths", "connect-four", "--style", "brave").stdout
-    for words, model in ((("--strength", "0.5"), EDGE), (("--style", "centre", "--strength", "0.5"), STACKER)):
+    drawn = server.data / "centre.svg"
+    style = spar("models", "strengths", "connect-four", "--style", "centre", "--plot", str(drawn))
+    assert "style centre: steps rated as the first ladder's are" in style.stderr
+    assert STACKER.id[:6] in drawn.read_text()
+    assert EDGE.id[:6] not in drawn.read_text()
+    for words, opponent in (
+        (("--strength", "0.5"), f"model:{EDGE.id}"),
+        (("--style", "centre", "--strength", "0.5"), f"model:{STACKER.id}"),
+        (("--strength", "0"), RANDOM_ACTOR),
+    ):
         played = spar("play", "connect-four", *words, typed="q\n")
-        assert json.loads(played.stdout.splitlines()[-1])["opponent"] == f"model:{model.id}"
+        assert json.loads(played.stdout.splitlines()[-1])["opponent"] == opponent
     unknown = spar("play", "connect-four", "--style", "brave", typed="q\n")
     assert "the styles are edges, centre" in unknown.stdout

@@ -228,7 +228,10 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
     ]
     output.table(("step", "strength", "Elo", "95 %", "model", "what it does"), rows)
     gap = (found.steps[-1].elo - found.steps[0].elo) / max(last, 1)
-    output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    if args.style is None:
+        output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    else:
+        output.say(f"style {args.style}: steps rated as the first ladder's are, as far as its members reach")
     if near := [k for k in range(last) if steps[k].high >= steps[k + 1].low and steps[k] != steps[k + 1]]:
         output.say(f"steps that may be as strong as the next one (95 %): {', '.join(map(str, near))}")
     champion = registry.champion(spec.id, spec.version)
@@ -243,7 +246,7 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
     if args.plot is not None:
         from sparring.league.standings_plot import plot_strengths
 
-        plot_strengths(found, args.plot)
+        plot_strengths(found, args.plot, args.style)
         output.say(f"drawn into {args.plot}")
     return {**msgspec.to_builtins(found), "gap_elo": gap, "trust": registry.trust}
 
