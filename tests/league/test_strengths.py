@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 
 import sparring
 from serving import decode_answer, serving
+from sparring.cli import main
 from sparring.errors import Missing, ModelDamaged, Refused
 from sparring.games.catalogue import spec_of
 from sparring.games.scripts import script
@@ -198,6 +199,17 @@ def test_a_ladder_signed_before_there_were_styles_still_verifies(tmp_path):
     assert found.step(0.5) == now.step(0.5)
     with pytest.raises(Refused, match="there is no style 'edges'; no styles are sold"):
         found.step(0.5, "edges")
+
+
+def test_a_copied_registry_sells_the_same_ladder(tmp_path):
+    put_on_sale(tmp_path / "here")
+    assert main(["models", "copy", "--to", f"file://{tmp_path}/there/models", "--data", str(tmp_path / "here")]) == 0
+    found = []
+    for place in ("here", "there"):
+        with open_registry(f"file://{tmp_path}/{place}/models") as registry:
+            signed = registry.strengths(FOUR.id, FOUR.version)
+            found.append(verify_strengths(signed, registry.trust, FOUR))
+    assert found[0] == found[1]
 
 
 def test_without_a_league_there_is_nothing_to_sell(tmp_path):
