@@ -301,6 +301,13 @@ def test_the_client_acts_by_the_ladder_also_when_it_starts_without_the_gateway(s
         assert episode._decision.actor == RANDOM_ACTOR
 
 
+def test_a_client_that_holds_the_champion_alone_waits_for_its_step_too(server, tmp_path):
+    options = {"folder": tmp_path, "trust": server.trust, "wait_for_model_s": 30.0}
+    for strength, model in ((None, STACKER), (0.5, EDGE)):
+        with sparring.connect(server.url, "connect-four", strength=strength, **options) as connection:
+            assert connection.model == model.id
+
+
 @pytest.mark.parametrize("act", ["local", "server"])
 def test_the_client_acts_in_a_style_and_without_one_that_is_not_sold(server, tmp_path, act):
     options = {"folder": tmp_path, "trust": server.trust, "wait_for_model_s": 30.0, "act": act, "act_timeout_s": 30.0}

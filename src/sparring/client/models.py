@@ -169,6 +169,11 @@ class Models:
             self._wake.set()
         return self._step or self._choosers.get(seat) or self._shared(seat)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the first seat has its champion, and the ladder where one is looked for."""
+        return self.chooser(0) is not None and (self._ladder is not None or not self._by_ladder)
+
     def _shared(self, seat: int) -> Chooser | None:
         """The model of another seat, where its manifest is for every seat and it takes what this one sees."""
         if self._for_all is None:
