@@ -1,5 +1,6 @@
 """The ladder of strengths: made of a league's members, even by games, signed, and used wherever a strength is."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -17,8 +18,9 @@ import sparring
 from serving import decode_answer, serving
 from sparring.cli import main
 from sparring.errors import Missing, ModelDamaged, Refused
-from sparring.games.catalogue import spec_of
+from sparring.games.catalogue import open_game, spec_of
 from sparring.games.scripts import script
+from sparring.gateway.inference import InferenceServer
 from sparring.league import strengths
 from sparring.league.matches import MatchFile
 from sparring.league.payoff import Match
@@ -32,7 +34,7 @@ from sparring.league.strengths import (
     moved,
     rating_against,
 )
-from sparring.nets.chooser import RANDOM_ACTOR
+from sparring.nets.chooser import RANDOM_ACTOR, ActRequest
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.champion import Signed, sign
@@ -263,6 +265,21 @@ def test_the_gateway_acts_by_the_ladder_and_names_who_moved(server):
     signed = httpx.get(f"{server.url}/v1/games/connect-four/strengths").json()
     assert msgspec.convert(signed, Signed).key == server.trust
     assert httpx.get(f"{server.url}/v1/games/duel/strengths").status_code == 404
+
+
+def test_callers_who_come_together_when_a_gateway_starts_all_get_their_style(tmp_path):
+    put_on_sale(tmp_path)
+
+    async def together(inference):
+        request = ActRequest({"observation/board": BOARD}, style="edges")
+        return await asyncio.gather(*[inference.decide(FOUR, 0, request) for _ in range(20)])
+
+    with open_registry(f"file://{tmp_path}/models") as registry:
+        inference = InferenceServer(registry, lambda spec, n: open_game(spec.id, n))
+        try:
+            assert {one.model for one in asyncio.run(together(inference))} == {EDGE.id}
+        finally:
+            inference.close()
 
 
 def test_the_play_socket_acts_in_the_style_of_its_start(server):

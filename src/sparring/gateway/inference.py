@@ -141,7 +141,8 @@ class InferenceServer:
         looked_s, ladder = self._ladders.get(place, (-LOOK_EVERY_S, None))
         now_s = time.monotonic()
         if now_s - looked_s >= LOOK_EVERY_S:
-            self._ladders[place] = now_s, ladder
+            if place in self._ladders:  # else all who come now ask: no style is refused because the answer is under way
+                self._ladders[place] = now_s, ladder
             ladder = await asyncio.get_running_loop().run_in_executor(self._threads, self._current_ladder, spec)
             self._ladders[place] = now_s, ladder
         return ladder
