@@ -203,6 +203,15 @@ def test_a_ladder_signed_before_there_were_styles_still_verifies(tmp_path):
         found.step(0.5, "edges")
 
 
+@pytest.mark.parametrize("won", [50, 20])
+def test_a_model_that_is_no_better_than_random_play_is_not_sold(tmp_path, won):
+    with open_registry(f"file://{tmp_path}/models") as registry, MatchFile(tmp_path, FOUR.id) as file:
+        registry.publish(EDGE)
+        file.add(Match("m", EDGE.id, "script:random", 0, won, 0, 100 - won, 100, 1_000, ""))
+        with pytest.raises(Refused, match="is not rated above random play"):
+            make_strengths(registry, tmp_path, FOUR)
+
+
 def test_a_copied_registry_sells_the_same_ladder(tmp_path):
     put_on_sale(tmp_path / "here")
     assert main(["models", "copy", "--to", f"file://{tmp_path}/there/models", "--data", str(tmp_path / "here")]) == 0

@@ -223,7 +223,7 @@ def make_strengths(
     registry: Registry, data: Path, spec: GameSpec, *, seed: int = 0, tell: Callable[[str], None] = lambda _: None
 ) -> Strengths:
     """The ladder of a game's league, measured by games; Missing or Refused where there is nothing to make it of."""
-    where, do = f"strengths of {spec.id}", f"Play a league first: `spar league {spec.id}`"
+    where, do = f"strengths of {spec.id}", f"Play a league, longer if there was one: `spar league {spec.id}`"
     if any(seat.action.kind not in ("discrete", "multi-discrete") for seat in spec.seats):
         raise Refused("its actions are no choices", where=where, do="Sell the champion alone")
     if len(spec.kinds) > 1:
@@ -245,6 +245,8 @@ def make_strengths(
     rated = [Rated(one.member, one.elo - zero) for one in members if one.member != ANCHOR]
     top = champion if champion in models else max(rated, key=lambda one: one.elo).member
     chosen = models_of(rated, top)
+    if chosen[-1].elo <= 0:
+        raise Refused(f"its best model, {top[:12]}, is not rated above random play", where=where, do=do)
     tell(f"{len(chosen)} of {len(rated)} models make the ladder, the strongest is {top[:12]}")
     networks = [_network(models[one.member]) for one in chosen]
     maker = LadderMaker(spec, networks, [one.elo for one in chosen], seed, tell)
