@@ -362,10 +362,14 @@ def test_settings_are_checked_and_unknown_ones_named():
     for wrong in (
         {"act": "x"},
         {"strength": 2.0},
+        {"strength": "0.5"},
+        {"strength": float("nan")},
+        {"style": 3},
         {"trust": "x"},
         {"trust": "ed25519:A@x"},
         {"spool_bytes": 0},
         {"timeout_s": -1.0},
+        {"timeout_s": "1"},
     ):
         with pytest.raises(ConfigError):
             sparring.connect(NOBODY, "cartpole", **wrong)

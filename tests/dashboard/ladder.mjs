@@ -11,8 +11,12 @@ const board = { "observation/board": Float32Array.from(observation.flat(3)) };
 const said = [];
 for (const [at, strength] of strengths.entries()) {
   connection.style = styles[at] ?? null;
-  const { model, actor, action, logp } = await connection.think(board, null, 0, strength);
-  said.push({ model, actor, action, logp });
+  try {
+    const { model, actor, action, logp } = await connection.think(board, null, 0, strength);
+    said.push({ model, actor, action, logp });
+  } catch (error) {
+    said.push({ refused: error.name === "SparringError" && error.wrong });
+  }
 }
 said.push({ styles: (await connection.styles()).map(({ name, means }) => ({ name, means })) });
 said.push({ notice: connection.statistics().notice });

@@ -118,6 +118,7 @@ def test_what_is_played_while_the_server_is_away_arrives_when_it_is_back(tmp_pat
     page.goto(f"{first.url}/play/cartpole")
     page.wait_for_function("() => /Ready/.test(document.getElementById('status').textContent)")
     stop(first)
+    page.wait_for_function("() => document.getElementById('link').textContent === 'no answer'")
     page.locator("#pace").fill("50")
     page.locator("#board canvas").click(position={"x": 5, "y": 5})
     page.wait_for_function("() => /You held it/.test(document.getElementById('status').textContent)")

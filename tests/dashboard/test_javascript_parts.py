@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.util
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -274,6 +275,21 @@ def test_a_strength_is_a_step_of_the_signed_ladder(tmp_path):
     assert [one["model"] for one in said] == [champion, champion, weaker, None, weaker]
     assert said[3]["actor"] == "script:random"
     assert said[2]["logp"] == pytest.approx(np.log(0.5 + 0.5 / 7))
+
+
+@pytest.mark.parametrize("act", ["local", "server"])
+def test_where_a_step_s_model_is_missing_random_moves_weaken_the_champion(tmp_path, act):
+    data = tmp_path / "data"
+    with serving(data) as server:
+        champion, weaker = publish(data, "connect-four", 1), publish(data, "connect-four", 2, promote=False)
+        sell(data, "connect-four", weaker, (0.0, 0.5, 1.0))
+        shutil.rmtree(data / "models" / weaker)
+        given = {"url": server.url, "game": "connect-four", "observation": [[[0] * 7] * 6] * 2, "act": act}
+        *said, wrong, _, last = run_script("ladder.mjs", given | {"strengths": [0.5, 0.5, 1.0, "0.5"]})
+    assert [one["model"] for one in said] == [champion] * 3
+    assert round(np.exp(said[0]["logp"]), 4) in (0.5714, 0.0714)  # half of all moves are the champion's own
+    assert wrong == {"refused": 'strength is "0.5"'}
+    assert act == "server" or last["notice"].startswith(f"the strength's own model {weaker[:12]} is not to be had")
 
 
 @pytest.mark.parametrize("act", ["local", "server"])

@@ -74,6 +74,7 @@ def test_other_games_are_played_in_the_browser(tmp_path):
         (["connect-four", "--model", "abc"], "no model's id begins so"),
         (["connect-four", "--seat", "2"], "--seat 2, --strength None"),
         (["connect-four", "--model", "script:tactcal"], "there is no script 'tactcal'"),
+        (["duel", "--strength", "0.5"], "--strength, --style, --search-ms and --model are the terminal's"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, words, sentence):

@@ -52,6 +52,16 @@ def test_a_league_rates_models_and_scripts_and_goes_on_where_it_stopped(spar, mo
     assert again["matches"] == 3 * len(names)
     shown = spar("league", "show", "connect-four")[1]
     assert shown["ratings"] == again["ratings"]
+    # The fixture's few games tell no step from the next.
+    assert (
+        "steps that may be as strong as the next one (95 %): 0, 1, 2" in spar("models", "strengths", "connect-four")[2]
+    )
+
+
+def test_a_league_that_ends_before_a_match_says_that_nothing_is_rated(spar):
+    code, said, text = spar("league", "spiel:kuhn_poker", "--for", "1s")  # its one script alone has nobody to meet
+    assert (code, said["matches"]) == (0, 0)
+    assert "no match was played yet, so nothing is rated or sold" in text
 
 
 def test_a_match_is_played_again_by_its_seed(model):

@@ -1,6 +1,8 @@
 """The ladder of strengths: made of a league's members, even by games, signed, and used wherever a strength is."""
 
+import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,9 +16,11 @@ from websockets.sync.client import connect
 
 import sparring
 from serving import decode_answer, serving
+from sparring.cli import main
 from sparring.errors import Missing, ModelDamaged, Refused
-from sparring.games.catalogue import spec_of
+from sparring.games.catalogue import open_game, spec_of
 from sparring.games.scripts import script
+from sparring.gateway.inference import InferenceServer
 from sparring.league import strengths
 from sparring.league.matches import MatchFile
 from sparring.league.payoff import Match
@@ -30,7 +34,7 @@ from sparring.league.strengths import (
     moved,
     rating_against,
 )
-from sparring.nets.chooser import RANDOM_ACTOR
+from sparring.nets.chooser import RANDOM_ACTOR, ActRequest
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
 from sparring.wire.champion import Signed, sign
@@ -199,6 +203,26 @@ def test_a_ladder_signed_before_there_were_styles_still_verifies(tmp_path):
         found.step(0.5, "edges")
 
 
+@pytest.mark.parametrize("won", [50, 20])
+def test_a_model_that_is_no_better_than_random_play_is_not_sold(tmp_path, won):
+    with open_registry(f"file://{tmp_path}/models") as registry, MatchFile(tmp_path, FOUR.id) as file:
+        registry.publish(EDGE)
+        file.add(Match("m", EDGE.id, "script:random", 0, won, 0, 100 - won, 100, 1_000, ""))
+        with pytest.raises(Refused, match="is not rated above random play"):
+            make_strengths(registry, tmp_path, FOUR)
+
+
+def test_a_copied_registry_sells_the_same_ladder(tmp_path):
+    put_on_sale(tmp_path / "here")
+    assert main(["models", "copy", "--to", f"file://{tmp_path}/there/models", "--data", str(tmp_path / "here")]) == 0
+    found = []
+    for place in ("here", "there"):
+        with open_registry(f"file://{tmp_path}/{place}/models") as registry:
+            signed = registry.strengths(FOUR.id, FOUR.version)
+            found.append(verify_strengths(signed, registry.trust, FOUR))
+    assert found[0] == found[1]
+
+
 def test_without_a_league_there_is_nothing_to_sell(tmp_path):
     with open_registry(f"file://{tmp_path}/models") as registry, pytest.raises(Missing, match="no member of a league"):
         make_strengths(registry, tmp_path, FOUR)
@@ -252,6 +276,21 @@ def test_the_gateway_acts_by_the_ladder_and_names_who_moved(server):
     assert httpx.get(f"{server.url}/v1/games/duel/strengths").status_code == 404
 
 
+def test_callers_who_come_together_when_a_gateway_starts_all_get_their_style(tmp_path):
+    put_on_sale(tmp_path)
+
+    async def together(inference):
+        request = ActRequest({"observation/board": BOARD}, style="edges")
+        return await asyncio.gather(*[inference.decide(FOUR, 0, request) for _ in range(20)])
+
+    with open_registry(f"file://{tmp_path}/models") as registry:
+        inference = InferenceServer(registry, lambda spec, n: open_game(spec.id, n))
+        try:
+            assert {one.model for one in asyncio.run(together(inference))} == {EDGE.id}
+        finally:
+            inference.close()
+
+
 def test_the_play_socket_acts_in_the_style_of_its_start(server):
     seen = {"observation/board": BOARD.ravel().tolist()}
     with connect(f"ws://127.0.0.1:{server.port}/v1/games/connect-four/play") as socket:
@@ -288,6 +327,13 @@ def test_the_client_acts_by_the_ladder_also_when_it_starts_without_the_gateway(s
         assert episode._decision.actor == RANDOM_ACTOR
 
 
+def test_a_client_that_holds_the_champion_alone_waits_for_its_step_too(server, tmp_path):
+    options = {"folder": tmp_path, "trust": server.trust, "wait_for_model_s": 30.0}
+    for strength, model in ((None, STACKER), (0.5, EDGE)):
+        with sparring.connect(server.url, "connect-four", strength=strength, **options) as connection:
+            assert connection.model == model.id
+
+
 @pytest.mark.parametrize("act", ["local", "server"])
 def test_the_client_acts_in_a_style_and_without_one_that_is_not_sold(server, tmp_path, act):
     options = {"folder": tmp_path, "trust": server.trust, "wait_for_model_s": 30.0, "act": act, "act_timeout_s": 30.0}
@@ -301,6 +347,22 @@ def test_the_client_acts_in_a_style_and_without_one_that_is_not_sold(server, tmp
             assert ("there is no style 'brave'; the styles are edges, centre" in said) == (style == "brave")
 
 
+def test_where_a_step_s_model_is_missing_random_moves_weaken_the_champion(tmp_path):
+    put_on_sale(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data" / "models" / EDGE.id)
+    with serving(tmp_path / "data") as server:
+        options = {"trust": server.trust, "wait_for_model_s": 30.0, "act_timeout_s": 30.0, "strength": np.float64(0.5)}
+        for act in ("local", "server"):
+            with sparring.connect(server.url, "connect-four", folder=tmp_path / act, act=act, **options) as connection:
+                connection.wait_for_model(30)
+                with connection.episode(0) as episode:
+                    episode.act(BOARD)
+                    assert episode._decision.actor == f"model:{STACKER.id}"
+                    assert episode._decision.logp < 0
+                said = connection.statistics().last_problem
+                assert act == "server" or "Meanwhile random moves weaken the champion" in said
+
+
 def test_the_command_shows_the_ladder_and_the_terminal_game_uses_it(server):
     def spar(*words, typed=""):
         command = [sys.executable, "-m", "sparring", *words, "--data", str(server.data), "--json"]
@@ -310,13 +372,23 @@ def test_the_command_shows_the_ladder_and_the_terminal_game_uses_it(server):
     said = json.loads(done.stdout.splitlines()[-1])
     assert [one["share"] for one in said["steps"]] == [0.0, 0.5, 1.0]
     assert "50% of its own moves, else random ones" in done.stderr
+    assert f"strength 1 is the champion, now {STACKER.id[:12]} and not step 2" in done.stderr
     assert (server.data / "ladder.svg").stat().st_size > 1_000
     assert "no ladder of strengths was made yet" in spar("models", "strengths", "duel").stdout
     assert [one["name"] for one in said["styles"]] == ["edges", "centre"]
     assert "prefers the edges" in done.stderr
     assert "there is no style 'brave'" in spar("models", "strengths", "connect-four", "--style", "brave").stdout
-    for words, model in ((("--strength", "0.5"), EDGE), (("--style", "centre", "--strength", "0.5"), STACKER)):
+    drawn = server.data / "centre.svg"
+    style = spar("models", "strengths", "connect-four", "--style", "centre", "--plot", str(drawn))
+    assert "style centre: steps rated as the first ladder's are" in style.stderr
+    assert STACKER.id[:6] in drawn.read_text()
+    assert EDGE.id[:6] not in drawn.read_text()
+    for words, opponent in (
+        (("--strength", "0.5"), f"model:{EDGE.id}"),
+        (("--style", "centre", "--strength", "0.5"), f"model:{STACKER.id}"),
+        (("--strength", "0"), RANDOM_ACTOR),
+    ):
         played = spar("play", "connect-four", *words, typed="q\n")
-        assert json.loads(played.stdout.splitlines()[-1])["opponent"] == f"model:{model.id}"
+        assert json.loads(played.stdout.splitlines()[-1])["opponent"] == opponent
     unknown = spar("play", "connect-four", "--style", "brave", typed="q\n")
     assert "the styles are edges, centre" in unknown.stdout

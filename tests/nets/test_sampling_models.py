@@ -9,6 +9,9 @@ from serving import serving
 from sparring.acting.evaluate import evaluate, games_at_once
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.spec import GameSpec
+from sparring.league import strengths
+from sparring.league.matches import MatchFile
+from sparring.league.payoff import Match
 from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model
 from sparring.nets.policies import choose, nearly_best
@@ -83,6 +86,18 @@ def test_an_evaluation_plays_what_the_card_says_the_same_for_the_same_seed():
     np.testing.assert_array_equal(ones[1].digests, ones[2].digests)
     assert len(np.unique(ones[0].digests)) == 6  # always the same moves: six deals of two cards among three
     assert games_at_once(KUHN, often, always) == 64  # its chance is drawn in the order of these games
+
+
+def test_a_ladder_of_strengths_is_measured_with_the_moves_that_are_played(tmp_path, monkeypatch):
+    monkeypatch.setattr(strengths, "ROUNDS", 1)
+    monkeypatch.setattr(strengths, "PAIR_GAMES", 20)
+    monkeypatch.setattr(strengths, "LAST_PAIR_GAMES", 1_000)
+    even = model_of(KUHN, bias=(0.01, 0.0))  # as good as random play; who always passes wins one game in four
+    with open_registry(f"file://{tmp_path}/models") as registry, MatchFile(tmp_path, KUHN) as file:
+        registry.publish(even)
+        file.add(Match("m", even.id, "script:random", 0, 60, 0, 40, 100, 1_000, ""))
+        made = strengths.make_strengths(registry, tmp_path, spec_of(KUHN))
+    assert abs(made.steps[-1].elo) < 60
 
 
 def test_python_draws_unless_it_is_told_otherwise(tmp_path):

@@ -28,19 +28,26 @@ LEAST = 6  # digits of a model's id
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """A bare network that draws its actions from its probabilities."""
+
+    forward: Forward
+
+
+@dataclass(frozen=True, slots=True)
 class Lineup:
     """A player for each seat of a game. Where it is evaluated it plays `own` in turn."""
 
     game: GameId
-    seats: tuple[Model | Forward | str, ...]  # a string names a script
+    seats: tuple[Model | Forward | Sampling | str, ...]  # a string names a script
     own: tuple[int, ...]
 
     @classmethod
     def of(
-        cls, spec: GameSpec, models: Sequence[Model], others: "Lineup | Model | Forward | str" = "random"
+        cls, spec: GameSpec, models: Sequence[Model], others: "Lineup | Model | Forward | Sampling | str" = "random"
     ) -> "Lineup":
         """These models in the seats of their kinds, and `others` in those that are left."""
-        seated: list[Model | Forward | str] = []
+        seated: list[Model | Forward | Sampling | str] = []
         for place in range(len(spec.seats)):
             mine = [model for model in models if place in seats_of(model, spec)]
             if len(mine) > 1:
@@ -59,7 +66,7 @@ def seats_of(model: Model, spec: GameSpec) -> tuple[int, ...]:
     return model.card.kind or tuple(range(len(spec.seats)))
 
 
-Player = Model | Searching | Forward | Lineup | str  # a string names a script of the game
+Player = Model | Searching | Forward | Sampling | Lineup | str  # a string names a script of the game
 
 
 class NetworkPlayer:
@@ -152,11 +159,13 @@ def acting(game: Game, game_id: str, player: Player) -> NetworkPlayer | Script:
     return _opened(game, game_id, player)
 
 
-def _opened(game: Game, game_id: str, player: Model | Searching | Forward | str) -> NetworkPlayer | Script:
+def _opened(game: Game, game_id: str, player: Model | Searching | Forward | Sampling | str) -> NetworkPlayer | Script:
     """One player, whichever seats it is for."""
     spec = game.spec
     if isinstance(player, str):
         return script(game_id, player)
+    if isinstance(player, Sampling):
+        return NetworkPlayer(player.forward, spec, game.n, samples=True)
     model = player.model if isinstance(player, Searching) else player
     if not isinstance(model, Model):
         return NetworkPlayer(model, spec, game.n)
@@ -175,7 +184,7 @@ def draws(player: Player) -> bool:
     """Whether what it does is drawn."""
     if isinstance(player, Lineup):
         return any(map(draws, player.seats))
-    return isinstance(player, str) or (isinstance(player, Model) and player.card.samples)
+    return isinstance(player, str | Sampling) or (isinstance(player, Model) and player.card.samples)
 
 
 def forward_of(model: Model) -> Forward:

@@ -83,6 +83,8 @@ def _learn(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any
             if args.rounds is not None and said["frozen"] - first >= args.rounds:
                 break
     shown = show(game, args, output) if said.get("matches") else {"game": game, "matches": 0}
+    if not said.get("matches"):
+        output.say("no match was played yet, so nothing is rated or sold; the same call goes on from here")
     if said.get("matches") and file.promote:
         _sell(game, args, output)
     return shown | {key: said[key] for key in ("learners", "members", "frozen", "verdict") if key in said}

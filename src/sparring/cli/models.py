@@ -28,7 +28,7 @@ from sparring.registry.registry import Registry, read_model
 from sparring.wire.champion import Champion, verify
 from sparring.wire.ids import GameId, ModelId
 from sparring.wire.model import ONNX, Model
-from sparring.wire.strengths import verify_strengths
+from sparring.wire.strengths import Strengths, read_strengths, verify_strengths
 
 SHORT = 12
 TIMEOUT_S = 30.0
@@ -182,7 +182,7 @@ def _said(champion: Champion, registry: Registry, output: Output) -> dict[str, A
 
 
 def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Models, their evidence and the champions; counters go on, so that clients follow without a gap."""
+    """Models, their evidence, the champions and the ladders; counters go on, so that clients follow without a gap."""
     if args.to is None:
         raise _usage("copy --to REGISTRY")
     settings = replace(args.config.registry, url=args.to)
@@ -200,8 +200,18 @@ def _copy(registry: Registry, args: argparse.Namespace, output: Output) -> dict[
                 last = history[-1]
                 signed = other.promote(game, last.champion.model, last.evidence, last.champion.seat, above=above)
                 champions.append(msgspec.to_builtins(verify(signed, other.trust)))
+            for version in sorted({version for version, _ in registry.places(game)}):
+                if (sold := registry.strengths(game, version)) is not None:
+                    _sell_copy(other, read_strengths(sold, registry.trust), output)
         output.say(f"{len(copied)} models and {len(champions)} champions: {args.to.partition('?')[0]}")
     return {"models": copied, "champions": champions}
+
+
+def _sell_copy(other: Registry, strengths: Strengths, output: Output) -> None:
+    try:
+        other.sell(strengths)
+    except Missing as error:  # a step's model was not in the first registry either
+        output.say(f"the strengths of {strengths.game} {strengths.version} are not copied: {error}")
 
 
 def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> dict[str, Any]:
@@ -228,7 +238,17 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
     ]
     output.table(("step", "strength", "Elo", "95 %", "model", "what it does"), rows)
     gap = (found.steps[-1].elo - found.steps[0].elo) / max(last, 1)
-    output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    if args.style is None:
+        output.say(f"steps of {gap:.0f} Elo, measured in {found.games:,} games; made {utc_minute(found.issued_at_ms)}")
+    else:
+        output.say(f"style {args.style}: steps rated as the first ladder's are, as far as its members reach")
+    if near := [k for k in range(last) if steps[k].high >= steps[k + 1].low and steps[k] != steps[k + 1]]:
+        output.say(f"steps that may be as strong as the next one (95 %): {', '.join(map(str, near))}")
+    champion = registry.champion(spec.id, spec.version)
+    model = None if champion is None else verify(champion, registry.trust).model
+    if args.style is None and model not in (None, found.steps[-1].model):
+        now = f"strength 1 is the champion, now {model[:SHORT]} and not step {last}"
+        output.say(f"{now}; `spar league {spec.id}` makes a new ladder")
     if found.styles:
         styles = [(one.name, len(one.members), f"{one.steps[-1].elo:+.0f}", one.means) for one in found.styles]
         output.table(("style", "members", "Elo at 1", "what it means"), styles)
@@ -237,7 +257,7 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
     if args.plot is not None:
         from sparring.league.standings_plot import plot_strengths
 
-        plot_strengths(found, args.plot)
+        plot_strengths(found, args.plot, args.style)
         output.say(f"drawn into {args.plot}")
     return {**msgspec.to_builtins(found), "gap_elo": gap, "trust": registry.trust}
 

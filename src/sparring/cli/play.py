@@ -71,6 +71,9 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
 
 
 def _in_browser(args: argparse.Namespace, output: Output) -> dict[str, Any]:
+    if args.strength is not None or args.style is not None or args.search_ms or args.model != "champion":
+        do = "Choose strength and style on the page; `spar play connect-four` takes all four in the terminal"
+        raise ConfigError("--strength, --style, --search-ms and --model are the terminal's", where="spar play", do=do)
     gateway = args.config.gateway
     url = f"{args.to or f'http://{gateway.host}:{gateway.port}'}/play/{args.game}"
     output.say(f"Play at {url} (`spar demo` or `spar serve` serves it)")
@@ -121,6 +124,8 @@ def _opponent(name: str, spec: GameSpec, config: Config, strength: float | None,
         strength = 1.0 if strength is None else strength
         if sold is not None and (strength < 1.0 or style is not None):
             step = verify_strengths(sold, registry.trust, spec).step(strength, style)
+            if step.share == 0.0:
+                return _Opponent("script:random", "random moves", script_for(spec, "random"))
             about = f"style {style}, " if style is not None else ""
             says = f"model {step.model[:8]} ({about}{step.does}, {step.elo:+.0f} Elo above random play)"
             plays = LadderChooser(step, Chooser(registry.fetch(step.model)))

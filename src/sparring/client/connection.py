@@ -77,7 +77,7 @@ class Connection(Closable):
         self._models = Models(folder, self.spec, client, settings.trust, self._counters, *sold)
         if self._gateway is not None and settings.act == "local":
             self._models.start(self._gateway, settings.poll_every_s, self._rng.spawn(1)[0])
-            if settings.wait_for_model_s and self.model is None:
+            if settings.wait_for_model_s and not self._models.complete:
                 self._models.wait(settings.wait_for_model_s)
         self._closed = False
         atexit.register(self.close)

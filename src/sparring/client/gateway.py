@@ -206,12 +206,12 @@ class Gateway:
             "observation": {name: np.asarray(value).tolist() for name, value in request.observation.items()},
             "legal": None if request.legal is None else np.asarray(request.legal, bool).tolist(),
             "seat": index,
-            "strength": request.strength,
+            "strength": None if request.strength is None else float(request.strength),
         }
         if request.style is not None:
             body["style"] = request.style
         if request.search_ms is not None:
-            body["search_ms"] = request.search_ms
+            body["search_ms"] = float(request.search_ms)
         if request.state is not None:
             body |= {"state": request.state.tolist(), "model": model}
         headers, path = {"Content-Type": "application/json"}, f"{self._path}/act"

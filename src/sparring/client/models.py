@@ -169,6 +169,11 @@ class Models:
             self._wake.set()
         return self._step or self._choosers.get(seat) or self._shared(seat)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the first seat has its champion, and the ladder where one is looked for."""
+        return self.chooser(0) is not None and (self._ladder is not None or not self._by_ladder)
+
     def _shared(self, seat: int) -> Chooser | None:
         """The model of another seat, where its manifest is for every seat and it takes what this one sees."""
         if self._for_all is None:
@@ -235,17 +240,20 @@ class Models:
     def _poll_ladder(self) -> None:
         """Take the gateway's ladder, if the champion's key signed it and it is not older than the one held."""
         try:
-            signed = self._gateway.strengths(self._game.version)
+            try:
+                signed = self._gateway.strengths(self._game.version)
+            except Missing:
+                log.debug("no ladder of strengths of %s %s", self._game.id, self._game.version)
+                if self._style is not None:
+                    self._counters.warn_once(str(no_style(self._game.id, self._style, [])))
+                return
             self._use_ladder(signed)
             self._ladder_path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._ladder_path, msgspec.json.encode(signed))
-        except Missing:
-            log.debug("no ladder of strengths of %s %s", self._game.id, self._game.version)
-            if self._style is not None:
-                self._counters.warn_once(str(no_style(self._game.id, self._style, [])))
         except (SparringError, OSError, RuntimeError) as error:
             if not self._stopping.is_set():
-                self._counters.warn_once(f"strengths: {error}")
+                meanwhile = "the step held before stays" if self._step else "random moves weaken the champion"
+                self._counters.warn_once(f"strengths: {error} Meanwhile {meanwhile}.")
 
     def _begin_ladder(self) -> None:
         """Begin with the ladder held on disk, whose models are there too."""

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -63,8 +64,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.act not in ("local", "server"):
             raise _wrong(f"act={self.act!r}", 'Use "local" or "server"')
-        if self.strength is not None and not 0.0 <= self.strength <= 1.0:
+        if self.strength is not None and not (_is_number(self.strength) and 0.0 <= self.strength <= 1.0):
             raise _wrong(f"strength={self.strength!r}", "Give a number from 0 (chance) to 1 (at its best)")
+        if not isinstance(self.style, str | None):
+            raise _wrong(f"style={self.style!r}", "Give a name that `spar models strengths GAME` shows")
         if self.trust is not None and not re.fullmatch(r"ed25519:[^@]*(@[0-9]{1,18})?", self.trust):
             do = (
                 'Give the "ed25519:…" line that `spar serve` prints, or the one with a counter of `spar models promote`'
@@ -74,7 +77,7 @@ class Settings:
             value = getattr(self, item.name)
             if item.name == "wait_for_model_s" and value == 0:
                 continue
-            if item.name.endswith(("_s", "_bytes")) and not value > 0:
+            if item.name.endswith(("_s", "_bytes")) and not (_is_number(value) and value > 0):
                 raise _wrong(f"{item.name}={value!r}", "Give a number above 0")
 
     @property
@@ -101,6 +104,10 @@ def data_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "sparring"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sparring"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real)  # NumPy's are, too
 
 
 def _wrong(text: str, do: str) -> ConfigError:

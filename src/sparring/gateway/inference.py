@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparring.errors import ChunkRefused, ModelDamaged, Refused, SparringError
+from sparring.errors import ChunkRefused, Missing, ModelDamaged, Refused, SparringError
 from sparring.games.chunk_checks import MAX_STATE_BYTES
 from sparring.games.protocol import Game
 from sparring.games.spec import GameSpec, SeatSpec
@@ -56,6 +56,7 @@ class InferenceServer:
         self._loading: dict[ModelId, asyncio.Future[Chooser]] = {}
         self._champions: dict[tuple[str, str, int], tuple[float, ModelId | None]] = {}
         self._ladders: dict[tuple[str, str], tuple[float, Strengths | None]] = {}
+        self._said = set[ModelId]()  # of which the log says that they are sold, and do not load
         self._models: OrderedDict[ModelId, _Batcher] = OrderedDict()
         self._rng = np.random.default_rng()
 
@@ -66,8 +67,14 @@ class InferenceServer:
         if model is None and (strength < 1.0 or request.style is not None):
             ladder = await self._ladder(spec)
             if ladder is not None:
-                return await self._by_ladder(ladder.step(strength, request.style), spec, seat, request)
-            if request.style is not None:
+                step = ladder.step(strength, request.style)
+                try:
+                    return await self._by_ladder(step, spec, seat, request)
+                except (Missing, ModelDamaged) as error:  # the champion plays, weakened by random moves
+                    if step.model not in self._said:
+                        log.warning("a step of the strengths of %s is not used: %s", spec.id, error)
+                    self._said.add(step.model)
+            elif request.style is not None:
                 raise no_style(spec.id, request.style, [])
         chosen = model or await self._champion(spec, seat)
         if chosen is None:
@@ -134,7 +141,8 @@ class InferenceServer:
         looked_s, ladder = self._ladders.get(place, (-LOOK_EVERY_S, None))
         now_s = time.monotonic()
         if now_s - looked_s >= LOOK_EVERY_S:
-            self._ladders[place] = now_s, ladder
+            if place in self._ladders:  # else all who come now ask: no style is refused because the answer is under way
+                self._ladders[place] = now_s, ladder
             ladder = await asyncio.get_running_loop().run_in_executor(self._threads, self._current_ladder, spec)
             self._ladders[place] = now_s, ladder
         return ladder

@@ -30,20 +30,22 @@ def plot(found: Standings, path: Path, game: str) -> None:
     save_picture(figure, path)
 
 
-def plot_strengths(found: Strengths, path: Path) -> None:
-    """Draw the ladder of strengths into `path`."""
+def plot_strengths(found: Strengths, path: Path, style: str | None = None) -> None:
+    """Draw the ladder of strengths, or that of a style, into `path`."""
+    steps = found.steps if style is None else found.style(style).steps
     figure = new_figure(7.0, 4.5)
     panel = figure.subplots()
-    at = np.linspace(0, 1, len(found.steps))
-    elo = np.array([one.elo for one in found.steps])
-    reach = np.array([[one.elo - one.low for one in found.steps], [one.high - one.elo for one in found.steps]])
+    at = np.linspace(0, 1, len(steps))
+    elo = np.array([one.elo for one in steps])
+    reach = np.array([[one.elo - one.low for one in steps], [one.high - one.elo for one in steps]])
     panel.errorbar(at, elo, yerr=reach, fmt="o-", color=DOT, ecolor=QUIET, capsize=3, markersize=5)
-    for place, one in zip(at, found.steps, strict=True):
+    for place, one in zip(at, steps, strict=True):
         share = "" if one.share == 1.0 else f" {one.share:.0%}"
         panel.annotate(f"{one.model[:6]}{share}", (place, one.elo), xytext=(5, -9), textcoords="offset points", size=7)
     panel.set_xlabel("strength")
     panel.set_ylabel("Elo above the weakest, with 95 % confidence")
-    panel.set_title(f"{found.game}: {len(found.steps)} strengths, {found.games:,} games")
+    of = f"{found.games:,} games" if style is None else f"style {style}"
+    panel.set_title(f"{found.game}: {len(steps)} strengths, {of}")
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     save_picture(figure, path)

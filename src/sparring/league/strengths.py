@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sparring.acting.evaluate import evaluate
-from sparring.acting.players import forward_of
+from sparring.acting.players import Sampling, forward_of
 from sparring.errors import Missing, Refused
 from sparring.games.protocol import Columns
 from sparring.games.spec import GameSpec
@@ -115,7 +115,7 @@ class LadderMaker:
     """Makes the ladder of one game; `tell` is called with a sentence after each round."""
 
     spec: GameSpec
-    networks: Sequence[Forward]  # of the models, weakest first
+    networks: Sequence[Forward | Sampling]  # of the models, weakest first
     elos: Sequence[float]  # of the models, above random play
     seed: int = 0
     tell: Callable[[str], None] = lambda sentence: None
@@ -195,9 +195,12 @@ class LadderMaker:
             played += pair_games * len(near)
         return found, played
 
-    def _player(self, place: Place, seed: int) -> MixedForward:
+    def _player(self, place: Place, seed: int) -> MixedForward | Sampling:
         rng = np.random.default_rng([seed, place.model, round(1e6 * place.share)])
-        return MixedForward(self.networks[place.model], place.share, rng)
+        network = self.networks[place.model]
+        if isinstance(network, Sampling):
+            return Sampling(MixedForward(network.forward, place.share, rng))
+        return MixedForward(network, place.share, rng)
 
 
 def rating_against(elos: Sequence[float], points: float, games: int, member: str = "") -> Rating:
@@ -220,27 +223,28 @@ def make_strengths(
     registry: Registry, data: Path, spec: GameSpec, *, seed: int = 0, tell: Callable[[str], None] = lambda _: None
 ) -> Strengths:
     """The ladder of a game's league, measured by games; Missing or Refused where there is nothing to make it of."""
-    where = f"strengths of {spec.id}"
+    where, do = f"strengths of {spec.id}", f"Play a league, longer if there was one: `spar league {spec.id}`"
     if any(seat.action.kind not in ("discrete", "multi-discrete") for seat in spec.seats):
         raise Refused("its actions are no choices", where=where, do="Sell the champion alone")
     if len(spec.kinds) > 1:
         raise Refused("its seats are of several kinds", where=where, do="Sell the champions of its kinds alone")
     rated, models = _sellable(registry, data, spec)
     if not models:
-        do = f"Play a league first: `spar league {spec.id}`"
         raise Missing("no member of a league was rated that could be sold", where=where, do=do)
     signed = registry.champion(spec.id, spec.version)
     champion = "" if signed is None else str(verify(signed, registry.trust).model)
     top = champion if champion in models else max(rated, key=lambda one: one.elo).member
     chosen = models_of(rated, top)
+    if chosen[-1].elo <= 0:
+        raise Refused(f"its best model, {top[:12]}, is not rated above random play", where=where, do=do)
     tell(f"{len(chosen)} of {len(rated)} models make the ladder, the strongest is {top[:12]}")
-    networks = [forward_of(models[one.member]) for one in chosen]
+    networks = [_network(models[one.member]) for one in chosen]
     maker = LadderMaker(spec, networks, [one.elo for one in chosen], seed, tell)
     places, ratings, games = maker.made()
     styles = list[Style]()
     for name, means, alike in _styles(spec, models, rated, chosen[-1], seed, tell):
         few = _below(alike, chosen[-1])
-        own = LadderMaker(spec, [forward_of(models[one.member]) for one in few], [one.elo for one in few], seed)
+        own = LadderMaker(spec, [_network(models[one.member]) for one in few], [one.elo for one in few], seed)
         steps = _steps(few, *own.made_beside(maker, places, ratings)[:2])
         ids = tuple(ModelId(one.member) for one in alike)
         styles.append(Style(name=name, means=means, members=ids, steps=steps))
@@ -268,6 +272,11 @@ def _sellable(registry: Registry, data: Path, spec: GameSpec) -> tuple[list[Rate
             elos[one.member] = one.elo
     random_elo = elos.get(ANCHOR, min(elos.values(), default=0.0) - UNRATED_ELO)
     return [Rated(member, elos[member] - random_elo) for member in models], models
+
+
+def _network(model: Model) -> Forward | Sampling:
+    """What is judged is what is played: a model that samples does so in its ladder's games, too."""
+    return Sampling(forward_of(model)) if model.card.samples else forward_of(model)
 
 
 def _steps(models: Sequence[Rated], places: Sequence[Place], ratings: Sequence[Rating]) -> tuple[StrengthStep, ...]:

@@ -93,12 +93,17 @@ class _Game(Protocol):
     def hash(self) -> str: ...
 
 
-def verify_strengths(signed: Signed, trust: str, game: _Game) -> Strengths:
-    """The ladder, if `trust` signed it for this very game; ModelDamaged otherwise."""
+def read_strengths(signed: Signed, trust: str) -> Strengths:
+    """The ladder, of whichever game, if `trust` signed it; ModelDamaged otherwise."""
     try:
-        found = _read(signed_payload(signed, trust))
+        return _read(signed_payload(signed, trust))
     except msgspec.DecodeError as error:
         raise _bad(f"they do not read: {error}") from None
+
+
+def verify_strengths(signed: Signed, trust: str, game: _Game) -> Strengths:
+    """The ladder, if `trust` signed it for this very game; ModelDamaged otherwise."""
+    found = read_strengths(signed, trust)
     if (
         (found.game, found.version, found.spec) != (game.id, game.version, game.hash)
         or not all([found.steps, *(one.steps for one in found.styles)])

@@ -17,6 +17,7 @@ export class Champions {
   constructor(server, storage, { game, version, spec, trust = null, client = "", local = true }) {
     Object.assign(this, { server, storage, game, version, spec, trust, client, local });
     Object.assign(this, { model: null, manifest: null, notice: "", strengths: null, looked: false, known: new Map() });
+    this.failed = new Set(); // models of steps that were not to be had, until the next refresh
     this.place = `${server.url || globalThis.location?.origin || ""}/${game}/${version}`;
   }
 
@@ -32,6 +33,8 @@ export class Champions {
     }
     const manifest = await this.#verified(signed);
     this.looked = false; // the next weaker move asks for the ladder again
+    if (this.failed.size) this.notice = "";
+    this.failed.clear();
     const id = modelFor(manifest, this.client);
     if (manifest.spec !== this.spec) throw bad("the champion was trained for another version of this game");
     this.#remember(manifest, signed.key);
@@ -43,7 +46,8 @@ export class Champions {
 
   /**
    * What plays at a strength in a style: {model, share} of the ladder that the game sells, with the model loaded; null
-   * where there is no ladder, or the champion itself plays. A style that is not sold is said, and left out.
+   * where there is no ladder, or the champion itself plays. A style that is not sold is said, and left out; so is a step
+   * whose model is not to be had.
    */
   async step(strength, style = null) {
     const share = strength ?? 1;
@@ -54,7 +58,8 @@ export class Champions {
     if (!this.strengths || (share >= 1 && !found)) return null;
     const { steps } = found || this.strengths;
     const step = steps[Math.round(share * (steps.length - 1))];
-    return { share: step.share, model: await this.#known(step.model) };
+    const model = await this.#known(step.model);
+    return model && { share: step.share, model };
   }
 
   /** The styles that the game sells: [{name, means}, …]; none before there is a champion, whose key is the trusted one. */
@@ -66,8 +71,16 @@ export class Champions {
 
   async #known(id) {
     if (this.model?.id === id) return this.model;
-    if (!this.known.has(id)) this.known.set(id, await this.#fetch(id));
-    return this.known.get(id);
+    if (this.known.has(id) || this.failed.has(id)) return this.known.get(id) ?? null;
+    try {
+      this.known.set(id, await this.#fetch(id));
+      return this.known.get(id);
+    } catch (error) {
+      if (!(error instanceof SparringError)) throw error;
+      this.failed.add(id);
+      this.notice = `the strength's own model ${id.slice(0, 12)} is not to be had, so the champion plays: ${error.wrong}`;
+      return null;
+    }
   }
 
   /** The ladder of strengths, signed by the same key. Without one a strength is a share of random moves. */
@@ -83,6 +96,7 @@ export class Champions {
     } catch (error) {
       if (!(error instanceof SparringError)) throw error;
       if (error.status === 404) this.strengths = null;
+      else if (!error.passing) this.notice = error.message;
     }
   }
 

@@ -46,6 +46,12 @@ async function describe(server, storage, game) {
   }
 }
 
+function checkStrength(strength) {
+  if (strength === null || (typeof strength === "number" && strength >= 0 && strength <= 1)) return strength;
+  const doThis = "Give a number from 0 (chance) to 1 (at its best), or null";
+  throw new SparringError(`strength is ${typeof strength === "number" ? strength : JSON.stringify(strength)}`, { where: "connect", doThis });
+}
+
 export class Connection {
   constructor(server, storage, about, options) {
     Object.assign(this, { server, storage, spec: about.spec, hash: about.hash });
@@ -53,7 +59,7 @@ export class Connection {
     this.version = about.spec.version ?? "1";
     this.player = options.player ?? null;
     this.record = options.record ?? true;
-    this.strength = options.strength ?? null;
+    this.strength = checkStrength(options.strength ?? null);
     this.style = options.style ?? null;
     this.sampleRate = about.sample_rate ?? 1;
     this.onChange = options.onChange ?? (() => {});
@@ -132,12 +138,14 @@ export class Connection {
    * is given back the thought before as `held`; its memory is `before` and `after` the call.
    */
   async think(observation, legal = null, seat = 0, strength = this.strength, held = null, style = this.style) {
+    checkStrength(strength);
     const model = this.champions.model;
     if (model && !model.network) return this.#ask(observation, legal, seat, strength, held, style);
     if (!model) return this.#chance(legal, seat);
     const step = await this.champions.step(strength, style);
     if (step === null) return this.#thought(model, observation, legal, seat, strength, held);
     if (step.share === 0) return this.#chance(legal, seat);
+    if (!step.model.network) return this.#ask(observation, legal, seat, strength, null, style);
     return this.#thought(step.model, observation, legal, seat, step.share, null);
   }
 

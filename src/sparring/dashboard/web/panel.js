@@ -1,6 +1,6 @@
 // Beside the board: who is met and how strong, advice, the tally, and what the server said it kept.
 
-import { $, ago, brief, count, h, say, server, short } from "./page.js";
+import { $, ago, brief, count, h, linked, say, server, short } from "./page.js";
 import { SparringError } from "./server.js";
 
 const REFRESH_EVERY_MS = 3000;
@@ -60,6 +60,7 @@ export class Panel {
     const [before, first] = [this.connection.model, !this.looked];
     this.looked = true;
     const row = await overview(this.connection.game);
+    linked(row !== null); // the dot alone: the game goes on
     if (row) this.#offerStyles(row.styles);
     if (!(await newer(this.connection, row ?? {})) || !(await this.connection.refresh())) return;
     this.show();
