@@ -50,6 +50,7 @@ def test_the_game_in_the_documentation_keeps_its_promises(
             "pz:simple_spread_v9",
             "game 'pz:simple_spread_v9': PettingZoo has no such game. Did you mean 'pz:simple_spread_v3'?",
         ),
+        ("pz:nowhere:rovers_v0", "game 'pz:nowhere:rovers_v0': there is no module 'nowhere'. Correct its name."),
         ("pz:tictactoe_v9", "game 'pz:tictactoe_v9': PettingZoo has no such game. Did you mean 'pz:tictactoe_v3'?"),
         (
             "gym:CartPoll-v1",
@@ -330,3 +331,17 @@ def test_an_environment_of_ones_own_is_found_in_the_current_folder(tmp_path):
     words = ["games", "check", "gym:own_levers:Levers-v0", "--episodes", "2"]
     done = subprocess.run([command, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_environment_of_pettingzoo_of_ones_own_is_played_in_teams():
+    command, folder = Path(sys.executable).parent / "spar", Path(__file__).parents[1] / "learn"
+
+    def check(game):
+        words = ["games", "check", f"pz:dying_agents:{game}", "--episodes", "2"]
+        return subprocess.run([command, *words], cwd=folder, capture_output=True, text=True, check=False)
+
+    done = check("dying_v0(teams=scout/tank,unequal=true)")
+    assert done.returncode == 0, done.stderr
+    assert "seat 1 'scout_1' of team 0" in done.stdout
+    assert "seat 2 'tank_0' of team 1" in done.stdout
+    assert "Did you mean 'pz:dying_agents:dying_v0'?" in check("dyin_v0").stderr

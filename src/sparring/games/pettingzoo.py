@@ -1,5 +1,5 @@
 """`pz:<name>`: a game of PettingZoo, such as pz:connect_four_v3 or pz:multiwalker_v9(n_walkers=2), one seat per agent;
-the MPE games (pz:simple_spread_v3) come from the package mpe2.
+the MPE games (pz:simple_spread_v3) come from the package mpe2, pz:module:mine_v0 is registered by that module.
 
 Where there is a parallel version (all agents at once) it is played, else the one in which agents take turns.
 An "action_mask", in the observation or beside it, becomes the legal mask. Images are scaled down as those of
@@ -21,6 +21,7 @@ from sparring.games.gymnasium import FULL_IMAGES, IMAGES, Reader, action_leaf, o
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked, discrete
 from sparring.games.vectorize import SingleGame, SingleView, VectorGame
+from sparring.user_code import import_code
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -223,21 +224,25 @@ def _state_reader(env: Any, where: str) -> Reader | None:
 
 
 def _found(name: str) -> tuple[Callable[..., Any], bool, str]:
-    """What makes an environment of that name, whether all agents act at once in it, and the package that it needs;
-    Missing where there is none."""
+    """What makes an environment of that name, whether all agents act at once in it, and the package that it needs
+    ("": it is a user's own); Missing where there is none."""
     where = f"game 'pz:{name}'"
     pettingzoo = library("pettingzoo", "pettingzoo", where)
-    known = {f"{spec.name}_v{spec.version}": env_id for env_id, spec in pettingzoo.aec_registry.items()}
+    module, colon, name = name.rpartition(":")
+    if colon:
+        import_code(module, "environment", where)
+    registered = pettingzoo.aec_registry | pettingzoo.parallel_registry
+    known = {re.sub(r"-v(?=\d+$)", "_v", env_id.rpartition("/")[2]): env_id for env_id in registered}
     if name in known:
         env_id, parallel = known[name], known[name] in pettingzoo.parallel_registry
         entry = partial(pettingzoo.make, "parallel" if parallel else "aec", env_id)
-        return entry, parallel, f"pettingzoo[{env_id.partition('/')[0]}]"
+        return entry, parallel, "" if module else f"pettingzoo[{env_id.partition('/')[0]}]"
     modules: dict[str, Any] = {}
     if name.startswith(MPE):
         found = library("mpe2.all_modules", "mpe2", where).mpe_environments
         modules = {path.rpartition("/")[2]: module for path, module in found.items()}
     if name not in modules:
-        do = did_you_mean(name, [*known, *modules], "pettingzoo.pprint_registry() lists them", "pz:")
+        do = did_you_mean(name, [*known, *modules], "pettingzoo.pprint_registry() lists them", f"pz:{module}{colon}")
         raise Missing("PettingZoo has no such game", where=where, do=do)
     return modules[name].parallel_env, True, "mpe2"
 
@@ -248,6 +253,8 @@ def _make(entry: Callable[..., Any], package: str, name: str, options: dict[str,
     try:
         return entry(**options)
     except (PettingZooRegistryError, ImportError) as error:
+        if not package:
+            raise
         cause = error.__cause__ or error
         do = f'Install what it needs: pip install "{package}"'
         raise Missing(f"it does not load: {cause}", where=f"game 'pz:{name}'", do=do) from None
