@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games.game_state import REWARD_BOUND, SEEDS, did_you_mean, id_with_options, library, name_and_options
+from sparring.games.game_state import (
+    REWARD_BOUND,
+    SEEDS,
+    check_option,
+    did_you_mean,
+    id_with_options,
+    library,
+    name_and_options,
+)
 from sparring.games.gymnasium import FULL_IMAGES, IMAGES, Reader, action_leaf, observation_reader, wrong_options
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked, discrete
@@ -52,6 +60,8 @@ def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
     """n games of that name, or Missing; `rendered`: they draw pictures (`_PettingZooGame.render`)."""
     name, options = name_and_options(text, f"game 'pz:{text}'")
     given = {key: value for key, value in options.items() if key not in (IMAGES, TEAMS, IDENTITY)}
+    check_option(options, IMAGES, ("full",), f"game 'pz:{text}'")
+    check_option(options, IDENTITY, (True, False), f"game 'pz:{text}'")
     teams = str(options.get(TEAMS, DEFAULT_TEAMS.get(re.sub(r"_v\d+$", "", name), EACH)))
     entry, parallel, package = _found(name)
     name = id_with_options(name, options)
@@ -205,13 +215,18 @@ def _teams(agents: Sequence[Any], rule: str, where: str) -> list[int]:
         return [0 if rule == ALL else place for place in range(len(names))]
     if rule == KIND:
         return [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
-    team_of = {word: team for team, words in enumerate(rule.split("/")) for word in words.split("-")}
-    found = [team_of.get(name, team_of.get(kind, -1)) for name, kind in zip(names, kinds, strict=True)]
-    if -1 in found or (stray := set(team_of) - {*names, *kinds}):
-        wrong = f"{names[found.index(-1)]!r} has no team" if -1 in found else f"there is no agent {min(stray)!r}"
+    named = [(word, team) for team, words in enumerate(rule.split("/")) for word in words.split("-")]
+    team_of = dict(named)
+    used = [name if name in team_of else kind for name, kind in zip(names, kinds, strict=True)]
+    words = [word for word, _ in named]
+    wrong = [f"there is no agent {word!r}" for word in words if word not in (*names, *kinds)]
+    wrong += [f"{word!r} is named twice" for word in words if words.count(word) > 1]
+    wrong += [f"{name!r} has no team" for name, word in zip(names, used, strict=True) if word not in team_of]
+    wrong += [f"no agent is left for {word!r}" for word in words if word not in used]
+    if wrong:
         do = f"Write all, each, kind, or teams such as a-b/c of its agents: {', '.join(names)}"
-        raise ConfigError(f"teams={rule}: {wrong}", where=where, do=do)
-    return found
+        raise ConfigError(f"teams={rule}: {wrong[0]}", where=where, do=do)
+    return [team_of[word] for word in used]
 
 
 def _state_reader(env: Any, where: str) -> Reader | None:
