@@ -159,7 +159,8 @@ class _PettingZooGame(SingleGame):
             self._env.step(self._seats[mover].act(chosen[mover]))
             self._look_at_all()
             rewards, terminated, truncated = self._env.rewards, self._env.terminations, self._env.truncations
-        rewards = {agent: float(reward) for agent, reward in rewards.items()}
+        # A seat that has ended earns nothing more, whatever its environment goes on to say of it.
+        rewards = {agent: float(one) for agent, one in rewards.items() if self._ending[agent] == RUNNING}
         for agent in self._agents:
             if self._ending[agent] == RUNNING:
                 self._score[agent] += rewards.get(agent, 0.0)
@@ -181,7 +182,8 @@ class _PettingZooGame(SingleGame):
 
     def _look(self, observations: dict[Any, Any], infos: dict[Any, Any]) -> None:
         for agent, observation in observations.items():
-            self._seats[agent].look(observation, infos.get(agent, {}))
+            if self._ending[agent] == RUNNING:
+                self._seats[agent].look(observation, infos.get(agent, {}))
 
     def _look_at_all(self) -> None:
         agents = self._env.agents
