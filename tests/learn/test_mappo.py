@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dying_agents import CUT
 from fading_game import ENDS
 from msgspec.structs import replace as replace_field
 
@@ -55,6 +56,17 @@ def test_a_seat_that_is_cut_short_is_there_in_the_last_view_and_not_later():
     view = stepped(game, max(ENDS))
     assert view.observation[2][ALIVE].tolist() == [[1, 0, 0]]
     assert view.observation[0][JOINT + "2/clock"][0, 0] == max(ENDS)
+
+
+def test_another_game_that_begins_changes_nothing_of_what_this_one_shows():
+    game = JointView(open_game("pz:dying_agents:dying_v0", 2))
+    view = stepped(game, CUT)  # the second seat is cut short in this view, and still there
+    again = game.reset(np.zeros(2, np.uint64), np.array([True, False]))
+    for seen, same in zip(view.observation, again.observation, strict=True):
+        assert all(np.array_equal(seen[name][1], same[name][1]) for name in seen)
+    last = game.step([np.ones(2, np.int32)] * 3).observation[2]
+    assert last[ALIVE].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert last[JOINT + "2/state"].tolist() == [[1, 2], [0, 0]]
 
 
 def test_the_joint_view_of_a_game_is_saved_with_it():
