@@ -153,6 +153,7 @@ def test_a_seat_that_sees_nothing_of_the_others_is_marked_and_keeps_the_spec_s_h
         ("choices = [9, 4]", "choices = [9]", "has 2 entries"),
         ('"observation/self"', '"self"', "leaf 'self'"),
         ('"observation/weapon"', '"observation/self"', "has leaves"),
+        ('name = "archer"', 'name = "knight"', "several seats are called 'knight'. Give each seat a name of its own"),
         ('dtype = "uint8", choices = [5]', 'dtype = "float32", choices = [5]', "has dtype 'float32'"),
         ("choices = [9, 4]", "choices = [9, 400]", "has 400 choices in int8"),
         ("shape = [6], low = -1.0", "shape = [6], low = 2.0", "has low 2.0 and high 1.0"),
