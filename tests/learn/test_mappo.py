@@ -91,6 +91,15 @@ def test_where_the_game_shows_its_state_that_is_the_joint_view():
     assert spec_of("pz:simple_spread_v3").state is None  # MPE's would be what all see
 
 
+def test_walkers_that_fall_leave_the_joint_view():
+    game = JointView(open_game("pz:multiwalker_v9(terminate_on_fall=false)", 1))
+    assert game.spec.state is None
+    view, rng = game.reset(np.zeros(1, np.uint64), np.ones(1, bool)), np.random.default_rng(0)
+    while not (view.ending == TERMINATED).any():
+        view = game.step([rng.uniform(-1, 1, (1, 4)).astype(np.float32)] * 3)
+    assert np.array_equal(view.observation[0][ALIVE], view.ending != TERMINATED)
+
+
 def test_a_state_that_the_game_does_not_show_is_refused():
     game = CartPole(1)
     game.spec = replace_field(game.spec, state=vector("observation/whole", 4))
