@@ -200,6 +200,8 @@ def test_it_starts_from_a_policy_of_its_own_kind(config):
 def test_records_of_the_store_are_refused_since_they_have_no_joint_view(config):
     with pytest.raises(ConfigError, match="mappo learns only from what it has just played itself"):
         plan(TrainRequest(FADING, "mappo", source="mix"), config)
+    with pytest.raises(ConfigError, match=r"`spar train 'pz:simple_spread_v3\(identity=true\)' --algo ppo"):
+        plan(TrainRequest("pz:simple_spread_v3(identity=true)", "mappo", source="mix"), config)  # as a shell takes it
 
 
 @pytest.mark.parametrize("memory", ["", "gru:8"])
