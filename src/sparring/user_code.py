@@ -41,19 +41,23 @@ def load_code(name: str, what: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError("it is no module:name", where=where, do="Write the module, a colon, and the name in it")
+    loaded = import_code(module, what, where)
+    if not hasattr(loaded, attribute):
+        raise Missing(f"{module} has no {attribute!r}", where=where, do="Name one that is there")
+    return getattr(loaded, attribute)
+
+
+def import_code(module: str, what: str, where: str) -> Any:
+    """A user's module, also of the current folder; Missing where there is none."""
     import_from_current_folder()
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not
         raise Missing(f"there is no module {module!r}", where=where, do="Correct its name") from None
-    except AttributeError:
-        if module not in sys.modules:
-            raise  # while it was imported
-        raise Missing(f"{module} has no {attribute!r}", where=where, do="Name one that is there") from None
-    note_code(sys.modules[module].__file__, what)
-    return found
+    note_code(loaded.__file__, what)
+    return loaded
 
 
 def name_given(code: Any, what: str) -> str:

@@ -50,6 +50,7 @@ def test_the_game_in_the_documentation_keeps_its_promises(
             "pz:simple_spread_v9",
             "game 'pz:simple_spread_v9': PettingZoo has no such game. Did you mean 'pz:simple_spread_v3'?",
         ),
+        ("pz:nowhere:rovers_v0", "game 'pz:nowhere:rovers_v0': there is no module 'nowhere'. Correct its name."),
         ("pz:tictactoe_v9", "game 'pz:tictactoe_v9': PettingZoo has no such game. Did you mean 'pz:tictactoe_v3'?"),
         (
             "gym:CartPoll-v1",
@@ -152,6 +153,7 @@ def test_a_seat_that_sees_nothing_of_the_others_is_marked_and_keeps_the_spec_s_h
         ("choices = [9, 4]", "choices = [9]", "has 2 entries"),
         ('"observation/self"', '"self"', "leaf 'self'"),
         ('"observation/weapon"', '"observation/self"', "has leaves"),
+        ('name = "archer"', 'name = "knight"', "several seats are called 'knight'. Give each seat a name of its own"),
         ('dtype = "uint8", choices = [5]', 'dtype = "float32", choices = [5]', "has dtype 'float32'"),
         ("choices = [9, 4]", "choices = [9, 400]", "has 400 choices in int8"),
         ("shape = [6], low = -1.0", "shape = [6], low = 2.0", "has low 2.0 and high 1.0"),
@@ -310,6 +312,11 @@ WRONG_OPTIONS = [
         r"'agent_0' has no team. Write all, each, kind, or teams such as a-b/c of its",
     ),
     ("pz:simple_tag_v3(teams=adversary/agent/ghost)", "there is no agent 'ghost'"),
+    ("pz:simple_tag_v3(teams=adversary-agent/agent)", "'agent' is named twice"),
+    ("pz:simple_spread_v3(teams=agent_0-agent_1/agent_2/agent)", "no agent is left for 'agent'"),
+    ("pz:simple_tag_v3(teams=all,teams=each)", "option 'teams' is given twice"),
+    ("pz:simple_spread_v3(identity=1)", "identity=1. Write identity=true or identity=false"),
+    ("gym:CartPole-v1(images=small)", "images=small. Write images=full, or leave it out"),
     ("pz:simple_spread_v3(M=2)", "unexpected keyword argument 'M'"),
     ("gym:FrozenLake-v1(map_nam=8x8)", "unexpected keyword argument 'map_nam'"),
     ("gym:LunarLander-v3(gravity=5)", "gravity .* must be between -12 and 0"),
@@ -330,3 +337,17 @@ def test_an_environment_of_ones_own_is_found_in_the_current_folder(tmp_path):
     words = ["games", "check", "gym:own_levers:Levers-v0", "--episodes", "2"]
     done = subprocess.run([command, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_environment_of_pettingzoo_of_ones_own_is_played_in_teams():
+    command, folder = Path(sys.executable).parent / "spar", Path(__file__).parents[1] / "learn"
+
+    def check(game):
+        words = ["games", "check", f"pz:dying_agents:{game}", "--episodes", "2"]
+        return subprocess.run([command, *words], cwd=folder, capture_output=True, text=True, check=False)
+
+    done = check("dying_v0(teams=scout/tank,unequal=true)")
+    assert done.returncode == 0, done.stderr
+    assert "seat 1 'scout_1' of team 0" in done.stdout
+    assert "seat 2 'tank_0' of team 1" in done.stdout
+    assert "Did you mean 'pz:dying_agents:dying_v0'?" in check("dyin_v0").stderr

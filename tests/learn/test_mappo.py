@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dying_agents import CUT
 from fading_game import ENDS
 from msgspec.structs import replace as replace_field
 
@@ -57,6 +58,17 @@ def test_a_seat_that_is_cut_short_is_there_in_the_last_view_and_not_later():
     assert view.observation[0][JOINT + "2/clock"][0, 0] == max(ENDS)
 
 
+def test_another_game_that_begins_changes_nothing_of_what_this_one_shows():
+    game = JointView(open_game("pz:dying_agents:dying_v0", 2))
+    view = stepped(game, CUT)  # the second seat is cut short in this view, and still there
+    again = game.reset(np.zeros(2, np.uint64), np.array([True, False]))
+    for seen, same in zip(view.observation, again.observation, strict=True):
+        assert all(np.array_equal(seen[name][1], same[name][1]) for name in seen)
+    last = game.step([np.ones(2, np.int32)] * 3).observation[2]
+    assert last[ALIVE].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert last[JOINT + "2/state"].tolist() == [[1, 2], [0, 0]]
+
+
 def test_the_joint_view_of_a_game_is_saved_with_it():
     game, other = JointView(open_game(FADING, 2)), JointView(open_game(FADING, 2))
     stepped(game, 4)
@@ -77,6 +89,15 @@ def test_where_the_game_shows_its_state_that_is_the_joint_view():
     assert view.observation[0][STATE].shape == (2, 26, 4)
     assert view.observation[0][STATE].any()
     assert spec_of("pz:simple_spread_v3").state is None  # MPE's would be what all see
+
+
+def test_walkers_that_fall_leave_the_joint_view():
+    game = JointView(open_game("pz:multiwalker_v9(terminate_on_fall=false)", 1))
+    assert game.spec.state is None
+    view, rng = game.reset(np.zeros(1, np.uint64), np.ones(1, bool)), np.random.default_rng(0)
+    while not (view.ending == TERMINATED).any():
+        view = game.step([rng.uniform(-1, 1, (1, 4)).astype(np.float32)] * 3)
+    assert np.array_equal(view.observation[0][ALIVE], view.ending != TERMINATED)
 
 
 def test_a_state_that_the_game_does_not_show_is_refused():
@@ -179,6 +200,8 @@ def test_it_starts_from_a_policy_of_its_own_kind(config):
 def test_records_of_the_store_are_refused_since_they_have_no_joint_view(config):
     with pytest.raises(ConfigError, match="mappo learns only from what it has just played itself"):
         plan(TrainRequest(FADING, "mappo", source="mix"), config)
+    with pytest.raises(ConfigError, match=r"`spar train 'pz:simple_spread_v3\(identity=true\)' --algo ppo"):
+        plan(TrainRequest("pz:simple_spread_v3(identity=true)", "mappo", source="mix"), config)  # as a shell takes it
 
 
 @pytest.mark.parametrize("memory", ["", "gru:8"])

@@ -22,8 +22,10 @@ from sparring.games.catalogue import open_game
 from sparring.games.scripts import play, script
 from sparring.gateway.credentials import Secrets, open_identity
 from sparring.store import open_store
+from sparring.store.exchange import parquet
 from sparring.store.protocol import Query
 from sparring.wire.chunk import Chunk
+from sparring.wire.ids import GameId
 
 
 @pytest.fixture
@@ -68,6 +70,24 @@ def test_export_and_import_carry_everything_over(
     assert (found["dataset"], found["episodes"]) == ("sparring/cartpole-v0", 12)
     words = ("data", "import", "cartpole", "--minari", tmp_path / "sets", "--dataset", found["dataset"])
     assert spar(capsys, other, *words)[1]["verdicts"] == {"new": 12}
+
+
+def test_one_seat_is_exported_and_imported_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    played = play(open_game("duel"), [script("duel", "random")] * 2, [1], np.random.default_rng(0))[0]
+    with open_store(f"sqlite:///{tmp_path}/a/experience.db") as store:
+        store.append(played)
+    steps = [sum(chunk.header.steps for chunk in played if chunk.header.seat == seat) for seat in (0, 1)]
+    both, one, words = tmp_path / "both.parquet", tmp_path / "one.parquet", ("data", "export", "duel")
+    assert spar(capsys, tmp_path / "a", *words, "--to", both)[1]["steps"] == sum(steps)
+    assert spar(capsys, tmp_path / "a", *words, "--seat", "1", "--to", one)[1]["steps"] == steps[1]
+    (seat,) = {chunk.header.seat for chunk in parquet.read(one)}
+    assert seat == 1
+    assert spar(capsys, tmp_path / "b", "data", "import", both, "--seat", "0")[0] == 0
+    with open_store(f"sqlite:///{tmp_path}/b/experience.db") as store:
+        assert {chunk.header.seat for chunk in store.read(Query(GameId("duel")))} == {0}
+    for seat in (-1, 2):
+        code, found = spar(capsys, tmp_path / "a", *words, "--seat", seat, "--minari", tmp_path / "sets")
+        assert (code, found["do"]) == (1, "Count from 0 to 1")
 
 
 def test_an_import_keeps_to_the_games_spec(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

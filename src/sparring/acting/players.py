@@ -2,6 +2,7 @@
 (`acting`), and found by its name (`named`): a model's id or the beginning of one, champion:GAME, script:GAME/NAME, or
 models of different kinds of seats as ID,ID."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -245,7 +246,9 @@ def _champion(game: str, registry: Registry) -> Named:
     found = [champion_model(registry, spec.id, spec.version, place) for place in places]
     models = [model for model in found if model is not None]
     if not models:
-        raise Missing(f"{game} has no champion yet", where="registry", do=f"Train one: `spar train {game}`")
+        raise Missing(
+            f"{game} has no champion yet", where="registry", do=f"Train one: `spar train {shlex.quote(game)}`"
+        )
     if len(spec.kinds) == 1:
         return Named(game, models[0].id, models[0])
     return Named(game, ",".join(model.id for model in models), Lineup.of(spec, models))

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -281,7 +282,7 @@ def load(name: str | Path, *, data: str | Path | None = None, seed: int = 0, sea
         one = player.seats[seat]
         if not isinstance(one, Model):
             wrong = f"seat {spec.seats[seat].name!r} of {found.game} has no champion yet"
-            raise Missing(wrong, where="registry", do=f"Train one: `spar train {found.game}`")
+            raise Missing(wrong, where="registry", do=f"Train one: `spar train {shlex.quote(found.game)}`")
         player = one
     return LoadedModel(player, spec, seed=seed)
 

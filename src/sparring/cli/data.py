@@ -11,7 +11,7 @@ import argparse
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", type=Path, metavar="FILE", help="export: the Parquet file to write")
     parser.add_argument("--minari", type=Path, metavar="DIR", help="export, import: the folder of Minari datasets")
     parser.add_argument("--dataset", metavar="NAME", help="export, import: such as sparring/cartpole-v0")
-    parser.add_argument("--seat", type=int, default=0, help="export, import with --minari: which seat")
+    parser.add_argument("--seat", type=int, help="export, import: this seat alone; with --minari by default 0")
     parser.add_argument("--name", action="store_true", help="erase: PLAYER is the game's name, not a pseudonym")
     chosen = parser.add_argument_group("which chunks (quality, export)")
     chosen.add_argument("--version", action="append", default=[], help="of the game; may be given several times")
@@ -96,13 +96,13 @@ def _quality(args: argparse.Namespace, output: Output, store: Store) -> dict[str
 
 
 def _export(args: argparse.Namespace, output: Output, store: Store) -> dict[str, Any]:
-    query = _query(args)
+    query = _query(args) if args.seat is None else replace(_query(args), seats=(args.seat,))
     if args.minari:
         from sparring.store.exchange import minari as minari_sets
 
         name = args.dataset or f"sparring/{re.sub(r'[^-_/a-z0-9]', '-', query.game.lower())}-v0"
         spec, show = _spec(args, query.game), lambda episodes: output.progress(f"{episodes} episodes")
-        done = minari_sets.write(store, query, spec, args.minari, name, seat=args.seat, progress=show)
+        done = minari_sets.write(store, query, spec, args.minari, name, seat=_seat(args, spec), progress=show)
         output.say(f"{done.episodes} episodes, {done.steps} steps as {name} in {args.minari}; skipped {done.skipped}")
         return {"dataset": name, "folder": str(args.minari), **asdict(done)}
     if args.to is None:
@@ -122,11 +122,12 @@ def _import(args: argparse.Namespace, output: Output, store: Store) -> dict[str,
 
         if not args.dataset:
             raise ConfigError("no dataset", where="spar data import", do="Add --dataset NAME")
-        chunks = minari_sets.read(args.minari, args.dataset, _spec(args, GameId(args.what[0])), seat=args.seat)
+        spec = _spec(args, GameId(args.what[0]))
+        chunks = minari_sets.read(args.minari, args.dataset, spec, seat=_seat(args, spec))
     else:
         from sparring.store.exchange import parquet
 
-        chunks = parquet.read(Path(args.what[0]))
+        chunks = (one for one in parquet.read(Path(args.what[0])) if args.seat in (None, one.header.seat))
     counts = _append_all(store, chunks, Catalogue.from_config(args.config), output)
     output.say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "nothing to import")
     return {"verdicts": counts}
@@ -215,6 +216,15 @@ def _spec(args: argparse.Namespace, game: GameId) -> GameSpec:
     catalogue = Catalogue.from_config(args.config)
     wanted = catalogue.spec(game, args.version[-1]) if args.version else catalogue.newest(game)
     return wanted or spec_of(game)
+
+
+def _seat(args: argparse.Namespace, spec: GameSpec) -> int:
+    """The seat of a Minari dataset."""
+    seat: int = args.seat or 0
+    if not 0 <= seat < len(spec.seats):
+        do = f"Count from 0 to {len(spec.seats) - 1}"
+        raise ConfigError(f"--seat {seat}", where=f"game {spec.id}", do=do)
+    return seat
 
 
 def _when(text: str) -> int:

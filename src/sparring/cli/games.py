@@ -90,4 +90,5 @@ def _describe(spec: GameSpec, output: Output) -> None:
     for number, seat in enumerate(spec.seats):
         seen = ", ".join(f"{leaf.name} ({_shape(leaf)})" for leaf in seat.observation)
         low, high = seat.reward_bounds
-        output.say(f"  seat {number} {seat.name!r}: sees {seen}; {_shape(seat.action)}; earns {low:g} to {high:g}")
+        place = f"seat {number} {seat.name!r}" + (f" of team {seat.team}" if len(spec.seats) > 1 else "")
+        output.say(f"  {place}: sees {seen}; {_shape(seat.action)}; earns {low:g} to {high:g}")

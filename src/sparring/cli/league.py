@@ -14,6 +14,7 @@ Example: spar league connect-four --for 10m
 import argparse
 import math
 import re
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,9 @@ def _rate(game: str, args: argparse.Namespace, output: Output) -> dict[str, Any]
     with open_registry(args.config.registry_url) as registry:
         members = members_of(game, registry, args.models)
     if len(members) < 2:
-        raise Missing(f"{game} has one player only", where="spar league", do=f"Train one: `spar train {game}`")
+        raise Missing(
+            f"{game} has one player only", where="spar league", do=f"Train one: `spar train {shlex.quote(game)}`"
+        )
     done, rng = 0, np.random.default_rng()
     with MatchFile(data, spec_of(game).id) as file, stopping() as stopped:
         while done < rounds and time.monotonic() < until_s and not stopped.is_set():

@@ -179,11 +179,20 @@ def name_and_options(text: str, where: str) -> tuple[str, dict[str, Any]]:
         key, sign, value = part.strip().partition("=")
         if not sign or not key.isidentifier():
             raise ConfigError(f"option {part!r}", where=where, do="Write NAME(key=value,key=value)")
+        if key in options:
+            raise ConfigError(f"option {key!r} is given twice", where=where, do="Give it once")
         try:
             options[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             options[key] = value
     return (found[1] if found else text), options
+
+
+def check_option(options: dict[str, Any], key: str, allowed: tuple[Any, ...], where: str) -> None:
+    """An option of ours has one of the `allowed` values, where it is given; an environment checks its own."""
+    if key in options and repr(options[key]) not in map(repr, allowed):  # 1 is not true
+        texts = " or ".join(f"{key}={str(value).lower()}" for value in allowed)
+        raise ConfigError(f"{key}={options[key]}", where=where, do=f"Write {texts}, or leave it out")
 
 
 def id_with_options(name: str, options: dict[str, Any]) -> str:

@@ -22,7 +22,15 @@ import numpy as np
 
 from sparring.errors import ConfigError, Missing
 from sparring.games.catalogue import register_game
-from sparring.games.game_state import REWARD_BOUND, SEEDS, OneSeatGame, id_with_options, library, name_and_options
+from sparring.games.game_state import (
+    REWARD_BOUND,
+    SEEDS,
+    OneSeatGame,
+    check_option,
+    id_with_options,
+    library,
+    name_and_options,
+)
 from sparring.games.protocol import RUNNING, Actions, Columns, Game, View
 from sparring.games.spec import GameSpec, Leaf, SeatSpec, checked, discrete
 from sparring.games.user_environments import (
@@ -55,6 +63,7 @@ def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
     """n environments of that id, or Missing; `rendered`: they draw pictures (`Environments.render`)."""
     gym = library("gymnasium", "gymnasium", "games gym:…")
     env_id, options = name_and_options(text, f"game 'gym:{text}'")
+    check_option(options, IMAGES, ("full",), f"game 'gym:{text}'")
     given = {key: value for key, value in options.items() if key != IMAGES}
     native = None if given or rendered else _native_vector(gym, env_id, n)
     mode = {"render_mode": "rgb_array"} if rendered else {}

@@ -21,6 +21,7 @@ from sparring.wire.chunk import Array
 JOINT = "observation/joint/"
 STATE, ALIVE, SEAT = JOINT + "state", JOINT + "alive", JOINT + "seat"
 _OWN = "observation/"
+_NOW, _BEFORE = 1, 2  # in the newest view, where the seat still is; in an earlier one
 
 
 def joint_spec(spec: GameSpec) -> GameSpec:
@@ -54,32 +55,34 @@ class JointView:
         if game.spec.state is not None and self._state is None:
             do = "Give it a method `state`, or leave the state out of its spec"
             raise ConfigError("its spec has a state, and it does not show one", where=f"game {game.spec.id}", do=do)
-        self._gone = np.zeros((game.n, len(game.spec.seats)), bool)  # seats that ended in an earlier view
+        self._cut = np.zeros((game.n, len(game.spec.seats)), np.uint8)  # seats that were cut short: _NOW or _BEFORE
 
     def reset(self, seeds: Array, which: Array) -> View:
         """Start the games of `which`."""
         view = self._game.reset(seeds, which)
-        self._gone[which] = False
+        self._cut[which] = 0
         return self._shown(view)
 
     def step(self, actions: Actions) -> View:
         """Every running game goes on by one decision."""
-        return self._shown(self._game.step(actions))
+        view = self._game.step(actions)
+        self._cut[self._cut == _NOW] = _BEFORE
+        return self._shown(view)
 
     def save(self) -> bytes:
         """All n games exactly."""
-        return msgspec.msgpack.encode((self._game.save(), self._gone.tobytes()))
+        return msgspec.msgpack.encode((self._game.save(), self._cut.tobytes()))
 
     def restore(self, state: bytes) -> None:
         """Back to what `save` gave."""
-        game, gone = msgspec.msgpack.decode(state, type=tuple[bytes, bytes])
+        game, cut = msgspec.msgpack.decode(state, type=tuple[bytes, bytes])
         self._game.restore(game)
-        self._gone = np.frombuffer(gone, bool).reshape(self._gone.shape).copy()
+        self._cut = np.frombuffer(cut, np.uint8).reshape(self._cut.shape).copy()
 
     def _shown(self, view: View) -> View:
         # A seat that is cut short now is still there: the value of this very view is asked for.
-        gone = self._gone | (view.ending == TERMINATED)
-        self._gone = gone | ((view.ending == TRUNCATED) & ~view.over[:, None])
+        self._cut[(view.ending == TRUNCATED) & ~view.over[:, None] & (self._cut == 0)] = _NOW
+        gone = (view.ending == TERMINATED) | (self._cut == _BEFORE)
         alive = (~gone).astype(np.float32)
         state: Columns = {} if self._state is None else {STATE: self._state()}
         there = [

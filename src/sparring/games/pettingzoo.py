@@ -1,5 +1,5 @@
 """`pz:<name>`: a game of PettingZoo, such as pz:connect_four_v3 or pz:multiwalker_v9(n_walkers=2), one seat per agent;
-the MPE games (pz:simple_spread_v3) come from the package mpe2.
+the MPE games (pz:simple_spread_v3) come from the package mpe2, pz:module:mine_v0 is registered by that module.
 
 Where there is a parallel version (all agents at once) it is played, else the one in which agents take turns.
 An "action_mask", in the observation or beside it, becomes the legal mask. Images are scaled down as those of
@@ -9,6 +9,7 @@ Gymnasium; `pz:<name>(images=full)` leaves them as they are. `teams=…` says wh
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,11 +17,20 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import ConfigError, Missing
-from sparring.games.game_state import REWARD_BOUND, SEEDS, did_you_mean, id_with_options, library, name_and_options
+from sparring.games.game_state import (
+    REWARD_BOUND,
+    SEEDS,
+    check_option,
+    did_you_mean,
+    id_with_options,
+    library,
+    name_and_options,
+)
 from sparring.games.gymnasium import FULL_IMAGES, IMAGES, Reader, action_leaf, observation_reader, wrong_options
 from sparring.games.protocol import RUNNING, TERMINATED, TRUNCATED, Columns, Game
 from sparring.games.spec import GameSpec, SeatSpec, checked, discrete
 from sparring.games.vectorize import SingleGame, SingleView, VectorGame
+from sparring.user_code import import_code
 from sparring.wire.chunk import Array
 from sparring.wire.ids import GameId
 
@@ -44,6 +54,7 @@ DEFAULT_TEAMS = {
     "simple_world_comm": "leadadversary-adversary/agent",
     "simple_crypto": "eve/bob-alice",
 }
+STATE_FAILS = {"multiwalker"}  # once a walker has fallen, PettingZoo's raises an error
 MPE = ("simple_", "collect_treasure_")  # how the names of mpe2's games begin
 
 
@@ -51,6 +62,8 @@ def open_game(text: str, n: int, *, rendered: bool = False) -> Game:
     """n games of that name, or Missing; `rendered`: they draw pictures (`_PettingZooGame.render`)."""
     name, options = name_and_options(text, f"game 'pz:{text}'")
     given = {key: value for key, value in options.items() if key not in (IMAGES, TEAMS, IDENTITY)}
+    check_option(options, IMAGES, ("full",), f"game 'pz:{text}'")
+    check_option(options, IDENTITY, (True, False), f"game 'pz:{text}'")
     teams = str(options.get(TEAMS, DEFAULT_TEAMS.get(re.sub(r"_v\d+$", "", name), EACH)))
     entry, parallel, package = _found(name)
     name = id_with_options(name, options)
@@ -114,7 +127,7 @@ class _PettingZooGame(SingleGame):
         turns: Any = "simultaneous" if parallel else "alternating"
         cycles = getattr(env.unwrapped, "max_cycles", 0) if parallel else 0
         ticks = cycles if isinstance(cycles, int) and cycles > 0 else MOST_TICKS
-        self._state = _state_reader(env, where)
+        self._state = None if name.partition("_v")[0] in STATE_FAILS else _state_reader(env, where)
         self.spec = checked(
             GameSpec(
                 id=GameId(f"pz:{name}"),
@@ -148,7 +161,8 @@ class _PettingZooGame(SingleGame):
             self._env.step(self._seats[mover].act(chosen[mover]))
             self._look_at_all()
             rewards, terminated, truncated = self._env.rewards, self._env.terminations, self._env.truncations
-        rewards = {agent: float(reward) for agent, reward in rewards.items()}
+        # A seat that has ended earns nothing more, whatever its environment goes on to say of it.
+        rewards = {agent: float(one) for agent, one in rewards.items() if self._ending[agent] == RUNNING}
         for agent in self._agents:
             if self._ending[agent] == RUNNING:
                 self._score[agent] += rewards.get(agent, 0.0)
@@ -170,7 +184,8 @@ class _PettingZooGame(SingleGame):
 
     def _look(self, observations: dict[Any, Any], infos: dict[Any, Any]) -> None:
         for agent, observation in observations.items():
-            self._seats[agent].look(observation, infos.get(agent, {}))
+            if self._ending[agent] == RUNNING:
+                self._seats[agent].look(observation, infos.get(agent, {}))
 
     def _look_at_all(self) -> None:
         agents = self._env.agents
@@ -204,13 +219,18 @@ def _teams(agents: Sequence[Any], rule: str, where: str) -> list[int]:
         return [0 if rule == ALL else place for place in range(len(names))]
     if rule == KIND:
         return [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
-    team_of = {word: team for team, words in enumerate(rule.split("/")) for word in words.split("-")}
-    found = [team_of.get(name, team_of.get(kind, -1)) for name, kind in zip(names, kinds, strict=True)]
-    if -1 in found or (stray := set(team_of) - {*names, *kinds}):
-        wrong = f"{names[found.index(-1)]!r} has no team" if -1 in found else f"there is no agent {min(stray)!r}"
+    named = [(word, team) for team, words in enumerate(rule.split("/")) for word in words.split("-")]
+    team_of = dict(named)
+    used = [name if name in team_of else kind for name, kind in zip(names, kinds, strict=True)]
+    words = [word for word, _ in named]
+    wrong = [f"there is no agent {word!r}" for word in words if word not in (*names, *kinds)]
+    wrong += [f"{word!r} is named twice" for word in words if words.count(word) > 1]
+    wrong += [f"{name!r} has no team" for name, word in zip(names, used, strict=True) if word not in team_of]
+    wrong += [f"no agent is left for {word!r}" for word in words if word not in used]
+    if wrong:
         do = f"Write all, each, kind, or teams such as a-b/c of its agents: {', '.join(names)}"
-        raise ConfigError(f"teams={rule}: {wrong}", where=where, do=do)
-    return found
+        raise ConfigError(f"teams={rule}: {wrong[0]}", where=where, do=do)
+    return [team_of[word] for word in used]
 
 
 def _state_reader(env: Any, where: str) -> Reader | None:
@@ -223,21 +243,25 @@ def _state_reader(env: Any, where: str) -> Reader | None:
 
 
 def _found(name: str) -> tuple[Callable[..., Any], bool, str]:
-    """What makes an environment of that name, whether all agents act at once in it, and the package that it needs;
-    Missing where there is none."""
+    """What makes an environment of that name, whether all agents act at once in it, and the package that it needs
+    ("": it is a user's own); Missing where there is none."""
     where = f"game 'pz:{name}'"
     pettingzoo = library("pettingzoo", "pettingzoo", where)
-    known = {f"{spec.name}_v{spec.version}": env_id for env_id, spec in pettingzoo.aec_registry.items()}
+    module, colon, name = name.rpartition(":")
+    if colon:
+        import_code(module, "environment", where)
+    registered = pettingzoo.aec_registry | pettingzoo.parallel_registry
+    known = {re.sub(r"-v(?=\d+$)", "_v", env_id.rpartition("/")[2]): env_id for env_id in registered}
     if name in known:
         env_id, parallel = known[name], known[name] in pettingzoo.parallel_registry
         entry = partial(pettingzoo.make, "parallel" if parallel else "aec", env_id)
-        return entry, parallel, f"pettingzoo[{env_id.partition('/')[0]}]"
+        return entry, parallel, "" if module else f"pettingzoo[{env_id.partition('/')[0]}]"
     modules: dict[str, Any] = {}
     if name.startswith(MPE):
         found = library("mpe2.all_modules", "mpe2", where).mpe_environments
         modules = {path.rpartition("/")[2]: module for path, module in found.items()}
     if name not in modules:
-        do = did_you_mean(name, [*known, *modules], "pettingzoo.pprint_registry() lists them", "pz:")
+        do = did_you_mean(name, [*known, *modules], "pettingzoo.pprint_registry() lists them", f"pz:{module}{colon}")
         raise Missing("PettingZoo has no such game", where=where, do=do)
     return modules[name].parallel_env, True, "mpe2"
 
@@ -246,8 +270,12 @@ def _make(entry: Callable[..., Any], package: str, name: str, options: dict[str,
     from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
     try:
-        return entry(**options)
+        with warnings.catch_warnings():  # what a library thinks of its parts, which Box2D's import dies of as errors
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return entry(**options)
     except (PettingZooRegistryError, ImportError) as error:
+        if not package:
+            raise
         cause = error.__cause__ or error
         do = f'Install what it needs: pip install "{package}"'
         raise Missing(f"it does not load: {cause}", where=f"game 'pz:{name}'", do=do) from None

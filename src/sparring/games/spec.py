@@ -60,7 +60,7 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SeatSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One place at the table. Seats of one team share their interest; by default each is alone."""
+    """One place at the table. Seats of one team share their interest; by default all are of one."""
 
     name: str
     team: int = 0
@@ -149,6 +149,8 @@ def checked(spec: GameSpec, where: str) -> GameSpec:
     if spec.state is not None:
         _check_leaf(spec.state, wrong)
     for seat in spec.seats:
+        if [other.name for other in spec.seats].count(seat.name) > 1:
+            raise wrong(f"several seats are called {seat.name!r}", "Give each seat a name of its own")
         low, high = seat.reward_bounds
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise wrong(f"seat {seat.name!r} has reward_bounds {seat.reward_bounds}", "Give finite low and high")

@@ -115,6 +115,9 @@ async def get_champion(request: Request, state: GatewayState) -> Signed | Respon
         wrong, do = "there is no such seat", f"Send 0 to {len(spec.seats) - 1}"
         raise BadRequest(wrong, where="query", do=do, field="seat", value=seat)
     signed = await asyncio.to_thread(state.registry.champion, spec.id, spec.version, seat)
+    if signed is None and seat is None and len(spec.kinds) > 1:
+        wrong, do = "each kind of seats has a champion of its own", f"Send seat=0 to {len(spec.seats) - 1}"
+        raise Missing(wrong, where=f"{spec.id} {spec.version}", do=do)
     if signed is None:
         raise Missing("there is no champion yet", where=f"{spec.id} {spec.version}", do="Train one, then promote it")
     body = msgspec.json.encode(signed)

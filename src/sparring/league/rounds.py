@@ -6,6 +6,7 @@ that have not met count as even. A match is a batch of games from both sides of 
 
 import hashlib
 import secrets
+import shlex
 import time
 import uuid
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ def check_game(game: str) -> GameSpec:
         raise ConfigError(wrong, where="spar league", do=do)
     if len(spec.kinds) > 1:
         wrong = f"the seats of {game} are of {len(spec.kinds)} kinds, and a league's members play all seats"
-        raise ConfigError(wrong, where="spar league", do=f"Train its kinds together: `spar train {game}`")
+        raise ConfigError(wrong, where="spar league", do=f"Train its kinds together: `spar train {shlex.quote(game)}`")
     return spec
 
 

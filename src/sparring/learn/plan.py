@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -444,14 +445,14 @@ def _check_source(algorithm: Algorithm, settings: Any, source: Source, game: str
         check_source(name, source, game)
     elif source != "store" and feeds == "records":
         wrong = f"{name} learns from what others played, and nothing else"
-        do = f"Use `spar train {game} --algo {name} --from store`"
+        do = f"Use `spar train {shlex.quote(game)} --algo {name} --from store`"
     elif source == "store" and feeds == "trajectories":
         wrong = f"{name} learns only from what it has just played itself, and the store holds what others played"
-        do = f"Use `spar train {game} --algo dqn --from store`, or `--from mix` with {name}"
+        do = f"Use `spar train {shlex.quote(game)} --algo dqn --from store`, or `--from mix` with {name}"
     elif source == "mix" and feeds == "trajectories":
         if not hasattr(algorithm.settings, "records_steps"):
             wrong = f"{name} learns only from what it has just played itself"
-            do = f"Use `spar train {game} --algo ppo --from mix`, or leave --from out"
+            do = f"Use `spar train {shlex.quote(game)} --algo ppo --from mix`, or leave --from out"
         elif getattr(settings, "memory", ""):
             wrong = "steps of the store do not record the state of a recurrent network"
             where, do = f"[{name}] memory", "Leave out memory, or --from mix"

@@ -5,6 +5,7 @@ learn/rllib/topology.py RLlib plays, or reads the store, and learns.
 """
 
 import inspect
+import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,7 +88,7 @@ def check_source(name: str, source: str, game: str) -> None:
         do = f"Use one of {readers}, or our own dqn"
     else:
         wrong = f"RLlib's {offer.name} learns from what others played, and nothing else"
-        do = f"Use `spar train {game} --algo {PREFIX}{offer.name} --from store`"
+        do = f"Use `spar train {shlex.quote(game)} --algo {PREFIX}{offer.name} --from store`"
     raise ConfigError(wrong, where=f"--from {source}", do=do)
 
 
