@@ -5,11 +5,15 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
 from sparring.errors import Refused, SparringError, WireError
 from sparring.games.catalogue import open_game, spec_of
+from sparring.games.protocol import RUNNING, TERMINATED
+from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
+from sparring.games.vectorize import SingleView, VectorGame
 from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model
 from sparring.nets.torch_network import Network, default_network
@@ -96,6 +100,73 @@ def test_ends_are_exact_and_signs_are_right_in_every_position_of_tic_tac_toe():
         found, (value, worth) = searched(chooser, tree, game, view, LONG_S), minimax(state)
         assert found.value == value
         assert worth[found.action] == value
+
+
+def test_the_only_move_of_a_position_is_valued_and_a_win_at_once_needs_no_time():
+    pytest.importorskip("pyspiel")
+    game, view = played(TICTAC, [0, 1, 2, 4, 3, 5, 7, 6])
+    found = searched(chooser_of(TICTAC), tree_of(TICTAC), game, view, LONG_S)
+    assert (found.action, found.value) == (8, 0.0)
+    game, view = played(FOUR, [3, 0, 3, 0, 3, 1])
+    found = searched(chooser_of(FOUR), tree_of(FOUR), game, view, -1.0)
+    assert (found.action, found.value) == (3, 1.0)
+
+
+_SEAT = {"observation": (vector("observation/path", 4, 0, 2),), "action": discrete(2), "reward_bounds": (-1.0, 1.0)}
+
+
+class Bait:
+    """The first move earns 1, and 0 ends the game with it. After 1 the other seat may take 1 back, and the first seat
+    then moves twice and earns 1 each time."""
+
+    spec = GameSpec(
+        id="bait",
+        turns="alternating",
+        seats=(SeatSpec(name="first", team=0, **_SEAT), SeatSpec(name="second", team=1, **_SEAT)),
+        max_ticks=9,
+        resimulates=True,
+    )
+    searchable = True
+
+    def reset(self, seed):
+        self.path = []
+        return self.seen(0.0)
+
+    def step(self, actions):
+        at = len(self.path)
+        self.path.append(int(actions[at == 1]))
+        return self.seen(-float(self.path[1]) if at == 1 else 1.0)
+
+    def seen(self, reward):
+        over, at = self.path == [0] or len(self.path) == 4, len(self.path)
+        path = {"observation/path": np.array([one + 1 for one in self.path] + [0] * (4 - at), np.float32)}
+        acts, ending = (not over and at != 1, not over and at == 1), TERMINATED if over else RUNNING
+        return SingleView((path, path), acts, (reward, -reward), (ending, ending), (0.0, 0.0), (None, None))
+
+    def save(self):
+        return bytes(self.path)
+
+    def restore(self, state):
+        self.path = list(state)
+
+
+def test_what_two_teams_earn_before_the_end_is_added_up():
+    game, tree = VectorGame(Bait, 1), TreeSearch(lambda n: VectorGame(Bait, n), Bait.spec)
+    view = game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+    net = default_network(Bait.spec.seats[0], hidden=(16,))
+    weights, lineage = Network(net, 1).weights(), Lineage(algorithm="test", config={}, steps={})
+    chooser = Chooser(make_model(Bait.spec, net, weights, "categorical", lineage, 1_790_000_000_000))
+    request = ActRequest({"observation/path": view.observation[0]["observation/path"][0]}, game_state=game.save())
+    found = chooser.search(tree, 0, request, np.random.default_rng(0), time.monotonic() + LONG_S)
+    assert (found.action, found.value) == (1, 2.0)
+
+
+def test_teams_whose_gain_is_not_the_others_loss_are_refused():
+    seats = tuple(msgspec.structs.replace(seat, reward_bounds=(0.0, 1.0)) for seat in Bait.spec.seats)
+    spec = msgspec.structs.replace(Bait.spec, seats=seats)
+    constant = type("Constant", (Bait,), {"spec": spec})
+    with pytest.raises(Refused, match="gain is not the other's loss"):
+        TreeSearch(lambda n: VectorGame(constant, n), spec)
 
 
 def test_the_state_is_rebuilt_from_the_board_that_either_seat_sees():
@@ -190,7 +261,7 @@ def test_a_model_with_memory_and_a_state_of_another_game_are_refused():
     with pytest.raises(WireError):
         chooser_of(FOUR).search(tree_of(FOUR), 0, request, np.random.default_rng(0), 0.0)
     request = ActRequest({}, game_state=game.save())
-    with pytest.raises(Refused, match="not seat 1 that is to move"):
+    with pytest.raises(Refused, match="seat 0 is to move, not seat 1"):
         chooser_of(FOUR).search(tree_of(FOUR), 1, request, np.random.default_rng(0), 0.0)
     with pytest.raises(SparringError, match="does not show the whole state"):
         tree_of(TICTAC).row_of(0, {})
