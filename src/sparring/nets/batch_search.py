@@ -226,7 +226,8 @@ def _grow(trees: Trees, leaf: Array, tried: Array, node: int, ended: Array, disc
     """Hang the new node of every tree below its leaf, and average what it is worth into every move that led there.
     `ended`: by the game's rules, not cut short."""
     for tree in range(len(trees.prior)):
-        at, result, exact = leaf[tree], 0.0, np.nan
+        at, exact = leaf[tree], np.nan
+        result = trees.value[tree, at]  # of a game that was cut short there
         if tried[tree] >= 0:
             trees.child[tree, at, tried[tree]] = node
             trees.parent[tree, node, 0], trees.parent[tree, node, 1] = at, tried[tree]
