@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from bait_game import Bait
 
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
@@ -111,6 +112,21 @@ def test_the_same_seed_finds_the_same():
     first, second, other = (searched(*after((2, 2, 3)), noise=0.5, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first[POLICY_TARGET], second[POLICY_TARGET])
     assert (first[POLICY_TARGET] != other[POLICY_TARGET]).any()
+
+
+def test_what_two_teams_earn_before_the_end_is_added_up():
+    games = VectorGame(Bait, 1)
+    view = games.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+
+    def bad(observation):  # for who is to move
+        n = len(observation["observation/path"])
+        return {"logits": np.zeros((n, 2), np.float32), "value": np.full(n, -3, np.float32)}
+
+    search, legal = BatchSearch(VectorGame(Bait, 1), SearchSpec(2, 1.0, 0.0)), np.ones((1, 2), bool)
+    root = bad(view.observation[0])
+    found = search.search(games.save_rows(), np.zeros(1, int), root, legal, bad, np.random.default_rng(0))
+    assert found["value"][0] > 3.5  # 4 after the move that goes on, 1 after the other
+    assert found[POLICY_TARGET][0].argmax() == 1
 
 
 class Line:

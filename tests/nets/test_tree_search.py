@@ -8,12 +8,11 @@ import time
 import msgspec
 import numpy as np
 import pytest
+from bait_game import Bait
 
 from sparring.errors import Refused, SparringError, WireError
 from sparring.games.catalogue import open_game, spec_of
-from sparring.games.protocol import RUNNING, TERMINATED
-from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
-from sparring.games.vectorize import SingleView, VectorGame
+from sparring.games.vectorize import VectorGame
 from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model
 from sparring.nets.torch_network import Network, default_network
@@ -110,44 +109,6 @@ def test_the_only_move_of_a_position_is_valued_and_a_win_at_once_needs_no_time()
     game, view = played(FOUR, [3, 0, 3, 0, 3, 1])
     found = searched(chooser_of(FOUR), tree_of(FOUR), game, view, -1.0)
     assert (found.action, found.value) == (3, 1.0)
-
-
-_SEAT = {"observation": (vector("observation/path", 4, 0, 2),), "action": discrete(2), "reward_bounds": (-1.0, 1.0)}
-
-
-class Bait:
-    """The first move earns 1, and 0 ends the game with it. After 1 the other seat may take 1 back, and the first seat
-    then moves twice and earns 1 each time."""
-
-    spec = GameSpec(
-        id="bait",
-        turns="alternating",
-        seats=(SeatSpec(name="first", team=0, **_SEAT), SeatSpec(name="second", team=1, **_SEAT)),
-        max_ticks=9,
-        resimulates=True,
-    )
-    searchable = True
-
-    def reset(self, seed):
-        self.path = []
-        return self.seen(0.0)
-
-    def step(self, actions):
-        at = len(self.path)
-        self.path.append(int(actions[at == 1]))
-        return self.seen(-float(self.path[1]) if at == 1 else 1.0)
-
-    def seen(self, reward):
-        over, at = self.path == [0] or len(self.path) == 4, len(self.path)
-        path = {"observation/path": np.array([one + 1 for one in self.path] + [0] * (4 - at), np.float32)}
-        acts, ending = (not over and at != 1, not over and at == 1), TERMINATED if over else RUNNING
-        return SingleView((path, path), acts, (reward, -reward), (ending, ending), (0.0, 0.0), (None, None))
-
-    def save(self):
-        return bytes(self.path)
-
-    def restore(self, state):
-        self.path = list(state)
 
 
 def test_what_two_teams_earn_before_the_end_is_added_up():
