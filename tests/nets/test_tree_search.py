@@ -1,9 +1,13 @@
 """Search over a model: wins and blocks, exact ends, signs, the deadline, and what is refused."""
 
+import importlib
+import itertools
 import math
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,10 +20,11 @@ from sparring.games.vectorize import VectorGame
 from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model
 from sparring.nets.torch_network import Network, default_network
-from sparring.nets.tree_search import SearchModel, TreeSearch
+from sparring.nets.tree_search import SearchModel, TreeSearch, _Even
 from sparring.wire.model import Lineage
 from sparring.wire.network import Gru
 
+DOCS = Path(__file__).parents[2] / "docs"
 FOUR, TICTAC = "connect-four", "spiel:tic_tac_toe"
 LONG_S = 60.0  # of searches that end by themselves, once the best move is certain
 
@@ -247,6 +252,25 @@ def test_rows_of_a_game_are_restored_one_by_one_and_go_on_alike(game_id):
         np.testing.assert_array_equal(seen.observation[0][name][:3], column[chosen])
     with pytest.raises(WireError):
         other.restore_rows([b"short"])
+
+
+def test_the_class_of_the_page_rebuilds_a_position_and_tells_what_moves_lead_to(monkeypatch, tmp_path):
+    for page, name in (("games", "countdown"), ("search", "countdowns")):
+        blocks = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
+        (block,) = (one for one in blocks if "def make(n)" in one)
+        (tmp_path / f"{name}.py").write_text(
+            block.replace("    spec = SPEC\n", "    spec = SPEC\n    searchable = True\n")
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.import_module("countdown").SPEC
+    tree, model = TreeSearch(importlib.import_module("countdowns").make, spec), _Even()
+    for left, seat in itertools.product(range(2, 22), (0, 1)):
+        row = tree.row_of(seat, {"observation/left": np.array([left], np.float32)})
+        found = tree.search(row, seat, model, time.monotonic() + LONG_S)
+        assert found.value == (1.0 if left % 4 else -1.0)
+        assert not left % 4 or (found.scores.argmax() + 1) % 4 == left % 4
+    with pytest.raises(Refused, match="no running game has 0 matches"):
+        tree.row_of(0, {"observation/left": np.zeros(1, np.float32)})
 
 
 WITHOUT_NUMBA = """
