@@ -98,12 +98,11 @@ class TreeSearch:
 
     def __init__(self, open_games: Callable[[int], object], spec: GameSpec) -> None:
         """`open_games` gives n games at once; Refused where they cannot be searched."""
-        game = open_games(BATCH_LEAVES)
         self.spec, self._open, self._where = spec, open_games, f"search in {spec.id}"
-        if wrong := obstacle(game, spec):
+        if wrong := obstacle(open_games(1), spec):  # one: 64 consoles take seconds to open
             raise Refused(wrong, where=self._where, do="Act without search_ms", field="search_ms")
         self._most = spec.seats[0].reward_bounds[1] if spec.has_rivals else math.inf  # no position is worth more
-        self._idle = [self._started(game)]
+        self._idle = [self._started(open_games(BATCH_LEAVES))]
         # Compiles now, so that the first search has its whole time.
         _Search(self._idle[0], _Even(), None, self._most).simulate(1)
 
