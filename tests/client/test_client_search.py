@@ -10,7 +10,7 @@ import pytest
 from websockets.sync.client import connect as open_socket
 
 import sparring
-from serving import decode_answer, serving
+from serving import decode_answer, inside, serving
 from sparring.errors import ConfigError, Refused
 from sparring.games.catalogue import open_game, spec_of
 from sparring.nets.model_files import make_model
@@ -33,15 +33,20 @@ def server(tmp_path_factory):
     data = tmp_path_factory.mktemp("search") / "data"
     words = [word for one in (f'games=["{TICTAC}"]', *LIMITS) for word in ("--set", one)]
     with serving(data, *words) as running:
-        with open_registry(f"file://{data}/models") as registry:
-            for game_id in (FOUR, TICTAC, "duel"):
-                spec = spec_of(game_id)
-                network = default_network(spec.seats[0], hidden=(16,))
-                lineage = Lineage(algorithm="test", config={}, steps={})
-                model = make_model(spec, network, Network(network, 2).weights(), "categorical", lineage, 1)
-                registry.publish(model)
-                registry.promote(spec.id, model.id, Evidence(episodes=1, mean=0.0, sd=0.0, by="operator"))
+        publish(data, FOUR, TICTAC, "duel")
         yield running
+
+
+def publish(data, *games):
+    """Champions that have learned nothing."""
+    with open_registry(f"file://{data}/models") as registry:
+        for game_id in games:
+            spec = spec_of(game_id)
+            network = default_network(spec.seats[0], hidden=(16,))
+            lineage = Lineage(algorithm="test", config={}, steps={})
+            model = make_model(spec, network, Network(network, 2).weights(), "categorical", lineage, 1)
+            registry.publish(model)
+            registry.promote(spec.id, model.id, Evidence(episodes=1, mean=0.0, sd=0.0, by="operator"))
 
 
 def played(game_id, moves):
@@ -57,12 +62,38 @@ def test_the_client_looks_ahead_where_the_board_shows_everything(server, tmp_pat
     _, seen = played(FOUR, WIN)
     options = {"folder": tmp_path, "act": act, "wait_for_model_s": 60.0, "act_timeout_s": 60.0}
     with sparring.connect(server.url, FOUR, **options) as connection, connection.episode(0) as episode:
-        action = episode.act(seen, search_ms=LONG_MS)
+        action = episode.act(seen, search_ms=np.float32(LONG_MS))
         assert action == BEST
         episode.record(seen, action)
         assert connection.statistics().act_fallbacks == 0
         with pytest.raises(Refused, match="search_ms=-1"):
             episode.act(seen, search_ms=-1)
+
+
+@pytest.mark.parametrize("act", ["local", "server"])
+def test_a_board_that_no_game_shows_is_refused_and_not_answered_by_chance(server, tmp_path, act):
+    options = {"folder": tmp_path, "act": act, "wait_for_model_s": 60.0, "act_timeout_s": 60.0}
+    with sparring.connect(server.url, FOUR, **options) as connection, connection.episode(0) as episode:
+        _, hers = played(FOUR, [3])
+        with pytest.raises(Refused, match="no running game shows this board"):
+            episode.act(hers, search_ms=10)
+        if act == "server":
+            with pytest.raises(Refused, match="does not take so long here"):
+                episode.act(played(FOUR, [])[1], search_ms=LONG_MS + 1)
+        assert connection.statistics().act_fallbacks == 0
+
+
+def test_where_the_gateway_has_no_time_for_a_search_the_model_acts_without_one(tmp_path):
+    _, seen = played(FOUR, [])
+    options = {"folder": tmp_path / "client", "act": "server", "act_timeout_s": 60.0}
+    with inside(tmp_path / "data", requests_per_s=1.0, burst_requests=120) as running:
+        publish(tmp_path / "data", FOUR)
+        with sparring.connect(running.url, FOUR, **options) as connection, connection.episode(0) as episode:
+            for _ in range(2):  # each millisecond counts as a request
+                episode.record(seen, episode.act(seen, search_ms=100))
+            statistics = connection.statistics()
+        assert "answered 429" in statistics.last_problem
+        assert statistics.act_fallbacks == 0  # none by chance
 
 
 def test_another_game_needs_its_saved_state(server, tmp_path):
@@ -107,6 +138,8 @@ def test_a_loaded_model_and_an_evaluation_look_ahead(server):
     assert model.predict(board, search_ms=LONG_MS) == BEST
     with pytest.raises(ConfigError, match="search_ms"):
         model.predict(board[None], search_ms=200)
+    with pytest.raises(ConfigError, match=r"legal has shape \(2,\)"):
+        model.predict(board, [1, 1], search_ms=200)
     command = [sys.executable, "-m", "sparring", "evaluate", f"champion:{FOUR}", "--against", f"champion:{FOUR}"]
     words = ["--search-ms", "100", "--episodes", "12", "--data", str(data), "--json"]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
@@ -130,3 +163,19 @@ def test_the_terminal_game_looks_ahead(server):
     moves = "1\n1\n1\n1\n7\n7\n7\n7\n" * 6  # lets it make four in a row
     done = subprocess.run(command, input=moves, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout.splitlines()[-1])["result"] == "lost", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["play", FOUR, "--model", "script:tactical", "--search-ms", "50"], "a script does not search"),
+        (["play", FOUR, "--search-ms", "nan"], "a search lasts 0 ms or more"),
+        (["evaluate", f"script:{FOUR}/tactical", "--search-ms", "50"], "is not one model"),
+        (["evaluate", f"champion:{FOUR}", "--search-ms", "50", "--from", "store"], "records are not searched"),
+    ],
+)
+def test_the_command_line_leaves_out_no_search_that_was_asked_for(server, words, sentence):
+    command = [sys.executable, "-m", "sparring", *words, "--data", str(server.data)]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert sentence in done.stderr

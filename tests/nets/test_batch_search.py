@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from bait_game import Bait
 
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game
+from sparring.games.spec import GameSpec, SeatSpec, discrete, vector
+from sparring.games.vectorize import SingleView, VectorGame
 from sparring.nets.batch_search import BatchSearch
 from sparring.nets.tree_search import POLICY_TARGET, SearchSpec
 from sparring.wire.network import Head, Input, NetworkSpec
@@ -109,6 +112,60 @@ def test_the_same_seed_finds_the_same():
     first, second, other = (searched(*after((2, 2, 3)), noise=0.5, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first[POLICY_TARGET], second[POLICY_TARGET])
     assert (first[POLICY_TARGET] != other[POLICY_TARGET]).any()
+
+
+def test_what_two_teams_earn_before_the_end_is_added_up():
+    games = VectorGame(Bait, 1)
+    view = games.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+
+    def bad(observation):  # for who is to move
+        n = len(observation["observation/path"])
+        return {"logits": np.zeros((n, 2), np.float32), "value": np.full(n, -3, np.float32)}
+
+    search, legal = BatchSearch(VectorGame(Bait, 1), SearchSpec(2, 1.0, 0.0)), np.ones((1, 2), bool)
+    root = bad(view.observation[0])
+    found = search.search(games.save_rows(), np.zeros(1, int), root, legal, bad, np.random.default_rng(0))
+    assert found["value"][0] > 3.5  # 4 after the move that goes on, 1 after the other
+    assert found[POLICY_TARGET][0].argmax() == 1
+
+
+class Line:
+    """Each step earns 1; the second cuts the game short."""
+
+    seat = SeatSpec(
+        name="one", observation=(vector("observation/at", 1),), action=discrete(2), reward_bounds=(0.0, 1.0)
+    )
+    spec = GameSpec(id="line", turns="alternating", seats=(seat,), max_ticks=2, resimulates=True)
+    searchable = True
+
+    def reset(self, seed):
+        return self.seen(0.0)
+
+    def step(self, actions):
+        return self.seen(1.0)
+
+    def seen(self, reward):
+        return SingleView(({"observation/at": np.zeros(1, np.float32)},), (True,), (reward,), (0,), (0.0,), (None,))
+
+    def save(self):
+        return b""
+
+    def restore(self, state):
+        pass
+
+
+def test_a_game_that_is_cut_short_is_worth_what_the_network_thinks_however_often_it_is_visited():
+    games = VectorGame(Line, 1)
+    view = games.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+
+    def fifty(observation):
+        n = len(observation["observation/at"])
+        return {"logits": np.zeros((n, 2), np.float32), "value": np.full(n, 50, np.float32)}
+
+    search, legal = BatchSearch(VectorGame(Line, 1), SearchSpec(64, 1.0, 0.0)), np.ones((1, 2), bool)
+    root = fifty(view.observation[0])
+    found = search.search(games.save_rows(), np.zeros(1, int), root, legal, fifty, np.random.default_rng(0))
+    assert 51 <= found["value"][0] <= 52
 
 
 @pytest.mark.parametrize(

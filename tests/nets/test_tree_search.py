@@ -1,22 +1,30 @@
 """Search over a model: wins and blocks, exact ends, signs, the deadline, and what is refused."""
 
+import importlib
+import itertools
 import math
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from bait_game import Bait
 
 from sparring.errors import Refused, SparringError, WireError
 from sparring.games.catalogue import open_game, spec_of
+from sparring.games.vectorize import VectorGame
 from sparring.nets.chooser import ActRequest, Chooser
 from sparring.nets.model_files import make_model
 from sparring.nets.torch_network import Network, default_network
-from sparring.nets.tree_search import SearchModel, TreeSearch
+from sparring.nets.tree_search import SearchModel, TreeSearch, _Even
 from sparring.wire.model import Lineage
 from sparring.wire.network import Gru
 
+DOCS = Path(__file__).parents[2] / "docs"
 FOUR, TICTAC = "connect-four", "spiel:tic_tac_toe"
 LONG_S = 60.0  # of searches that end by themselves, once the best move is certain
 
@@ -96,6 +104,35 @@ def test_ends_are_exact_and_signs_are_right_in_every_position_of_tic_tac_toe():
         found, (value, worth) = searched(chooser, tree, game, view, LONG_S), minimax(state)
         assert found.value == value
         assert worth[found.action] == value
+
+
+def test_the_only_move_of_a_position_is_valued_and_a_win_at_once_needs_no_time():
+    pytest.importorskip("pyspiel")
+    game, view = played(TICTAC, [0, 1, 2, 4, 3, 5, 7, 6])
+    found = searched(chooser_of(TICTAC), tree_of(TICTAC), game, view, LONG_S)
+    assert (found.action, found.value) == (8, 0.0)
+    game, view = played(FOUR, [3, 0, 3, 0, 3, 1])
+    found = searched(chooser_of(FOUR), tree_of(FOUR), game, view, -1.0)
+    assert (found.action, found.value) == (3, 1.0)
+
+
+def test_what_two_teams_earn_before_the_end_is_added_up():
+    game, tree = VectorGame(Bait, 1), TreeSearch(lambda n: VectorGame(Bait, n), Bait.spec)
+    view = game.reset(np.zeros(1, np.uint64), np.ones(1, bool))
+    net = default_network(Bait.spec.seats[0], hidden=(16,))
+    weights, lineage = Network(net, 1).weights(), Lineage(algorithm="test", config={}, steps={})
+    chooser = Chooser(make_model(Bait.spec, net, weights, "categorical", lineage, 1_790_000_000_000))
+    request = ActRequest({"observation/path": view.observation[0]["observation/path"][0]}, game_state=game.save())
+    found = chooser.search(tree, 0, request, np.random.default_rng(0), time.monotonic() + LONG_S)
+    assert (found.action, found.value) == (1, 2.0)
+
+
+def test_teams_whose_gain_is_not_the_others_loss_are_refused():
+    seats = tuple(msgspec.structs.replace(seat, reward_bounds=(0.0, 1.0)) for seat in Bait.spec.seats)
+    spec = msgspec.structs.replace(Bait.spec, seats=seats)
+    constant = type("Constant", (Bait,), {"spec": spec})
+    with pytest.raises(Refused, match="gain is not the other's loss"):
+        TreeSearch(lambda n: VectorGame(constant, n), spec)
 
 
 def test_the_state_is_rebuilt_from_the_board_that_either_seat_sees():
@@ -190,7 +227,7 @@ def test_a_model_with_memory_and_a_state_of_another_game_are_refused():
     with pytest.raises(WireError):
         chooser_of(FOUR).search(tree_of(FOUR), 0, request, np.random.default_rng(0), 0.0)
     request = ActRequest({}, game_state=game.save())
-    with pytest.raises(Refused, match="not seat 1 that is to move"):
+    with pytest.raises(Refused, match="seat 0 is to move, not seat 1"):
         chooser_of(FOUR).search(tree_of(FOUR), 1, request, np.random.default_rng(0), 0.0)
     with pytest.raises(SparringError, match="does not show the whole state"):
         tree_of(TICTAC).row_of(0, {})
@@ -215,6 +252,25 @@ def test_rows_of_a_game_are_restored_one_by_one_and_go_on_alike(game_id):
         np.testing.assert_array_equal(seen.observation[0][name][:3], column[chosen])
     with pytest.raises(WireError):
         other.restore_rows([b"short"])
+
+
+def test_the_class_of_the_page_rebuilds_a_position_and_tells_what_moves_lead_to(monkeypatch, tmp_path):
+    for page, name in (("games", "countdown"), ("search", "countdowns")):
+        blocks = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
+        (block,) = (one for one in blocks if "def make(n)" in one)
+        (tmp_path / f"{name}.py").write_text(
+            block.replace("    spec = SPEC\n", "    spec = SPEC\n    searchable = True\n")
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.import_module("countdown").SPEC
+    tree, model = TreeSearch(importlib.import_module("countdowns").make, spec), _Even()
+    for left, seat in itertools.product(range(2, 22), (0, 1)):
+        row = tree.row_of(seat, {"observation/left": np.array([left], np.float32)})
+        found = tree.search(row, seat, model, time.monotonic() + LONG_S)
+        assert found.value == (1.0 if left % 4 else -1.0)
+        assert not left % 4 or (found.scores.argmax() + 1) % 4 == left % 4
+    with pytest.raises(Refused, match="no running game has 0 matches"):
+        tree.row_of(0, {"observation/left": np.zeros(1, np.float32)})
 
 
 WITHOUT_NUMBA = """

@@ -210,6 +210,8 @@ class LoadedModel:
         if self._tree is None:
             self._tree = TreeSearch(lambda n: open_game(self.game, n), self.spec)
         seen = {name: column[0] for name, column in columns.items()}
+        if legal is not None:
+            legal = self._array(legal, (1, self.spec.seats[seat].action.masks), False, "legal")[0]
         row = self._tree.row_of(seat, seen) if state is None else self._tree.row_of_state(state)
 
         def run(leaves: Columns) -> dict[str, Array]:

@@ -44,6 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     if args.source == "store":
+        if args.search_ms:
+            raise ConfigError("records are not searched", where="--search-ms", do="Leave it out, or leave out --from")
         return _from_store(args, output)
     if args.source != "sim":
         raise ConfigError(f"there is no source {args.source!r}", where="--from", do="Use sim or store")
@@ -103,7 +105,10 @@ def _from_games(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         rival = None if args.against is None else named(args.against, registry, ours.game)
     against = None if rival is None else rival.player
     player: Player = ours.player
-    if args.search_ms and isinstance(ours.player, Model):
+    if args.search_ms:
+        if not isinstance(ours.player, Model):
+            wrong, do = f"{_short(ours.name)} is not one model", "Name a model, or leave out --search-ms"
+            raise ConfigError(wrong, where="--search-ms", do=do)
         player = Searching(ours.player, args.search_ms)
     played = evaluate(ours.game, player, episodes=args.episodes, seed=args.seed, against=against, video=args.video)
     told = summary(played.returns)

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
         raise Missing(f"{args.game!r} has no board here", where="spar play", do=f"Play {', '.join(IN_BROWSER)}")
     if args.browser or args.game != "connect-four":
         return _in_browser(args, output)
-    if args.seat not in (0, 1) or not (args.strength is None or 0.0 <= args.strength <= 1.0) or args.search_ms < 0:
+    is_share = args.strength is None or 0.0 <= args.strength <= 1.0
+    if args.seat not in (0, 1) or not is_share or not 0 <= args.search_ms < float("inf"):
         do = "Seats are 0 and 1, strength 0 to 1, and a search lasts 0 ms or more"
         said = f"--seat {args.seat}, --strength {args.strength}, --search-ms {args.search_ms:g}"
         raise ConfigError(said, where="spar play", do=do)
@@ -147,6 +148,8 @@ def _in_terminal(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     game = open_game("connect-four")
     you, bot = args.seat, 1 - args.seat
     opponent = _opponent(args.model, game.spec, args.config, args.strength, args.style)
+    if args.search_ms and args.model.startswith("script:"):
+        raise ConfigError("a script does not search", where="--search-ms", do="Leave it out, or name a model")
     if args.search_ms and not isinstance(opponent.plays, Script):
         tree = TreeSearch(lambda n: open_game("connect-four", n), game.spec)
         opponent = replace(opponent, search_ms=args.search_ms, tree=tree)

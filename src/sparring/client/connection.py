@@ -156,11 +156,14 @@ class Connection(Closable):
             try:
                 return self._gateway.act(index, seat, replace(asked, state=state), model, timeout_s)
             except Unreachable as error:
+                if asked.search_ms:  # what the model does without one is better than chance
+                    self._counters.warn_once(str(error))
+                    return self.decide(index, seat, chooser, replace(asked, search_ms=None), last)
                 self._counters.add(act_fallbacks=1)
                 self._warn_random(str(error))
                 return uniform(seat, asked.legal, self._rng)
             except Refused as error:
-                if self._style is None:
+                if self._style is None or error.field != "style":
                     raise
                 self._counters.warn_once(str(error))
                 self._style = None

@@ -76,6 +76,7 @@ class Episode:
         seen = self._stacks.push(self._read(observation))
         leaves = {name: row[0] for name, row in seen.items()}
         mask = None if legal is None else self._layout.checked_legal(legal)
+        search_ms = None if search_ms is None else float(search_ms)  # NumPy's numbers are not sent as JSON
         asked = ActRequest(leaves, mask, None, None, search_ms, state, vary=self._connection.spec.has_rivals)
         self._decision = self._connection.decide(self.seat, self._layout.seat, self._chooser, asked, self._last)
         if self._decision.state_after is not None:

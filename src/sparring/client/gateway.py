@@ -200,8 +200,8 @@ class Gateway:
             raise self._unreachable(error) from None
 
     def act(self, index: int, seat: SeatSpec, request: ActRequest, model: ModelId | None, timeout_s: float) -> Decision:
-        """The gateway's choice, Unreachable, or Refused where it sells no such style. A recurrent `state` goes back to
-        the model that gave it, even if there is a new champion meanwhile."""
+        """The gateway's choice, Unreachable, or Refused where it sells no such style or cannot search here. A recurrent
+        `state` goes back to the model that gave it, even if there is a new champion meanwhile."""
         body = {
             "observation": {name: np.asarray(value).tolist() for name, value in request.observation.items()},
             "legal": None if request.legal is None else np.asarray(request.legal, bool).tolist(),
@@ -223,10 +223,13 @@ class Gateway:
             if said.field == "style":
                 do = "What the game sells otherwise is taken"
                 raise Refused(said.message, where=f"{self.url}{path}", do=do, field="style", value=request.style)
+            if said.message and request.search_ms:
+                raise Refused(said.message, where=f"{self.url}{path}", do=said.do, field=said.field)
         except (httpx.TransportError, msgspec.DecodeError, UnicodeDecodeError) as error:
             answer, wrong = None, f"no answer ({type(error).__name__})"
         if answer is None:
-            raise Unreachable(wrong, where=f"{self.url}{path}", do="A random legal action is taken")
+            do = "The model is asked without a search" if request.search_ms else "A random legal action is taken"
+            raise Unreachable(wrong, where=f"{self.url}{path}", do=do)
         leaf = seat.action
         array = np.asarray(answer.action, leaf.dtype).reshape(leaf.shape)
         action = int(array) if leaf.kind == "discrete" else array

@@ -51,7 +51,7 @@ class BatchSearch:
         self._teams = np.array([seat.team for seat in spec.seats])
         # What two teams play for; where there is one, the values that a search meets are scaled to 0..1.
         self._bounds = spec.seats[0].reward_bounds if spec.has_rivals else (np.inf, -np.inf)
-        # A forced win within the tree is worth no less, however many plies it takes.
+        # A forced win within the tree is worth no less, however many plies it takes; unless teams earn before the end.
         self._sure = self._bounds[1] * self._discount**search.simulations if spec.has_rivals else np.inf
         game.reset(np.zeros(game.n, np.uint64), np.ones(game.n, bool))
 
@@ -79,11 +79,13 @@ class BatchSearch:
             for game, row in enumerate(self._game.save_rows()[:k]):
                 states[game].append(row)
             ended = (view.ending[:k] == TERMINATED).all(axis=1)
-            value = np.where(ended, np.float32(0), said["value"])
-            if self._bounds[0] < self._bounds[1]:
+            value, reward = np.where(ended, np.float32(0), said["value"]), view.reward[every, mover]
+            if reward[~view.over[:k]].any():  # a position may be worth any sum
+                self._sure = np.inf
+            if self._sure < np.inf:
                 value = np.clip(value, *self._bounds)
             trees.note(node, _log_policy(said["logits"], allowed), value, self._teams[movers[:, node]])
-            trees.reward[:, node], trees.over[:, node] = view.reward[every, mover], view.over[:k]
+            trees.reward[:, node], trees.over[:, node] = reward, view.over[:k]
             self._settle(trees, node, allowed)
             _grow(trees, leaf, move, node, ended, self._discount, self._sure)
         trees.prior[:, 0] = prior
@@ -226,7 +228,8 @@ def _grow(trees: Trees, leaf: Array, tried: Array, node: int, ended: Array, disc
     """Hang the new node of every tree below its leaf, and average what it is worth into every move that led there.
     `ended`: by the game's rules, not cut short."""
     for tree in range(len(trees.prior)):
-        at, result, exact = leaf[tree], 0.0, np.nan
+        at, exact = leaf[tree], np.nan
+        result = trees.value[tree, at]  # of a game that was cut short there
         if tried[tree] >= 0:
             trees.child[tree, at, tried[tree]] = node
             trees.parent[tree, node, 0], trees.parent[tree, node, 1] = at, tried[tree]

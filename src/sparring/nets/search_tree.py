@@ -86,7 +86,8 @@ def add_node(tree: SearchTree, above: int, seat: int, sign: float, legal: Array,
             tree.node[move], tree.action[move], tree.prior[move] = node, action, prior[action]
             tree.child[move], tree.visits[move], tree.pending[move] = NOT_TRIED, 0, 0
             tree.value[move], tree.reward[move] = 0.0, 0.0
-            tree.settled[move] = outcome[action] * tree.bounds[2] if outcome[action] else np.nan
+            told = outcome[action] != 0 and tree.bounds[2] < np.inf
+            tree.settled[move] = outcome[action] * tree.bounds[2] if told else np.nan
             move += 1
     tree.moves[node] = move - tree.used[1]
     tree.used[0], tree.used[1] = node + 1, move

@@ -8,7 +8,8 @@ elsewhere. An end of the game is worth what the game says, and the model is not 
 `move_outcomes` settles moves of every position two plies ahead.
 
 For games that say that they are `searchable` (games/protocol.py), of one team, or of two whose gain is the other's
-loss. Q is scaled to 0..1 by the rewards that two teams play for, else by the values seen in this search.
+loss. Q is scaled to 0..1 by the rewards that two teams play for, and by the values seen in this search. What two teams
+can win at the end is the most that a position is worth, until a move earns something before the end.
 """
 
 import math
@@ -66,8 +67,6 @@ class SearchModel:
         self._greedy, self._scale = card.policy == "greedy", float(settings.get("reward_scale") or 1.0)
         low, high = game.seats[0].reward_bounds
         self._temperature = TEMPERATURE * ((high - low) / 2 or 1.0)
-        rivals = game.has_rivals
-        self._bounds = (low, high) if rivals else (-math.inf, math.inf)
         # A model learns from its own seat's decisions: between two of them every seat moves once.
         self.discount = float(settings.get("discount", 1.0)) ** (1 / len(game.seats))
 
@@ -82,7 +81,7 @@ class SearchModel:
         else:
             priors = np.exp(log_softmax(scores / POLICY_TEMPERATURE))
             value = out["value"].reshape(-1) / self._scale if "value" in out else np.zeros(len(scores), np.float32)
-        return priors, np.clip(value, *self._bounds)
+        return priors, value
 
 
 class _Even:
@@ -99,12 +98,13 @@ class TreeSearch:
 
     def __init__(self, open_games: Callable[[int], object], spec: GameSpec) -> None:
         """`open_games` gives n games at once; Refused where they cannot be searched."""
-        game = open_games(BATCH_LEAVES)
         self.spec, self._open, self._where = spec, open_games, f"search in {spec.id}"
-        if wrong := obstacle(game, spec):
+        if wrong := obstacle(open_games(1), spec):  # one: 64 consoles take seconds to open
             raise Refused(wrong, where=self._where, do="Act without search_ms", field="search_ms")
-        self._idle = [self._started(game)]
-        _Search(self._idle[0], _Even(), None).simulate(1)  # compiles now, so that the first search has its whole time
+        self._most = spec.seats[0].reward_bounds[1] if spec.has_rivals else math.inf  # no position is worth more
+        self._idle = [self._started(open_games(BATCH_LEAVES))]
+        # Compiles now, so that the first search has its whole time.
+        _Search(self._idle[0], _Even(), None, self._most).simulate(1)
 
     def row_of(self, seat: int, observation: Mapping[str, Array]) -> bytes:
         """The game's state, rebuilt from what the seat to move sees; Refused where that does not show all of it."""
@@ -127,11 +127,13 @@ class TreeSearch:
         game = self._idle.pop() if self._idle else self._started(self._open(BATCH_LEAVES))
         try:
             game.restore_rows([row])
-            search = _Search(game, model, legal)
+            search = _Search(game, model, legal, self._most)
             if search.seat != seat:
-                wrong = f"it is not seat {seat} that is to move"
-                raise Refused(wrong, where=self._where, do="Search where a seat decides", field="seat")
-            return search.grow(deadline_s)
+                wrong, do = f"seat {search.seat} is to move, not seat {seat}", "Name the seat that is to move"
+                raise Refused(wrong, where=self._where, do=do, field="seat")
+            found = search.grow(deadline_s)
+            self._most = max(self._most, search.most)
+            return found
         finally:
             self._idle.append(game)
 
@@ -151,6 +153,8 @@ def obstacle(game: object, spec: GameSpec) -> str:
         return "it hides information or draws chance while it is played (its class does not say searchable = True)"
     if len({seat.team for seat in spec.seats}) > 2:
         return "it has more than two teams"
+    if spec.has_rivals and any(sum(seat.reward_bounds) for seat in spec.seats):
+        return "a team's gain is not the other's loss (reward_bounds are not [-x, x])"
     if spec.frame_stack > 1:
         return "its models see several frames at once"
     if any(seat.action.kind != "discrete" for seat in spec.seats):
@@ -187,14 +191,14 @@ def move_outcomes(game: SearchableGame, legal: Array) -> Array:
 class _Search:
     """One search. The game's first row is the root."""
 
-    def __init__(self, game: SearchableGame, model: SearchModel | _Even, allowed: Array | None) -> None:
+    def __init__(self, game: SearchableGame, model: SearchModel | _Even, allowed: Array | None, most: float) -> None:
+        """`most`: no position is worth more, as far as is known."""
         from sparring.nets import search_tree  # imports numba, and compiles: with the first search
 
         self._trees, self._game, self._model, self._discount = search_tree, game, model, model.discount
         self._teams = np.array([seat.team for seat in game.spec.seats])
-        rivals = len(set(self._teams.tolist())) > 1
-        low, high = game.spec.seats[0].reward_bounds if rivals else (math.inf, -math.inf)
-        self._most = high if rivals else math.inf  # no position is worth more
+        low, high = game.spec.seats[0].reward_bounds if game.spec.has_rivals else (math.inf, -math.inf)
+        self.most = most
         view = game.reset(np.zeros(game.n, np.uint64), np.zeros(game.n, bool))  # starts none: what it shows now
         if view.over[0]:
             raise Refused("the game is over", where=f"search in {game.spec.id}", do="Search where a seat decides")
@@ -202,21 +206,21 @@ class _Search:
         if allowed is not None and not (legal := legal & np.asarray(allowed, bool)).any():
             wrong = "the moves that are allowed are not legal in this position"
             raise Refused(wrong, where=f"search in {game.spec.id}", do="Send its legal moves", field="legal")
-        self._tree = search_tree.SearchTree.of(low, high, self._most).with_room(1, legal.shape[1])
+        self._tree = search_tree.SearchTree.of(low, high, most).with_room(1, legal.shape[1])
         search_tree.add_node(self._tree, -1, int(seats[0]), 1.0, legal[0], priors[0], move_outcomes(game, legal)[0])
         self._rows, self._value, self.seat = [game.save_rows()[0]], float(values[0]), int(seats[0])
 
     def grow(self, deadline_s: float) -> Found:
         """Simulate until the deadline, which the last run of the model must not pass either, or until the best move
         is certain."""
-        took_s, now_s, worth = 0.0, time.monotonic(), math.nan
-        while now_s + took_s < deadline_s and len(self._rows) < MAX_NODES and self._tree.moves[0] > 1:
+        took_s, now_s, worth = 0.0, time.monotonic(), self._trees.settled_worth(self._tree, 0)
+        while math.isnan(worth) and now_s + took_s < deadline_s and len(self._rows) < MAX_NODES:
             began_s = now_s
             self.simulate(min(BATCH_LEAVES, 4 + len(self._rows) // 8))
             now_s = time.monotonic()
             took_s = now_s - began_s
             worth = self._trees.settled_worth(self._tree, 0)
-            if not math.isnan(worth):
+            if self._tree.moves[0] == 1:
                 break
         tree = self._tree
         choices, actions = self._game.spec.seats[self.seat].action.choices[0], tree.root(tree.action)
@@ -235,8 +239,8 @@ class _Search:
         visits, prior, settled = (tree.root(of) for of in (tree.visits, tree.prior, tree.settled))
         shares, known = visits + TIE * prior + TIE**2, ~np.isnan(settled)
         best = settled[known].max(initial=-math.inf)
-        shares[known & (settled >= self._most)] += visits.sum()
-        lost = known & (settled <= -self._most) & ~known.all()
+        shares[known & (settled >= self.most)] += visits.sum() + 1
+        lost = known & (settled <= -self.most) & ~known.all()
         shares[(known & (settled < best)) | lost] = TIE**3
         return shares
 
@@ -258,6 +262,8 @@ class _Search:
         rows = game.save_rows()
         self._rows += [rows[row] for row in np.flatnonzero(~over).tolist()]
         outcomes, rewards = move_outcomes(game, legal), view.reward[every, movers]
+        if rewards[~over].any():  # so a position may be worth any sum
+            self.most = tree.bounds[2] = math.inf
         behind = self._trees.Reached(seats, signs, legal, priors, outcomes, values, rewards, over, ended)
         self._trees.hang(tree, leaves, behind, self._discount)
 
@@ -265,4 +271,4 @@ class _Search:
         """Of the first rows: who is to move (where nobody is, who moved last), what is legal, priors and values."""
         seats, legal, columns = deciding(self._game.spec, view, movers)
         priors, values = self._model.estimates(columns, legal)
-        return seats, legal, priors, values
+        return seats, legal, priors, np.clip(values, -self.most, self.most)
