@@ -1,6 +1,6 @@
 """How near to an equilibrium of Leduc poker a longer run of mmd comes: OpenSpiel computes its exploitability.
 
-    spar bench leduc                           # two seeds side by side, some 40 minutes
+    spar bench leduc                           # three seeds, some 60 minutes
     spar bench leduc --quick                   # 30 seconds, one seed: whether it runs, not how well
 
 `spar train spiel:leduc_poker --algo mmd` with LONGER in place of its preset, each run on one core: a weaker pull
@@ -17,7 +17,7 @@ from typing import Any
 from bench import ledger
 from bench.league import QUICK_MINUTES, each_on_a_core, ours
 
-GAME, GOAL, SEEDS, MINUTES = "leduc_poker", 0.15, (1, 2), 60.0
+GAME, GOAL, SEEDS, MINUTES = "leduc_poker", 0.15, (1, 2, 3), 60.0
 STEPS = 64_000_000
 LONGER = {
     "magnet_first": "0.2",
