@@ -218,6 +218,8 @@ def test_actions_that_act_chose_are_the_models_and_others_the_persons(peer, conn
         action = episode.act(STATE, legal=[0, 1])
         assert action == 1
         episode.record(STATE, action, 1.0)
+        with pytest.raises(ChunkRefused, match="nothing is legal"):
+            episode.act(STATE, legal=[0, 0])
         chosen = episode.act(STATE)
         episode.record(STATE, 1 - chosen, 1.0)
         episode.record(STATE, chosen, 1.0)

@@ -17,8 +17,10 @@ from sparring.nets.model_files import make_model
 from sparring.nets.torch_network import Network, default_network
 from sparring.registry import open_registry
 from sparring.registry.protocol import Evidence
+from sparring.store import open_store
+from sparring.store.protocol import Query
 from sparring.wire.ids import new_episode
-from sparring.wire.messages import Hello, Observe, Start, encode
+from sparring.wire.messages import End, Ended, Hello, Observe, Start, encode
 from sparring.wire.model import Lineage
 
 FOUR, TICTAC = "connect-four", "spiel:tic_tac_toe"
@@ -129,6 +131,27 @@ def test_the_play_socket_looks_ahead(server):
         socket.send(encode(Start(episode, record=False), text=True))
         assert say(Observe(episode, 0, {"board": board}, 6, search_ms=LONG_MS)).action == BEST
         assert say(Observe(episode, 0, {"board": board}, 8, search_ms=LONG_MS + 1)).field == "search_ms"
+
+
+def test_an_observation_whose_search_was_refused_is_sent_again_and_earns_once(server):
+    episode, boards = new_episode(), [played(FOUR, moves)[1]["observation/board"].tolist() for moves in ([], [3, 0])]
+    with open_socket(server.url.replace("http", "ws", 1) + f"/v1/games/{FOUR}/play") as socket:
+
+        def say(message):
+            socket.send(encode(message, text=True))
+            return decode_answer(socket.recv(timeout=60))
+
+        say(Hello(1))
+        socket.send(encode(Start(episode), text=True))
+        assert say(Observe(episode, 0, {"board": boards[0]}, 0)).action in range(7)
+        impossible = [[[1] * 7] * 6] * 2
+        assert "no running game" in say(Observe(episode, 0, {"board": impossible}, 2, 0.5, search_ms=10)).message
+        assert say(Observe(episode, 0, {"board": boards[1]}, 2, 0.5)).action in range(7)
+        assert say(End(episode, 0, {"board": boards[1]}, 0.5, True, 1.0)) == Ended(episode, 0, "new")
+    with open_store(f"sqlite:///{server.data}/experience.db", check=False) as store:
+        (chunk,) = [one for one in store.read(Query(game=FOUR)) if one.header.episode == episode]
+    assert chunk.columns["reward"].tolist() == [0.5, 0.5]
+    assert chunk.columns["observation/board"].tolist() == boards
 
 
 def test_a_loaded_model_and_an_evaluation_look_ahead(server):

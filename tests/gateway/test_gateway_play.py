@@ -115,9 +115,8 @@ def test_a_long_episode_is_cut_into_chunks_without_a_gap():
     seat = OpenSeat(spec, Start(new_episode()), 1.0, recorded=True)
     chunks, view = [], {"observation/state": np.zeros(4, np.float32)}
     for tick in range(1_300):
-        seat.advance(float(tick > 0), tick)
         actor = RANDOM_ACTOR if tick < 600 else "model:" + "a" * 64  # a change of actor starts a new chunk
-        chunks += seat.decided(view, None, Decision(0, actor, -0.5))
+        chunks += seat.decided(view, None, float(tick > 0), tick, Decision(0, actor, -0.5))
     chunks += seat.end(view, End("", 0, {}, 1.0, outcome=25.0))
     assert [(chunk.header.first_step, chunk.header.steps) for chunk in chunks] == [
         (0, 512),
@@ -132,8 +131,7 @@ def test_a_long_episode_is_cut_into_chunks_without_a_gap():
 def test_a_refused_end_that_is_sent_again_earns_once():
     seat = OpenSeat(spec_of("cartpole"), Start(new_episode()), 1.0, recorded=True)
     view = {"observation/state": np.zeros(4, np.float32)}
-    seat.advance(0.0, 0)
-    seat.decided(view, None, Decision(0, RANDOM_ACTOR, -0.5))
+    seat.decided(view, None, 0.0, 0, Decision(0, RANDOM_ACTOR, -0.5))
     with pytest.raises(ChunkRefused):
         seat.end(view, End("", 0, {}, 1.0, outcome=float("inf")))
     (chunk,) = seat.end(view, End("", 0, {}, 1.0, outcome=1.0))

@@ -73,12 +73,13 @@ class Episode:
             raise Refused(
                 f"search_ms={search_ms!r}", where="act", do="Give a number of milliseconds", field="search_ms"
             )
-        seen = self._stacks.push(self._read(observation))
-        leaves = {name: row[0] for name, row in seen.items()}
-        mask = None if legal is None else self._layout.checked_legal(legal)
+        seen = self._read(observation)
+        leaves = {name: row[0] for name, row in self._stacks.peek(seen).items()}
+        mask = None if legal is None else self._layout.checked_legal(legal, to_act=True)
         search_ms = None if search_ms is None else float(search_ms)  # NumPy's numbers are not sent as JSON
         asked = ActRequest(leaves, mask, None, None, search_ms, state, vary=self._connection.spec.has_rivals)
         self._decision = self._connection.decide(self.seat, self._layout.seat, self._chooser, asked, self._last)
+        self._stacks.push(seen)  # now: what was refused can be asked again
         if self._decision.state_after is not None:
             self._last = self._decision
         self._legal = mask

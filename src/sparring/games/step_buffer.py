@@ -153,11 +153,13 @@ class StepLayout:
             raise refused("action", "it has a NaN or infinite entry", "not finite", "finite")
         return array
 
-    def checked_legal(self, legal: Any) -> Array:
-        """The mask as uint8 [choices]."""
+    def checked_legal(self, legal: Any, *, to_act: bool = False) -> Array:
+        """The mask as uint8 [choices]; `to_act`: one that leaves a choice. A recorded action is checked by itself."""
         mask = np.asarray(legal)
         if mask.shape != (self.masks,) or not self.masks:
             raise refused("legal", f"it has shape {mask.shape}", mask.shape, (self.masks,))
+        if to_act and not all(part.any() for part in np.split(mask, np.cumsum(self.action.choices)[:-1])):
+            raise refused("legal", "nothing is legal", mask.tolist(), "one legal action")
         return mask if mask.dtype == np.uint8 else (mask != 0).astype(np.uint8)
 
     def _names(self) -> list[str]:

@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from sparring.wire.ids import GameId, ModelId
 from sparring.wire.strengths import Strengths, StrengthStep, no_style, verify_strengths
 
 log = logging.getLogger(__name__)
+
+Place = TypeVar("Place")
+Found = TypeVar("Found")
 
 MAX_BATCH = 64
 MAX_WAITING = 1_024  # callers per model; more are sent away with 503
@@ -54,8 +58,8 @@ class InferenceServer:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="inference")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="models")  # models in use do not wait for others
         self._loading: dict[ModelId, asyncio.Future[Chooser]] = {}
-        self._champions: dict[tuple[str, str, int], tuple[float, ModelId | None]] = {}
-        self._ladders: dict[tuple[str, str], tuple[float, Strengths | None]] = {}
+        self._champions = _Newest[tuple[GameId, str, int], ModelId](self._threads)
+        self._ladders = _Newest[tuple[GameId, str], Strengths](self._threads)
         self._said = set[ModelId]()  # of which the log says that they are sold, and do not load
         self._models: OrderedDict[ModelId, _Batcher] = OrderedDict()
         self._rng = np.random.default_rng()
@@ -65,7 +69,7 @@ class InferenceServer:
         Refused where the game sells no such style."""
         strength = 1.0 if request.strength is None else request.strength
         if model is None and (strength < 1.0 or request.style is not None):
-            ladder = await self._ladder(spec)
+            ladder = await self._ladders.get((spec.id, spec.version), lambda: self._current_ladder(spec))
             if ladder is not None:
                 step = ladder.step(strength, request.style)
                 try:
@@ -76,7 +80,8 @@ class InferenceServer:
                     self._said.add(step.model)
             elif request.style is not None:
                 raise no_style(spec.id, request.style, [])
-        chosen = model or await self._champion(spec, seat)
+        place = (spec.id, spec.version, seat)
+        chosen = model or await self._champions.get(place, lambda: self._current_champion(*place))
         if chosen is None:
             _check_state(request.state, 0)
             return uniform(spec.seats[seat], request.legal, self._rng)
@@ -124,29 +129,6 @@ class InferenceServer:
         finally:
             self._searching -= 1
 
-    async def _champion(self, spec: GameSpec, seat: int) -> ModelId | None:
-        place = (spec.id, spec.version, seat)
-        looked_s, model = self._champions.get(place, (-LOOK_EVERY_S, None))
-        now_s = time.monotonic()
-        if now_s - looked_s >= LOOK_EVERY_S:
-            # Set before asking, so that a hundred callers in that second ask the registry once; only the first waits.
-            self._champions[place] = now_s, model
-            loop = asyncio.get_running_loop()
-            model = await loop.run_in_executor(self._threads, self._current_champion, spec.id, spec.version, seat)
-            self._champions[place] = now_s, model
-        return model
-
-    async def _ladder(self, spec: GameSpec) -> Strengths | None:
-        place = (spec.id, spec.version)
-        looked_s, ladder = self._ladders.get(place, (-LOOK_EVERY_S, None))
-        now_s = time.monotonic()
-        if now_s - looked_s >= LOOK_EVERY_S:
-            if place in self._ladders:  # else all who come now ask: no style is refused because the answer is under way
-                self._ladders[place] = now_s, ladder
-            ladder = await asyncio.get_running_loop().run_in_executor(self._threads, self._current_ladder, spec)
-            self._ladders[place] = now_s, ladder
-        return ladder
-
     def _current_ladder(self, spec: GameSpec) -> Strengths | None:
         try:
             signed = self._registry.strengths(spec.id, spec.version)
@@ -162,7 +144,7 @@ class InferenceServer:
     async def _load(self, model: ModelId, spec: GameSpec) -> "_Batcher":
         """Once for all who wait for it. A model of another spec is refused before it is read; where too many that
         callers named wait, ServerBusy."""
-        champions = {one for _, one in self._champions.values()} | self._sold()
+        champions = {*self._champions.all()} | self._sold()
         loading = self._loading.get(model)
         if loading is None:
             if model not in champions and len(self._loading) >= MAX_LOADING:
@@ -179,11 +161,42 @@ class InferenceServer:
 
     def _sold(self) -> set[ModelId]:
         """The models of all ladders, which nobody names but the operator."""
-        return {model for _, ladder in self._ladders.values() if ladder is not None for model in ladder.models}
+        return {model for ladder in self._ladders.all() for model in ladder.models}
 
     def _read(self, model: ModelId, spec: GameSpec) -> Chooser:
         _check_spec(model, self._registry.card(model).spec, spec)
         return Chooser(self._registry.fetch(model))
+
+
+class _Newest(Generic[Place, Found]):
+    """What the registry holds at each place, looked up at most once in LOOK_EVERY_S however many callers ask.
+
+    All of them wait for the first answer. Later only one waits, and the others get the answer before.
+    """
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
+        self._found: dict[Place, tuple[float, Found | None]] = {}  # when it was looked for, and what was there
+        self._first: dict[Place, asyncio.Future[Found | None]] = {}
+
+    async def get(self, place: Place, look: Callable[[], Found | None]) -> Found | None:
+        now_s, loop = time.monotonic(), asyncio.get_running_loop()
+        if place not in self._found:
+            if place not in self._first:
+                self._first[place] = loop.run_in_executor(self._threads, look)
+                self._first[place].add_done_callback(lambda _: self._first.pop(place, None))
+            found = await asyncio.shield(self._first[place])
+            self._found.setdefault(place, (now_s, found))
+            return found
+        looked_s, found = self._found[place]
+        if now_s - looked_s >= LOOK_EVERY_S:
+            self._found[place] = now_s, found
+            found = await loop.run_in_executor(self._threads, look)
+            self._found[place] = now_s, found
+        return found
+
+    def all(self) -> list[Found]:
+        return [found for _, found in self._found.values() if found is not None]
 
 
 def _check_spec(model: ModelId, spec_hash: str, spec: GameSpec) -> None:

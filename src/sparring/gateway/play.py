@@ -121,21 +121,23 @@ class OpenSeat:
             header = layout.header(start.episode, "play", player=player, sample_rate=sample_rate, seed=start.seed)
             self._buffer = StepBuffer(header, layout, budget)
 
-    def stacked(self, observation: dict[str, Array]) -> dict[str, Array]:
-        """The last frames, as the model sees them."""
-        stacks = self._stacks.push({name: array[None] for name, array in observation.items()})
-        return {name: array[0] for name, array in stacks.items()}
-
-    def advance(self, reward: float, tick: int) -> None:
-        """The next observation came, with what the last decision earned; ChunkRefused where either cannot be."""
+    def seen(self, observation: dict[str, Array], reward: float, tick: int) -> dict[str, Array]:
+        """The last frames with this one, as the model sees them; ChunkRefused where reward or tick cannot be. Nothing
+        changes before `decided`, so that a message whose decision fails can be sent again."""
         if not self._tick < tick <= MAX_TICK:
             wrong = f"the game's clock did not rise: {tick} after {self._tick}"
             raise _wrong("tick", wrong if tick <= MAX_TICK else f"it is above {MAX_TICK}")
+        self._check_reward(reward)
+        stacks = self._stacks.peek({name: array[None] for name, array in observation.items()})
+        return {name: array[0] for name, array in stacks.items()}
+
+    def decided(
+        self, observation: dict[str, Array], legal: Array | None, reward: float, tick: int, decision: Decision
+    ) -> list[Chunk]:
+        """The seat's next step, and what the one before earned; the chunks that are complete with it."""
+        self._stacks.push({name: array[None] for name, array in observation.items()})
         self._earn(reward)
         self._tick = tick
-
-    def decided(self, observation: dict[str, Array], legal: Array | None, decision: Decision) -> list[Chunk]:
-        """The seat's next step; the chunks that are complete with it."""
         if self._buffer is None:
             return []
         by = Behaviour(decision.actor, decision.logp, decision.state_before)
@@ -168,11 +170,14 @@ class OpenSeat:
             self._buffer.release(len(self._buffer.blocks))
         self.failed, self._buffer = error, None
 
-    def _earn(self, reward: float) -> None:
+    def _check_reward(self, reward: float) -> None:
         if not np.isfinite(reward):
             raise _wrong("reward", f"{reward} is no finite number")
         if self._tick < 0 and reward:
             raise _wrong("reward", "it was earned before the first decision")
+
+    def _earn(self, reward: float) -> None:
+        self._check_reward(reward)
         if self._buffer is not None and self._buffer.steps:
             self._buffer.earn(reward)
 
@@ -260,17 +265,15 @@ class Conversation:
         search_ms = None if message.search_ms is msgspec.UNSET else message.search_ms
         self._state.take_search(self._caller, search_ms)
         observation, legal = observation_of(spec, message.observation), legal_of(spec, message.legal)
-        seat.advance(message.reward, message.tick)
+        seen = seat.seen(observation, message.reward, message.tick)
         state, model = (None, None) if seat.last is None else (seat.last.state_after, seat.last.model)
         vary = self._spec.has_rivals
-        request = ActRequest(
-            seat.stacked(observation), legal, seat.strength, state, search_ms, vary=vary, style=seat.style
-        )
+        request = ActRequest(seen, legal, seat.strength, state, search_ms, vary=vary, style=seat.style)
         decision = await self._state.inference.decide(self._spec, message.seat, request, model)
         seat.last = decision if decision.state_after is not None else None
         self._state.metrics.count_act(decision.model)
         try:
-            await self._commit(seat.decided(observation, legal, decision))
+            await self._commit(seat.decided(observation, legal, message.reward, message.tick, decision))
         except SparringError as error:
             seat.stop_recording(error)
         action = np.asarray(decision.action).tolist()
