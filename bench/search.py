@@ -1,6 +1,6 @@
 """Strength against time: what a model of Connect Four gains by looking ahead.
 
-    spar bench search                                        # trains for 8 minutes, then plays for half an hour
+    spar bench search                                        # alphazero for 8 minutes, then games for half an hour
     python -m bench.search --data FOLDER --model ID          # a model of your own (by default the champion there)
     spar bench search --plot search.png                      # draws the table, too
 
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if data is None:
         with tempfile.TemporaryDirectory() as folder:
             minutes = 0.5 if quick else MINUTES
-            model = trained(Path(folder), ["train", GAME, "--minutes", f"{minutes:g}", "--steps", str(10**9)], minutes)
+            words = ["train", GAME, "--algo", "alphazero", "--minutes", f"{minutes:g}", "--steps", str(10**9)]
+            model = trained(Path(folder), words, minutes)
     else:
         model = model_in(data, args.model)
     rows = rows_of(model, getattr(args, "games", None) or (4 if quick else GAMES))
