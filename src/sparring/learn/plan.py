@@ -449,7 +449,8 @@ def _check_source(algorithm: Algorithm, settings: Any, source: Source, game: str
         do = f"Use `spar train {shlex.quote(game)} --algo {name} --from store`"
     elif source == "store" and feeds == "trajectories":
         wrong = f"{name} learns only from what it has just played itself, and the store holds what others played"
-        do = f"Use `spar train {shlex.quote(game)} --algo dqn --from store`, or `--from mix` with {name}"
+        mixes = name if hasattr(algorithm.settings, "records_steps") else "ppo"
+        do = f"Use `spar train {shlex.quote(game)} --algo dqn --from store`, or `--from mix` with {mixes}"
     elif source == "mix" and feeds == "trajectories":
         if not hasattr(algorithm.settings, "records_steps"):
             wrong = f"{name} learns only from what it has just played itself"
