@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_field
 
 from sparring.acting.evaluate import evaluate
 from sparring.acting.players import Lineup, named
@@ -13,7 +14,9 @@ from sparring.config import NodesConfig
 from sparring.errors import ConfigError
 from sparring.games.catalogue import open_game, spec_of
 from sparring.games.conformance import check_conformance
+from sparring.games.joint_view import ALIVE, JOINT, SEAT, STATE, JointView, joint_spec
 from sparring.games.seat_kinds import SharedGames, kind_names, sides
+from sparring.games.spec import vector
 from sparring.league.gate import GateLimits, passed, play_gate_games, sentence
 from sparring.learn.plan import NodesPlan, TrainRequest, plan
 from sparring.learn.runs.train import TrainOptions, train
@@ -30,7 +33,16 @@ RIVALS, MATES, IN_TURNS, EARLY, UPHILL = (
     f"unequal_seats:{name}" for name in ("rivals", "mates", "in_turns", "early", "uphill")
 )
 SMALL = ("rollout_ticks=8", "minibatch_steps=32", "hidden_units=[16]")
-QUICK = {"ppo": SMALL, "impala": SMALL[::2], "a3c": SMALL[::2], "dqn": ("batch_steps=16", "hidden_units=[16]")}
+QUICK = {
+    "ppo": SMALL,
+    "mappo": SMALL,
+    "mmd": (*SMALL, "schedule=constant", "magnet_steps=256"),
+    "impala": SMALL[::2],
+    "a3c": SMALL[::2],
+    "dqn": ("batch_steps=16", "hidden_units=[16]"),
+}
+SPEAKER = "pz:simple_speaker_listener_v4"
+SEEN = "observation/seen"
 
 
 def trained(config, game, algo="ppo", *, steps=64, settings=None, source="sim", **options):
@@ -75,6 +87,64 @@ def test_parts_of_shared_games_show_their_own_seats_of_the_same_games():
     right = [first.observation[0]["observation/seen"].argmax(1)]
     right.append(np.concatenate([one["observation/seen"].argmax(1) for one in others.observation]))
     assert games.step(right).reward.all()
+
+
+def test_the_joint_view_has_the_own_kind_first_and_then_the_seats_of_other_kinds():
+    game, whole = JointView(open_game(EARLY, 2)), open_game(EARLY, 2)
+    assert not check_conformance(lambda n: JointView(open_game(EARLY, n)), episodes=2).broken
+    for one in (game, whole):
+        one.reset(np.arange(2, dtype=np.uint64), np.ones(2, bool))
+    shown, plain = (one.step([np.zeros(2, np.int32)] * 3) for one in (game, whole))  # the first runner is gone
+    guide, _, runner = (plain.observation[seat][SEEN] for seat in range(3))
+    gone = np.zeros((2, 6), np.float32)
+    others = [(gone, runner), (runner, guide), (gone, guide)]
+    alive = [[1, 0, 1], [0, 1, 1], [1, 0, 1]]
+    for seat, joint in enumerate(shown.observation):
+        assert list(joint) == [leaf.name for leaf in game.spec.seats[seat].observation]
+        assert list(joint) == [SEEN, JOINT + "1/seen", JOINT + "2/seen", ALIVE, SEAT]
+        assert np.array_equal(joint[SEEN], plain.observation[seat][SEEN])
+        for behind, expected in enumerate(others[seat], 1):
+            assert np.array_equal(joint[f"{JOINT}{behind}/seen"], expected)
+        assert joint[ALIVE].tolist() == [alive[seat]] * 2
+        assert joint[SEAT].tolist() == [seat] * 2
+
+
+def test_a_state_stands_for_the_others_of_all_kinds():
+    game = open_game(RIVALS, 2)
+    game.spec = replace_field(game.spec, state=vector("observation/whole", 3))
+    game.state = lambda: np.ones((2, 3), np.float32)
+    for joint in JointView(game).reset(np.zeros(2, np.uint64), np.ones(2, bool)).observation:
+        assert list(joint) == [SEEN, STATE, ALIVE, SEAT]
+        assert joint[STATE].tolist() == [[1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize("game", [RIVALS, "pz:simple_crypto_v3", "pz:simple_world_comm_v3"])
+def test_the_joint_view_leaves_the_kinds_as_they_are(game):
+    assert joint_spec(spec_of(game)).kinds == spec_of(game).kinds
+
+
+def test_a_critic_of_each_kind_sees_the_whole_game_and_its_policy_what_its_seats_see(config):
+    topology = build(plan(TrainRequest(RIVALS, "mappo", envs=2, settings=SMALL), config), None)
+    seen = []
+    for _, loop in topology.parts:
+        assert [one.name for one in loop.learner.network.inputs] == [SEEN]
+        critic = loop.learner.net.critic.spec
+        seen.append([one.shape for one in critic.inputs if one.name not in (ALIVE, SEAT)])
+    assert seen == [[(4,), (6,), (6,)], [(6,), (6,), (4,)]]
+    topology.close()
+
+
+def test_mappo_learns_a_speaker_and_a_listener_and_goes_on(config):
+    config = replace(config, registry=replace(config.registry, gate_episodes=2))
+    half = trained(config, SPEAKER, "mappo", steps=128)
+    resumed = trained(config, SPEAKER, "mappo", steps=256, resume=half.run)
+    assert (half.updates, resumed.updates) == (2, 4)
+    assert [one.seats for one in published(resumed)] == [(0,), (1,)]
+    with open_registry(config.registry_url) as registry:
+        parents = [registry.card(one.model).lineage.parents for one in published(resumed)]
+        assert parents == [(one.model,) for one in published(half)]
+        both = named(",".join(one.model for one in published(resumed)), registry)
+        assert evaluate(SPEAKER, both.player, episodes=2, seed=0).ticks == 50
 
 
 def test_a_short_training_learns_both_kinds_and_each_becomes_champion_of_its_seats(config):
@@ -129,7 +199,7 @@ def test_mates_are_judged_together(config):
     assert guide.evaluation.wins is None  # there are no opponents
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", "mappo", "mmd", "dqn"])
 def test_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(algo, config):
     config = small(replace(config, registry=replace(config.registry, gate_episodes=2)))
     whole = trained(config, RIVALS, algo, steps=256)
@@ -144,7 +214,9 @@ def test_a_resumed_run_learns_what_an_unbroken_one_does_bit_for_bit(algo, config
 
 
 @pytest.mark.parametrize(
-    ("game", "algo"), [(IN_TURNS, "ppo"), (EARLY, "ppo"), (EARLY, "dqn"), (RIVALS, "impala"), (RIVALS, "a3c")]
+    ("game", "algo"),
+    [(IN_TURNS, "ppo"), (EARLY, "ppo"), (EARLY, "dqn"), (RIVALS, "impala"), (RIVALS, "a3c")]
+    + [(game, algo) for game in (IN_TURNS, EARLY) for algo in ("mappo", "mmd")],
 )
 def test_kinds_learn_in_games_with_turns_or_seats_that_leave_and_by_other_algorithms(game, algo, config):
     topology = build(plan(TrainRequest(game, algo, envs=4, settings=QUICK[algo]), small(config)), None)
@@ -157,7 +229,7 @@ def test_kinds_learn_in_games_with_turns_or_seats_that_leave_and_by_other_algori
 
 
 @pytest.mark.parametrize(("request_", "match"), [
-    (TrainRequest(RIVALS, "mappo"), "mappo learns one network for all seats"),
+    (TrainRequest(RIVALS, "rllib:PPO"), "rllib:PPO learns one network for all seats"),
     (TrainRequest(RIVALS, topology="sync"), "--topology sync learns one network"),
     (TrainRequest(RIVALS, learners=2), "average the gradients of one network"),
     (TrainRequest(RIVALS, on="ray://auto"), "in the learner's process"),

@@ -331,6 +331,7 @@ WRONG = [
         "--from store: ppo learns only from what it has just played itself, and the store holds what others played. "
         "Use `spar train cartpole --algo dqn --from store`, or `--from mix` with ppo.",
     ),
+    (TrainRequest("cartpole", "impala", source="store"), ConfigError, "--from store`, or `--from mix` with ppo."),
     (TrainRequest("cartpole", steps=0), ConfigError, "spar train: --envs 16, --steps 0. Count both from 1."),
     (TrainRequest("cartpole", envs=0), ConfigError, "spar train: --envs 0, --steps None. Count both from 1."),
     (TrainRequest("cartpole", seed=-1), ConfigError, "spar train: --seed -1. Count seeds from 0, in 63 bits."),

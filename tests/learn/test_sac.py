@@ -152,7 +152,7 @@ def test_discrete_actions_are_refused_with_the_algorithms_that_take_them():
         ALGORITHM.begin(spec_of("cartpole"), settings_of(ALGORITHM), 0)
     assert str(refused.value) == (
         "game cartpole: its actions are discrete, and sac chooses among box ones. "
-        "Use ppo, mappo, dqn, impala, a3c, alphazero, mmd or r2d2 (docs/algorithms), or train a game with box actions."
+        "Use ppo, mappo, dqn, impala, a3c, mmd or r2d2 (docs/algorithms), or train a game with box actions."
     )
 
 

@@ -1,9 +1,10 @@
 """The joint view: what all seats of a game see together, beside what each sees itself. For critics, which exist in
 training alone; no model that is published takes it, and it is never recorded.
 
-It is the game's own state where the spec has one, else what every other seat sees, beginning with the one behind the
-seat that looks: so seats that are alike share what a critic learns. With it come which seats are still in the game, in
-the same order from the seat itself (what the others see is zeros), and which seat looks.
+It is the game's own state where the spec has one, else what every other seat sees: first those of the seat's own kind
+(GameSpec.kinds), beginning with the one behind it, then those of other kinds. So seats of one kind have leaves of equal
+names and shapes, and share what a critic learns. With it come which seats are still in the game, the seat itself and
+then the others in that order (what a seat that is gone would see is zeros), and which seat looks.
 """
 
 from collections.abc import Callable
@@ -26,15 +27,15 @@ _NOW, _BEFORE = 1, 2  # in the newest view, where the seat still is; in an earli
 
 def joint_spec(spec: GameSpec) -> GameSpec:
     """The spec with the leaves of the joint view in every seat."""
-    count = len(spec.seats)
+    count, order = len(spec.seats), _others(spec)
 
     def shown(place: int) -> tuple[Leaf, ...]:
         if spec.state is not None:
             return (replace(spec.state, name=STATE),)
         return tuple(
             replace(leaf, name=_joint_name(behind, leaf.name))
-            for behind in range(1, count)
-            for leaf in spec.seats[(place + behind) % count].observation
+            for behind, other in enumerate(order[place], 1)
+            for leaf in spec.seats[other].observation
         )
 
     beside = (vector(ALIVE, count, 0.0, 1.0), discrete(count, SEAT))
@@ -49,7 +50,7 @@ class JointView:
 
     def __init__(self, game: Game) -> None:
         self._game, self.n = game, game.n
-        self.spec = joint_spec(game.spec)
+        self.spec, self._order = joint_spec(game.spec), _others(game.spec)
         # A state, as pictures, is a thing that a game may have: others need no such method.
         self._state: Callable[[], Array] | None = None if game.spec.state is None else getattr(game, "state", None)
         if game.spec.state is not None and self._state is None:
@@ -90,15 +91,25 @@ class JointView:
             for place, seen in enumerate(view.observation if self._state is None else ())
         ]
         seats = []
-        for place, seen in enumerate(view.observation):
+        for place, (seen, others) in enumerate(zip(view.observation, self._order, strict=True)):
             joint = dict(seen) | state
-            for behind in range(1, len(there)):
-                others = there[(place + behind) % len(there)]
-                joint |= {_joint_name(behind, name): column for name, column in others.items()}
-            joint[ALIVE] = np.roll(alive, -place, axis=1)
+            for behind, other in enumerate(others if there else (), 1):
+                joint |= {_joint_name(behind, name): column for name, column in there[other].items()}
+            joint[ALIVE] = np.take(alive, (place, *others), axis=1)
             joint[SEAT] = np.full(self.n, place, np.int32)
             seats.append(joint)
         return replace_view(view, observation=tuple(seats))
+
+
+def _others(spec: GameSpec) -> tuple[tuple[int, ...], ...]:
+    """For each seat the others, in the order of its joint view."""
+    found = []
+    for place in range(len(spec.seats)):
+        kind = next(seats for seats in spec.kinds if place in seats)
+        behind = kind.index(place) + 1
+        elsewhere = (seat for seat in range(len(spec.seats)) if seat not in kind)
+        found.append((*kind[behind:], *kind[: behind - 1], *elsewhere))
+    return tuple(found)
 
 
 def _where(there: Array, column: Array) -> Array:

@@ -337,8 +337,9 @@ def _check_kinds(request: TrainRequest, algorithm: Algorithm, spec: GameSpec, co
     why = f"its seats are of {len(names)} kinds ({', '.join(names)}), each with a network of its own"
     plain = "Leave it out: one process plays and learns all kinds"
     wrong, do = "", plain
-    if algorithm.feeds == "rllib" or getattr(algorithm, "joint", False):
-        wrong, do = f"{request.algo} learns one network for all seats", "Use ppo, impala, a3c, dqn, r2d2 or sac"
+    if algorithm.feeds == "rllib":
+        wrong = f"{request.algo} learns one network for all seats"
+        do = "Use ppo, mappo, impala, a3c, dqn, r2d2, mmd or sac"
     elif request.league:
         wrong, do = "a league's members play all seats", "Use `spar train`"
     elif request.nodes is not None:
@@ -448,7 +449,8 @@ def _check_source(algorithm: Algorithm, settings: Any, source: Source, game: str
         do = f"Use `spar train {shlex.quote(game)} --algo {name} --from store`"
     elif source == "store" and feeds == "trajectories":
         wrong = f"{name} learns only from what it has just played itself, and the store holds what others played"
-        do = f"Use `spar train {shlex.quote(game)} --algo dqn --from store`, or `--from mix` with {name}"
+        mixes = name if hasattr(algorithm.settings, "records_steps") else "ppo"
+        do = f"Use `spar train {shlex.quote(game)} --algo dqn --from store`, or `--from mix` with {mixes}"
     elif source == "mix" and feeds == "trajectories":
         if not hasattr(algorithm.settings, "records_steps"):
             wrong = f"{name} learns only from what it has just played itself"

@@ -52,7 +52,8 @@ class Algorithm(Protocol):
     feeds: str  # "transitions" or "sequences" of a replay table, "records" of the store alone, fresh "trajectories"
     policy: str  # where actions are discrete; `policy_for` gives it for any
     settings: type  # the frozen dataclass of its settings, of which `config` is one
-    # joint: bool, where it is there and true: what is seen has the joint view (games/joint_view.py), too.
+    # joint: bool, where it is there and true: what is seen has the joint view (games/joint_view.py), too. `begin` is
+    # then given `shown`, the seats' spec with that view, where they are one kind of the seats of a game.
 
     def begin(self, game: GameSpec, config: Any, seed: int) -> Learner:
         """A fresh learner for a seat of `game`; ConfigError where its spaces do not suit the algorithm."""

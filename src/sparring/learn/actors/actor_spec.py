@@ -154,7 +154,7 @@ def actor_spec(plan: Any, network: NetworkSpec, **more: Any) -> ActorSpec:
     )
     repeatable = plan.policy in ("greedy", "gaussian") and len(plan.spec.seats) == 1
     repeat = repeatable and getattr(plan.settings, "repeat_exploration", False)
-    joint = getattr(plan.algorithm, "joint", False)
+    joint = getattr(plan.algorithm, "joint", False) and not plan.kind  # a part of a game has it already
     given = {name: getattr(plan, name) for name in shared}
     search = plan.algorithm.search(plan.settings) if hasattr(plan.algorithm, "search") else None
     spec = ActorSpec(network=network, repeat=repeat, joint=joint, search=search, **given, **more)

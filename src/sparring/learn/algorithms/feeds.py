@@ -49,7 +49,7 @@ def draw_for(algorithm: Algorithm, settings: Any) -> Draw:
 
 ANY_ACTION = ("discrete", "multi-discrete", "box")  # what a policy with a probability can choose
 WHO_TAKES = {  # kinds of actions that some algorithms cannot take → those that can
-    "discrete": "ppo, mappo, dqn, impala, a3c, alphazero, mmd or r2d2",
+    "discrete": "ppo, mappo, dqn, impala, a3c, mmd or r2d2",
     "box": "ppo, mappo, impala, a3c, sac, bc, cql or iql",
     "multi-discrete": "ppo, mappo, impala, a3c or bc",
 }

@@ -1,7 +1,7 @@
 """MAPPO (Yu et al. 2022): PPO whose critic sees the joint view of all seats, in training alone.
 
-All seats share one policy, which acts on what its seat sees. Everything but the value is PPO's. A seat that has ended
-has no steps; in the joint view it is zeros, and marked as gone. Page: docs/algorithms/mappo.md
+Seats of one kind share a policy, which acts on what its seat sees. Everything but the value is PPO's. A seat that has
+ended has no steps; in the joint view it is zeros, and marked as gone. Page: docs/algorithms/mappo.md
 """
 
 from dataclasses import dataclass, replace
@@ -55,11 +55,10 @@ class MappoConfig(OptimiserSettings):
             raise ConfigError(f"minibatch_steps = {self.minibatch_steps}", where="[mappo]", do="Count from 1")
 
 
-def critic_for(game: GameSpec, config: MappoConfig) -> NetworkSpec:
-    """A network of the joint view, and of what the seat itself sees, with a value."""
+def critic_for(shown: GameSpec, config: MappoConfig) -> NetworkSpec:
+    """A network of what the seats are shown, the joint view and what each sees itself, with a value."""
     layers = replace(config, network="", hidden_units=config.critic_units)
-    joint = joint_spec(game)
-    return network_for(joint, joint.seats[0], layers, (Head("value", 1),))
+    return network_for(shown, shown.seats[0], layers, (Head("value", 1),))
 
 
 def with_values(critic: Network, batch: Batch) -> Batch:
@@ -85,8 +84,10 @@ class Mappo:
     exploration = no_exploration
     joint = True
 
-    def begin(self, game: GameSpec, config: MappoConfig, seed: int) -> ActorCritic:
-        return ActorCritic(game, config, "mappo", seed, 0x3A990, critic_for(game, config))
+    def begin(self, game: GameSpec, config: MappoConfig, seed: int, shown: GameSpec | None = None) -> ActorCritic:
+        """`shown`: the seats with the joint view, where `game` is one kind of seats of a larger game."""
+        critic = critic_for(shown or joint_spec(game), config)
+        return ActorCritic(game, config, "mappo", seed, 0x3A990, critic)
 
     def update(self, learner: Learner, batch: Batch) -> Update:
         """PPO's, with the critic's values in place of the actors'."""

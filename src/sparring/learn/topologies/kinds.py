@@ -7,12 +7,14 @@
 The learner's own process plays: all actors decide, the games go on by one tick, each actor takes what its seats are
 shown. What follows the actor is that of single (or offline), once for each kind, so a seed determines everything and a
 resumed run learns what an unbroken one does. Kinds learn at the same time, from the same games, against and beside each
-other's newest weights; there are no past selves.
+other's newest weights; there are no past selves. A critic that sees the joint view sees that of the whole game.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace as replace_field
+from typing import Any, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,7 +22,8 @@ from msgspec.structs import replace
 from sparring.acting.actor import NO_EPISODES
 from sparring.acting.rollout import Rollout
 from sparring.games.catalogue import open_game
-from sparring.games.seat_kinds import SharedGames, kind_names
+from sparring.games.joint_view import JointView, joint_spec
+from sparring.games.seat_kinds import SharedGames, kind_names, of_seats
 from sparring.learn.actors.actor_spec import actor_spec
 from sparring.learn.actors.experience import PlayedRollout, joined_episodes
 from sparring.learn.plan import Plan
@@ -43,16 +46,18 @@ def build(plan: Plan, store: Store | None) -> Topology:
     """A loop for each kind, all over the same games, or over the store's records of its seats."""
     delta_conv.enable(plan.delta_conv)
     plans = plan.kinds()
-    learners = [one.algorithm.begin(one.spec, one.settings, one.seed) for one in plans]
+    learners = [_begin(one) for one in plans]
     if plan.source == "store":
         assert store is not None  # the plan says so
         return KindsOffline(plan, [OfflineLoop(*both, store) for both in zip(plans, learners, strict=True)])
-    games = SharedGames(open_game(plan.game, plan.envs))
+    game = open_game(plan.game, plan.envs)
+    games = SharedGames(JointView(game) if getattr(plan.algorithm, "joint", False) else game)
     rollouts = plan.algorithm.feeds == "trajectories"
     feeds, ticks = ("rollouts", plan.settings.rollout_ticks) if rollouts else ("steps", 1)
     actors = []
     for kind, (one, learner, part) in enumerate(zip(plans, learners, games.parts, strict=True)):
-        spec = replace(actor_spec(one, learner.network, feeds=feeds, ticks=ticks, slots=1), actor=kind, repeat=False)
+        shown = replace_field(one, spec=part.spec)  # with the joint view, where the game has it
+        spec = replace(actor_spec(shown, learner.network, feeds=feeds, ticks=ticks, slots=1), actor=kind, repeat=False)
         actors.append(_KindActor(spec, learner, part))
     if rollouts:
         synced = [SyncLoop(*parts, store) for parts in zip(plans, learners, actors, strict=True)]
@@ -64,6 +69,16 @@ def build(plan: Plan, store: Store | None) -> Topology:
         replay = LocalReplay(one, learner.network, streams, store, actors=1, masks=actor.masks)
         loops.append(SingleReplay(one, learner, actor, replay, streams))
     return KindsReplay(plan, loops, actors, games)
+
+
+def _begin(plan: Plan) -> Learner:
+    """The learner of one kind."""
+    if not getattr(plan.algorithm, "joint", False):
+        return plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
+    assert plan.whole is not None  # of a part
+    shown, begin = of_seats(joint_spec(plan.whole), plan.kind), cast(Any, plan.algorithm.begin)
+    learner: Learner = begin(plan.spec, plan.settings, plan.seed, shown=shown)
+    return learner
 
 
 class _KindActor(InProcessActor):
