@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace as replace_field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -76,8 +76,8 @@ def _begin(plan: Plan) -> Learner:
     if not getattr(plan.algorithm, "joint", False):
         return plan.algorithm.begin(plan.spec, plan.settings, plan.seed)
     assert plan.whole is not None  # of a part
-    shown, begin = of_seats(joint_spec(plan.whole), plan.kind), cast(Any, plan.algorithm.begin)
-    learner: Learner = begin(plan.spec, plan.settings, plan.seed, shown=shown)
+    begin: Any = plan.algorithm.begin
+    learner: Learner = begin(plan.spec, plan.settings, plan.seed, shown=of_seats(joint_spec(plan.whole), plan.kind))
     return learner
 
 
