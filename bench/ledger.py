@@ -3,12 +3,14 @@
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
 
 
 def case(  # noqa: PLR0913  (a claim has these parts)
@@ -75,12 +77,21 @@ def result(name: str, cases: Sequence[Mapping[str, Any]], **more: Any) -> dict[s
     }
 
 
-def keep(said: Mapping[str, Any]) -> Path:
-    """Write the result to bench/results/<name>.json."""
-    path = ROOT / "bench" / "results" / f"{said['name']}.json"
+def keep(said: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write the result to bench/results/<name>.json, lists of numbers on one line each."""
+    path = folder / f"{said['name'].replace('-', '_')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(said, indent=2) + "\n")
+    lines = json.dumps(said, indent=2)
+    lines = re.sub(r"\[\n\s*([^\[\]{}\"]+?)\n\s*\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", lines)
+    path.write_text(lines + "\n")
     return path
+
+
+def kept(name: str) -> dict[str, Any]:
+    """The result that the last full run left; no cases where there was none."""
+    path = RESULTS / f"{name.replace('-', '_')}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cases": []}
+    return found
 
 
 def commit() -> str:

@@ -1,13 +1,15 @@
 """MAPPO beside independent PPO on games of a team, at equal steps.
 
-    spar bench mappo [--quick] [--seeds S,S,…] [--plot FILE]
+    spar bench mappo [--quick] [--game TEXT] [--seeds S,S,…] [--plot FILE]
 
-Both learn with the same settings (the presets of learn/presets.py, and SETTINGS here for a game that has none): all
+Both learn with the same settings (the presets of learn/presets.py, and SETTINGS here for games that have none): all
 that differs is what values a step, a critic that sees all seats or a value of the seat's own view. A cell is a process
 that learns for the game's steps with one thread, then plays 200 episodes by the best actions; two cells run side by
-side. A row's figure is the median over seeds of minus the mean return (less is better), with the lowest and the highest
-seed; random play is shown beside it. --plot draws the curves of both, medians over seeds with their range; they count
-what was played while learning, exploration included.
+side. A row's figure is the median over seeds of what the mean return lacks to the most that a game can give (0 where
+rewards are costs; less is better), with the lowest and the highest seed; random play is shown beside it. --game learns
+only the games whose id contains TEXT; the cases of the others stay as they were, with the commit that measured them.
+--plot draws the curves of both, medians over seeds with their range; they count what was played while learning,
+exploration included.
 """
 
 import argparse
@@ -24,6 +26,8 @@ from typing import Any
 from bench import ledger
 from bench.solve import answer, drawn
 
+from sparring.errors import Missing
+
 OURS, PEER, CHANCE = "mappo", "ppo", "random play"
 SEEDS, EPISODES, EVALUATION_SEED, POINTS = 5, 200, 1_000_000, 40
 SETTINGS = ("rollout_ticks=25", "minibatch_steps=400", "discount=0.95")  # those of simple_spread's preset
@@ -36,23 +40,50 @@ class Task:
     game: str
     steps: int
     settings: tuple[str, ...] = ()
+    most: float = 0.0  # that a game can return
+
+    @property
+    def name(self) -> str:
+        return f"{self.game}, {self.steps:,} steps"
 
 
+_PURSUIT = "max_cycles=100,n_evaders=4,n_pursuers=4,obs_range=3,surround=false,x_size=8,y_size=8"
 TASKS = (
     Task("pz:simple_spread_v3", 100_000),
     Task("pz:simple_line_v1(identity=true)", 100_000, SETTINGS),  # four who do not see each other form a line
+    Task(f"pz:pursuit_v5({_PURSUIT})", 100_000, SETTINGS, most=20.0),  # four evaders, each caught by all four at once
 )
 QUICK_STEPS = 10_000
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The benchmark's JSON; `args.quick`: one seed, a twentieth of the steps."""
-    tasks = [replace(task, steps=QUICK_STEPS) for task in TASKS] if args.quick else list(TASKS)
+    tasks = tasks_of(getattr(args, "game", ""))
+    if args.quick:
+        tasks = [replace(task, steps=QUICK_STEPS) for task in tasks]
     seeds = tuple(getattr(args, "seeds", ())) or drawn(ledger.commit().rstrip("+"), 1 if args.quick else SEEDS)
     orders = [(task, who, seed) for task in tasks for seed in seeds for who in (OURS, PEER)]
     with ThreadPoolExecutor(2) as cells:
         found = dict(zip(orders, cells.map(lambda order: cell(*order), orders), strict=True))
-    return ledger.result("mappo", [row(task, seeds, found, goal=not args.quick) for task in tasks])
+    cases = {task.name: row(task, seeds, found, goal=not args.quick) for task in tasks}
+    return ledger.result("mappo", list(cases.values()) if args.quick else with_others(cases))
+
+
+def tasks_of(game: str) -> list[Task]:
+    """Those whose game's id contains the text."""
+    found = [task for task in TASKS if game in task.game]
+    if not found:
+        do = f"Choose from {', '.join(task.game for task in TASKS)}"
+        raise Missing(f"no game of this benchmark contains {game!r}", where="spar bench mappo --game", do=do)
+    return found
+
+
+def with_others(cases: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """These by their names, and those of other games as bench/results has them, with the commit that measured them."""
+    said = ledger.kept("mappo")
+    others = {case["name"]: {"commit": said["commit"]} | case for case in said["cases"]}
+    known = others | cases
+    return [known[task.name] for task in TASKS if task.name in known]
 
 
 def cell(task: Task, who: str, seed: int) -> dict[str, Any]:
@@ -68,12 +99,12 @@ def row(task: Task, seeds: Sequence[int], found: Mapping[Any, Mapping[str, Any]]
     """The case of one game."""
     from sparring.acting.evaluate import evaluate
 
-    costs = {who: [-found[task, who, seed]["mean"] for seed in seeds] for who in (OURS, PEER)}
-    chance = -evaluate(task.game, "random", episodes=EPISODES, seed=EVALUATION_SEED).mean
+    costs = {who: [task.most - found[task, who, seed]["mean"] for seed in seeds] for who in (OURS, PEER)}
+    chance = task.most - evaluate(task.game, "random", episodes=EPISODES, seed=EVALUATION_SEED).mean
     return ledger.case(
-        f"{task.game}, {task.steps:,} steps",
+        task.name,
         statistics.median(costs[OURS]),
-        "minus return",
+        f"{task.most:g} minus return" if task.most else "minus return",
         peers={PEER: statistics.median(costs[PEER]), CHANCE: chance},
         goals={PEER: 1.0} if goal else {},
         less_is_better=True,
@@ -124,7 +155,7 @@ def learn(order: Mapping[str, Any]) -> dict[str, Any]:
             ended = topology.iterate().episodes
             earned += [] if ended is None else ended.returns.tolist()
             if earned and topology.position >= (len(curve) + 1) * order["steps"] / POINTS:
-                curve.append((topology.position, statistics.fmean(earned)))
+                curve.append((topology.position, round(statistics.fmean(earned), 3)))
                 earned.clear()
         seconds, learner = time.perf_counter() - begun, topology.learner
         forward = NumpyForward(learner.network, learner.weights())
@@ -132,7 +163,7 @@ def learn(order: Mapping[str, Any]) -> dict[str, Any]:
         steps = topology.env_steps
     finally:
         topology.close()
-    return {"mean": played.mean, "sd": played.sd, "curve": curve, "env_steps": steps, "seconds": seconds}
+    return {"mean": played.mean, "sd": played.sd, "curve": curve, "env_steps": steps, "seconds": round(seconds)}
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ def _case_row(case: dict[str, Any]) -> str:
     verdict = case.get("verdict", "–") if not goals else f"{goals}: {'met' if case['passed'] else 'NOT met'}"
     least = bool(stopped) and min(case["peers"], key=lambda name: case["peers"][name]) in stopped
     ratio = "–" if case["ratio"] is None else f"{'>' * least}{case['ratio']:.2f}"
-    return f"| {case['name']} | {_number(case['ours'])} {case['unit']}{spread} | {peers} | {ratio} | {verdict} |"
+    name = case["name"] + (f" (commit {case['commit']})" if "commit" in case else "")  # of an earlier run
+    return f"| {name} | {_number(case['ours'])} {case['unit']}{spread} | {peers} | {ratio} | {verdict} |"
 
 
 def _number(figure: float) -> str:

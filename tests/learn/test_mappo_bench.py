@@ -1,7 +1,13 @@
 """`spar bench mappo`: what a row says, and a real short cell of each algorithm."""
 
+import json
+from dataclasses import replace
+
 import pytest
-from bench.mappo import OURS, PEER, SETTINGS, Task, cell, plot, row
+from bench import ledger
+from bench.mappo import OURS, PEER, SETTINGS, TASKS, Task, cell, plot, row, tasks_of, with_others
+
+from sparring.errors import Missing
 
 SPREAD = Task("pz:simple_spread_v3", 1_000, SETTINGS)
 
@@ -21,6 +27,38 @@ def test_a_row_compares_medians_of_what_returns_are_missing():
     assert case["passed"]
     assert 20 < case["peers"]["random play"] < 35
     assert not row(SPREAD, (0,), found([-15.0], [-14.0]), goal=True)["passed"]
+
+
+def test_where_returns_are_above_zero_a_row_says_what_they_lack_to_the_most_that_there_can_be():
+    task, returns = replace(SPREAD, most=20.0), {OURS: 10.0, PEER: 5.0}
+    case = row(task, (0,), {(task, who, 0): {"mean": mean, "curve": []} for who, mean in returns.items()}, goal=True)
+    assert (case["ours"], case["peers"][PEER], case["unit"]) == (10.0, 15.0, "20 minus return")
+    assert case["passed"]
+
+
+def test_a_run_of_one_game_keeps_the_cases_of_the_others_with_their_commit():
+    assert [task.game for task in tasks_of("spread")] == ["pz:simple_spread_v3"]
+    assert tasks_of("") == list(TASKS)
+    with pytest.raises(Missing, match="no game of this benchmark contains 'chess'"):
+        tasks_of("chess")
+    new = {"name": TASKS[0].name, "ours": 1.0}
+    first, *others = with_others({TASKS[0].name: new})
+    assert first == new
+    assert others[0]["name"] == TASKS[1].name
+    assert all(case["commit"] for case in others)
+
+
+def test_a_result_is_kept_with_its_lists_of_numbers_on_one_line(tmp_path):
+    said = {
+        "name": "some-game",
+        "cases": [{"seeds": [1, 2], "curve": [[100, -1.5], [200, 3e-7]], "none": []}],
+        "s": "[1,",
+    }
+    path = ledger.keep(said, tmp_path / "quick")
+    assert path.name == "some_game.json"
+    assert json.loads(path.read_text()) == said
+    assert "        [100, -1.5],\n" in path.read_text()
+    assert '"seeds": [1, 2],\n' in path.read_text()
 
 
 def test_the_curves_of_all_seeds_are_drawn(tmp_path):

@@ -7,7 +7,6 @@ runs every one. Example: spar bench replay --quick
 
 import argparse
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the result, .png or .svg, where it has a picture"
     )
+    parser.add_argument(
+        "--game", default="", metavar="TEXT", help="only games whose id contains it; others keep their figures (mappo)"
+    )
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures are rougher")
 
 
@@ -40,6 +42,8 @@ def run(args: argparse.Namespace, output: Output) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT))
     if args.plot is not None and (args.name == "all" or not hasattr(_module(args.name), "plot")):
         raise ConfigError(f"{args.name} has no picture", where="spar bench", do="Leave --plot out")
+    if args.game and (args.name == "all" or not hasattr(_module(args.name), "tasks_of")):
+        raise ConfigError(f"{args.name} does not choose among games", where="spar bench", do="Leave --game out")
     results = [_measure(name, args, output) for name in (known if args.name == "all" else [args.name])]
     failed = [one["name"] for one in results if not one.get("passed", True)]
     if failed:
@@ -58,8 +62,7 @@ def _measure(name: str, args: argparse.Namespace, output: Output) -> dict[str, A
     module = _module(name)
     said: dict[str, Any] = module.run(args)
     kept = ROOT / "bench" / "results" / ("quick" if args.quick else "")  # the docs show full results only
-    kept.mkdir(parents=True, exist_ok=True)
-    (kept / f"{name.replace('-', '_')}.json").write_text(json.dumps(said, indent=2) + "\n")
+    importlib.import_module("bench.ledger").keep(said, kept)
     if args.plot is not None:
         module.plot(said, args.plot)
         output.say(f"drew {args.plot}")
