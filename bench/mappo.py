@@ -21,12 +21,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench import ledger
 from bench.solve import answer, drawn
 
 from sparring.errors import Missing
+
+if TYPE_CHECKING:
+    from sparring.acting.players import Player
 
 OURS, PEER, CHANCE = "mappo", "ppo", "random play"
 SEEDS, EPISODES, EVALUATION_SEED, POINTS = 5, 200, 1_000_000, 40
@@ -51,6 +54,7 @@ _PURSUIT = "max_cycles=100,n_evaders=4,n_pursuers=4,obs_range=3,surround=false,x
 TASKS = (
     Task("pz:simple_spread_v3", 100_000),
     Task("pz:simple_line_v1(identity=true)", 100_000, SETTINGS),  # four who do not see each other form a line
+    Task("pz:simple_speaker_listener_v4", 100_000, SETTINGS),  # seats of two kinds: one sees the goal, the other moves
     Task(f"pz:pursuit_v5({_PURSUIT})", 100_000, SETTINGS, most=20.0),  # four evaders, each caught by all four at once
 )
 QUICK_STEPS = 10_000
@@ -134,6 +138,20 @@ def plot(said: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def player_of(topology: Any) -> "Player":
+    """The network that was learned, or, where seats are of several kinds, each one's in its seats."""
+    from sparring.acting.players import Lineup
+    from sparring.nets.numpy_forward import NumpyForward
+
+    if not hasattr(topology, "parts"):
+        return NumpyForward(topology.learner.network, topology.learner.weights())
+    seats = {}
+    for plan, loop in topology.parts:
+        seats |= dict.fromkeys(plan.kind, NumpyForward(loop.learner.network, loop.learner.weights()))
+    own = tuple(sorted(seats))
+    return Lineup(topology.plan.game, tuple(seats[seat] for seat in own), own)
+
+
 def learn(order: Mapping[str, Any]) -> dict[str, Any]:
     """Train, then play."""
     import torch
@@ -142,7 +160,6 @@ def learn(order: Mapping[str, Any]) -> dict[str, Any]:
     from sparring.config import Config
     from sparring.learn.plan import TrainRequest, plan
     from sparring.learn.topologies import build
-    from sparring.nets.numpy_forward import NumpyForward
 
     torch.set_num_threads(1)
     asked = TrainRequest(
@@ -157,9 +174,8 @@ def learn(order: Mapping[str, Any]) -> dict[str, Any]:
             if earned and topology.position >= (len(curve) + 1) * order["steps"] / POINTS:
                 curve.append((topology.position, round(statistics.fmean(earned), 3)))
                 earned.clear()
-        seconds, learner = time.perf_counter() - begun, topology.learner
-        forward = NumpyForward(learner.network, learner.weights())
-        played = evaluate(order["game"], forward, episodes=EPISODES, seed=EVALUATION_SEED)
+        seconds = time.perf_counter() - begun
+        played = evaluate(order["game"], player_of(topology), episodes=EPISODES, seed=EVALUATION_SEED)
         steps = topology.env_steps
     finally:
         topology.close()
