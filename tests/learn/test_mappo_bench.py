@@ -68,9 +68,10 @@ def test_the_curves_of_all_seeds_are_drawn(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cell_learns_for_its_steps_and_plays():
+@pytest.mark.parametrize("game", ["pz:simple_spread_v3", "pz:simple_speaker_listener_v4"])
+def test_a_cell_learns_for_its_steps_and_plays(game):
     for who in (OURS, PEER):
-        said = cell(SPREAD, who, 3)
+        said = cell(replace(SPREAD, game=game), who, 3)
         assert said["env_steps"] >= 1_000
         assert said["curve"]
         assert -60 < said["mean"] < -5
