@@ -29,13 +29,6 @@ def test_a_row_compares_medians_of_what_returns_are_missing():
     assert not row(SPREAD, (0,), found([-15.0], [-14.0]), goal=True)["passed"]
 
 
-def test_where_returns_are_above_zero_a_row_says_what_they_lack_to_the_most_that_there_can_be():
-    task, returns = replace(SPREAD, most=20.0), {OURS: 10.0, PEER: 5.0}
-    case = row(task, (0,), {(task, who, 0): {"mean": mean, "curve": []} for who, mean in returns.items()}, goal=True)
-    assert (case["ours"], case["peers"][PEER], case["unit"]) == (10.0, 15.0, "20 minus return")
-    assert case["passed"]
-
-
 def test_a_run_of_one_game_keeps_the_cases_of_the_others_with_their_commit():
     assert [task.game for task in tasks_of("spread")] == ["pz:simple_spread_v3"]
     assert tasks_of("") == list(TASKS)
