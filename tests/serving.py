@@ -4,6 +4,7 @@
 Import them as `from serving import inside, serving`. The log is `<data>/serve.log`, which a failed start shows.
 """
 
+import asyncio
 import json
 import os
 import queue
@@ -20,7 +21,12 @@ from pathlib import Path
 import msgspec
 
 from sparring.config import Config, GatewayConfig
+from sparring.games.catalogue import open_game
+from sparring.games.spec import GameSpec
+from sparring.gateway.inference import InferenceServer
 from sparring.gateway.server import GatewayServer, serve
+from sparring.nets.chooser import ActRequest, Decision
+from sparring.registry import open_registry
 from sparring.wire.messages import FromGateway
 
 STOP_WITHIN_S = 20.0  # the promise is 3 s; the machine may be busy
@@ -120,6 +126,20 @@ def inside(data: Path, games: tuple[str, ...] = (), **gateway: object) -> Iterat
             running.stop()
     finally:
         runner.join(STOP_WITHIN_S)
+
+
+def decided_together(data: Path, spec: GameSpec, request: ActRequest, callers: int = 20) -> list[Decision]:
+    """What an inference server that has just begun answers to callers who come at once."""
+
+    async def together(inference: InferenceServer) -> list[Decision]:
+        return await asyncio.gather(*[inference.decide(spec, 0, request) for _ in range(callers)])
+
+    with open_registry(f"file://{data}/models") as registry:
+        inference = InferenceServer(registry, lambda spec, n: open_game(spec.id, n))
+        try:
+            return asyncio.run(together(inference))
+        finally:
+            inference.close()
 
 
 def decode_answer(frame: str | bytes) -> FromGateway:

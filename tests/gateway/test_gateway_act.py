@@ -1,6 +1,5 @@
 """Acting on the server: chance without a champion, the champion once there is one, the newest without a restart."""
 
-import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from serving import inside
+from serving import decided_together, inside
 from sparring.games.catalogue import open_game, spec_of
-from sparring.gateway.inference import InferenceServer
 from sparring.nets.chooser import ActRequest
 from sparring.nets.model_files import make_model, read_weights
 from sparring.nets.numpy_forward import NumpyForward
@@ -181,17 +179,8 @@ def test_a_search_is_bounded_and_says_where_it_cannot_be(http, server):
 
 def test_callers_who_come_together_when_a_gateway_starts_all_meet_the_champion(tmp_path):
     model = publish(SimpleNamespace(data=tmp_path), 10)
-
-    async def together(inference):
-        request = ActRequest({"observation/board": np.array(EMPTY, np.uint8)})
-        return await asyncio.gather(*[inference.decide(spec_of("connect-four"), 0, request) for _ in range(20)])
-
-    with open_registry(f"file:///{tmp_path}/models") as registry:
-        inference = InferenceServer(registry, lambda spec, n: open_game(spec.id, n))
-        try:
-            assert {one.model for one in asyncio.run(together(inference))} == {model.id}
-        finally:
-            inference.close()
+    request = ActRequest({"observation/board": np.array(EMPTY, np.uint8)})
+    assert {one.model for one in decided_together(tmp_path, spec_of("connect-four"), request)} == {model.id}
 
 
 def test_every_millisecond_of_a_search_counts_as_a_request(tmp_path):

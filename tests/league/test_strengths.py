@@ -1,6 +1,5 @@
 """The ladder of strengths: made of a league's members, even by games, signed, and used wherever a strength is."""
 
-import asyncio
 import json
 import shutil
 import subprocess
@@ -15,12 +14,11 @@ from columns_models import FOUR, columns_model
 from websockets.sync.client import connect
 
 import sparring
-from serving import decode_answer, serving
+from serving import decided_together, decode_answer, serving
 from sparring.cli import main
 from sparring.errors import Missing, ModelDamaged, Refused
-from sparring.games.catalogue import open_game, spec_of
+from sparring.games.catalogue import spec_of
 from sparring.games.scripts import script
-from sparring.gateway.inference import InferenceServer
 from sparring.league import strengths
 from sparring.league.matches import MatchFile
 from sparring.league.payoff import Match
@@ -278,17 +276,8 @@ def test_the_gateway_acts_by_the_ladder_and_names_who_moved(server):
 
 def test_callers_who_come_together_when_a_gateway_starts_all_get_their_style(tmp_path):
     put_on_sale(tmp_path)
-
-    async def together(inference):
-        request = ActRequest({"observation/board": BOARD}, style="edges")
-        return await asyncio.gather(*[inference.decide(FOUR, 0, request) for _ in range(20)])
-
-    with open_registry(f"file://{tmp_path}/models") as registry:
-        inference = InferenceServer(registry, lambda spec, n: open_game(spec.id, n))
-        try:
-            assert {one.model for one in asyncio.run(together(inference))} == {EDGE.id}
-        finally:
-            inference.close()
+    request = ActRequest({"observation/board": BOARD}, style="edges")
+    assert {one.model for one in decided_together(tmp_path, FOUR, request)} == {EDGE.id}
 
 
 def test_the_play_socket_acts_in_the_style_of_its_start(server):
