@@ -59,7 +59,7 @@ def test_a_league_rates_models_and_scripts_and_goes_on_where_it_stopped(spar, mo
 
 
 def test_a_league_that_ends_before_a_match_says_that_nothing_is_rated(spar):
-    code, said, text = spar("league", "spiel:kuhn_poker", "--for", "1s")  # its one script alone has nobody to meet
+    code, said, text = spar("league", "spiel:kuhn_poker", "--for", "1s")  # its one script has no opponent
     assert (code, said["matches"]) == (0, 0)
     assert "no match was played yet, so nothing is rated or sold" in text
 

@@ -11,6 +11,7 @@ Example: spar models promote 3fa8
 
 import argparse
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def _strengths(registry: Registry, args: argparse.Namespace, output: Output) -> 
     model = None if champion is None else verify(champion, registry.trust).model
     if args.style is None and model not in (None, found.steps[-1].model):
         now = f"strength 1 is the champion, now {model[:SHORT]} and not step {last}"
-        output.say(f"{now}; `spar league {spec.id}` makes a new ladder")
+        output.say(f"{now}; `spar league {shlex.quote(spec.id)}` makes a new ladder")
     if found.styles:
         styles = [(one.name, len(one.members), f"{one.steps[-1].elo:+.0f}", one.means) for one in found.styles]
         output.table(("style", "members", "Elo at 1", "what it means"), styles)

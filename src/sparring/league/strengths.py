@@ -9,6 +9,7 @@ Each style of the league (styles.py) has a ladder too: its members, weakened unt
 first ladder are, so that a strength means the same in all of them.
 """
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -223,7 +224,10 @@ def make_strengths(
     registry: Registry, data: Path, spec: GameSpec, *, seed: int = 0, tell: Callable[[str], None] = lambda _: None
 ) -> Strengths:
     """The ladder of a game's league, measured by games; Missing or Refused where there is nothing to make it of."""
-    where, do = f"strengths of {spec.id}", f"Play a league, longer if there was one: `spar league {spec.id}`"
+    where, do = (
+        f"strengths of {spec.id}",
+        f"Play a league, longer if there was one: `spar league {shlex.quote(spec.id)}`",
+    )
     if any(seat.action.kind not in ("discrete", "multi-discrete") for seat in spec.seats):
         raise Refused("its actions are no choices", where=where, do="Sell the champion alone")
     if len(spec.kinds) > 1:
